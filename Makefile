@@ -1,0 +1,86 @@
+# One entry point for every task. `make help` lists them.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp
+EXTRAS := lm,ray,embedded-redis,bench,dev
+CODE   := specwire draft_service verify_service orchestrator deploy demo_pair bench scripts tests
+
+# One thread per process: the tests start several processes on few cores, and idle BLAS threads spin.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export RAY_USAGE_STATS_ENABLED ?= 0
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+# Seconds allowed to one test and to a whole stage.
+PYTEST := $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-integration test-faults lint format proto bench train-demo-pair clean
+.SILENT:
+
+help: ## show this list
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with everything that running and developing needs
+
+$(STAMP): pyproject.toml constraints.txt
+	test -n "$(PYTHON)" || { echo "setup: needs Python 3.11 or 3.12 on PATH (or: make setup PYTHON=/path/to/python3.12)" >&2; exit 1; }
+	"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(v[:2] not in ((3, 11), (3, 12)) and f"setup: needs Python 3.11 or 3.12, $(PYTHON) is {v[0]}.{v[1]}")'
+	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "setup: $(PYTHON) has no venv module (on Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
+	echo "setup: $(VENV) with $$("$(PYTHON)" --version), a few minutes the first time"
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install -q --constraint constraints.txt pip hatchling editables
+	$(BIN)/python -m pip install -q --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	touch $@
+	echo "setup: done"
+
+demo: $(STAMP) ## real completions through the whole stack, drafting off and on
+	$(BIN)/specwire demo
+
+test: test-unit test-integration test-faults ## all tests: unit, real processes, a short fault run
+
+test-unit: $(STAMP)
+	echo "test: unit"
+	$(PYTEST) --session-timeout=1200 --ignore=tests/integration --ignore=tests/faults tests
+
+test-integration: $(STAMP)
+	echo "test: integration (real processes)"
+	$(PYTEST) --timeout=240 --session-timeout=1500 tests/integration
+
+test-faults: $(STAMP)
+	echo "test: faults (a short run)"
+	$(PYTEST) --timeout=240 --session-timeout=900 tests/faults
+
+lint: $(STAMP) ## formatting, types, import order, protocol
+	echo "lint: ruff"
+	$(BIN)/ruff check -q $(CODE)
+	$(BIN)/ruff format -q --check $(CODE) || { echo "lint: run make format" >&2; exit 1; }
+	echo "lint: mypy"
+	$(BIN)/mypy $(CODE)
+	echo "lint: import order"
+	$(BIN)/lint-imports --no-cache
+	echo "lint: protocol"
+	$(BIN)/buf lint
+	$(BIN)/python -m scripts.proto --check
+	$(BIN)/python -m scripts.protocol_table --check
+
+format: $(STAMP) ## rewrite our code in the one format
+	$(BIN)/ruff check -q --fix-only --select I $(CODE)
+	$(BIN)/ruff format -q $(CODE)
+
+proto: $(STAMP) ## regenerate specwire/v1 from proto/
+	$(BIN)/python -m scripts.proto
+
+bench: $(STAMP) ## measure speed against the plain target and its peers
+	$(BIN)/python -m bench.run
+
+train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
+	$(BIN)/python -m demo_pair.train --work build/pair
+
+clean: ## remove .venv, build products and caches
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
