@@ -1,0 +1,111 @@
+"""Train the demo pair's target: a 6-layer, 384-wide Llama on the standard library's source.
+
+    python -m demo_pair.train.target --work DIR
+
+Writes DIR/target (bfloat16 safetensors with the tokenizer) and DIR/target.json (the held-out losses). A run that is
+interrupted goes on from DIR/target.checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, read_corpus
+from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, next_token_loss
+from demo_pair.train.tokenizer import VOCABULARY, train_tokenizer
+
+ROWS = 12
+SEED = 20261121
+CHECKPOINT_EVERY = 100
+EVALUATE_EVERY = 200
+EVALUATION_WINDOWS = 64
+
+
+def target_config() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def load_tokenizer(folder: Path, files: list[SourceFile]) -> PreTrainedTokenizerFast:
+    """The tokenizer in `folder`, learnt from the training split's library files the first time."""
+    if not (folder / "tokenizer.json").exists():
+        train_tokenizer(f.text for f in files if not f.held_out and not is_test(Path(f.path))).save_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer
+
+
+def train(work: Path, schedule: Schedule, stop_after: int) -> None:
+    torch.manual_seed(SEED)
+    files = read_corpus()
+    changed = differences(files, json.loads(MANIFEST.read_text()))
+    print(f"{len(files)} files; {len(changed)} differ from the manifest", flush=True)
+    tokenizer = load_tokenizer(work / "target", files)
+    held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
+    model = LlamaForCausalLM(target_config())
+    optimiser = Optimiser(model, schedule)
+    checkpoint, first = work / "target.checkpoint", 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimiser.load(saved["optimiser"])
+        first = saved["step"]
+    losses: list[tuple[int, float]] = []
+    started = time.monotonic()
+    for step, windows in enumerate(batches(training_stream(files, tokenizer), ROWS, SEED)):
+        if step == min(stop_after, schedule.steps):
+            break
+        if step < first:
+            continue
+        loss = next_token_loss(model, windows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step(step)
+        done = step + 1
+        if done % 10 == 0:
+            rate = (done - first) * ROWS * WINDOW / (time.monotonic() - started)
+            print(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s", flush=True)
+        if done % EVALUATE_EVERY == 0 or done == schedule.steps:
+            losses.append((done, held_out_loss(model, held_out)))
+            print(f"step {done} held-out loss {losses[-1][1]:.4f}", flush=True)
+        if done % CHECKPOINT_EVERY == 0:
+            state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
+            torch.save(state, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").rename(checkpoint)
+    model.to(torch.bfloat16).save_pretrained(work / "target")
+    report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": losses}
+    (work / "target.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=3400)
+    parser.add_argument("--decay", type=int, default=1200)
+    parser.add_argument("--peak", type=float, default=4e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--stop-after", type=int, default=1 << 30)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    schedule = Schedule(arguments.peak, 50, arguments.steps, arguments.decay)
+    train(arguments.work, schedule, arguments.stop_after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The exact acceptance rules `greedy` and `coupled`.
+
+Both draw the target's token at a position without looking at any proposal, then ask whether the proposal guessed it.
+That is why proposals change how fast tokens come and never which:
+
+    greedy    argmax of the target's logits, ties to the lowest id
+    coupled   argmax(log p + G), G keyed by (seed, choice, position, id): Gumbel coupling, arXiv 2408.07978
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from specwire.core.noise import gumbel
+from specwire.core.sampling import Sampling, log_probabilities
+
+
+class Outcome(IntEnum):
+    """How a token came to be decided (the numbers are those of the wire)."""
+
+    ACCEPTED = 1
+    RECOVERED = 2
+    BONUS = 3
+    DIRECT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one forward decides for one session: `tokens` in order, and the outcome of each.
+
+    Invariant: 1 <= len(tokens) == len(outcomes) <= len(window) + 1.
+    """
+
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def accepted(self) -> int:
+        return self.outcomes.count(Outcome.ACCEPTED)
+
+    def clipped(self, length: int) -> Decision:
+        return Decision(self.tokens[:length], self.outcomes[:length])
+
+
+def choose(logits: npt.ArrayLike, position: int, sampling: Sampling) -> int:
+    """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.choose`."""
+    scores = np.asarray(logits, dtype=np.float64)
+    if sampling.temperature == 0.0:
+        return int(np.argmax(scores))
+    log_p = log_probabilities(scores, sampling)
+    survivors = np.flatnonzero(log_p > -np.inf)
+    noise = gumbel(sampling.seed, sampling.choice, position, survivors)
+    return int(survivors[np.argmax(log_p[survivors] + noise)])
+
+
+def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None) -> Decision:
+    """Decide a window of draft tokens against the target's choices.
+
+    Args:
+        chosen: the target's token for each position of the window and for the one behind it; entry i is only
+            meaningful while the window's first i tokens are equal to chosen's.
+        window: draft tokens under test, len(chosen) - 1 of them.
+        late: the live chain's token behind the window if it arrived during the forward, else None.
+    """
+    if len(chosen) != len(window) + 1:
+        raise ValueError(f"chosen: {len(chosen)} rows for a window of {len(window)}, expected one more than the window")
+    for index, (token, guess) in enumerate(zip(chosen, window, strict=False)):
+        if token != guess:
+            outcomes = (Outcome.ACCEPTED,) * index + (Outcome.RECOVERED,)
+            return Decision(tuple(chosen[: index + 1]), outcomes)
+    if late == chosen[-1]:
+        last = Outcome.ACCEPTED
+    elif late is not None:
+        last = Outcome.RECOVERED
+    else:
+        last = Outcome.BONUS if window else Outcome.DIRECT
+    return Decision(tuple(chosen), (Outcome.ACCEPTED,) * len(window) + (last,))

@@ -1,0 +1,149 @@
+"""Chains of draft tokens, as the verifier holds them for one session.
+
+Each source has at most one chain. A chain is *live* while it agrees with the text at every decided position; the first
+contradiction drops it whole. Offers never fail: a bad one is counted and ignored, because a proposal is a hint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from specwire.core.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A chunk of one source's chain: `tokens` stand at absolute positions base + offset, base + offset + 1, ...
+
+    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0).
+    """
+
+    source: int
+    chain: int
+    base: int
+    offset: int
+    tokens: tuple[int, ...]
+    prefix_hash: int | None = None
+
+
+class Offer(StrEnum):
+    """What became of a proposal."""
+
+    STARTED = "started"
+    EXTENDED = "extended"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    CONTRADICTED = "contradicted"
+    WRONG_PREFIX = "wrong_prefix"
+    GAP = "gap"
+    OUT_OF_RANGE = "out_of_range"
+    OVER_RUN_AHEAD = "over_run_ahead"
+
+
+@dataclass(slots=True)
+class Chain:
+    """Invariant: tokens at decided positions equal the text; `base` is not after the decided position."""
+
+    number: int
+    base: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.tokens)
+
+    def after(self, position: int, most: int) -> tuple[int, ...]:
+        start = position - self.base
+        return tuple(self.tokens[start : start + most])
+
+
+class Chains:
+    """The chains of all sources of one session.
+
+    Args:
+        vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
+        most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off).
+    """
+
+    def __init__(self, vocabulary: int, most_ahead: int = 256) -> None:
+        self.vocabulary = vocabulary
+        self.most_ahead = most_ahead
+        self.counts: Counter[Offer] = Counter()
+        self._live: dict[int, Chain] = {}
+        self._newest: dict[int, int] = {}
+
+    def offer(self, proposal: Proposal, text: Text) -> Offer:
+        """Take in a proposal against the decided `text`; says and counts what became of it."""
+        result = self._take(proposal, text)
+        self.counts[result] += 1
+        return result
+
+    def _take(self, proposal: Proposal, text: Text) -> Offer:
+        if not self._in_range(proposal):
+            return Offer.OUT_OF_RANGE
+        newest = self._newest.get(proposal.source, -1)
+        if proposal.chain < newest:
+            return Offer.STALE
+        if proposal.chain > newest:
+            return self._start(proposal, text)
+        chain = self._live.get(proposal.source)
+        if chain is None:
+            return Offer.STALE
+        return self._extend(chain, proposal, text)
+
+    def _in_range(self, proposal: Proposal) -> bool:
+        numbers = min(proposal.chain, proposal.base, proposal.offset)
+        return numbers >= 0 and all(0 <= token < self.vocabulary for token in proposal.tokens)
+
+    def _start(self, proposal: Proposal, text: Text) -> Offer:
+        if proposal.offset != 0 or proposal.base > len(text):
+            return Offer.GAP
+        if proposal.prefix_hash != text.hash_at(proposal.base):
+            return Offer.WRONG_PREFIX
+        self._newest[proposal.source] = proposal.chain
+        self._live.pop(proposal.source, None)
+        return self._extend(Chain(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
+
+    def _extend(self, chain: Chain, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
+        if proposal.base != chain.base or proposal.offset > len(chain.tokens):
+            return Offer.GAP
+        fresh = proposal.tokens[len(chain.tokens) - proposal.offset :]
+        if not fresh and success is Offer.EXTENDED:
+            return Offer.DUPLICATE
+        if chain.end + len(fresh) - len(text) > self.most_ahead:
+            return Offer.OVER_RUN_AHEAD
+        overlap = fresh[: max(0, len(text) - chain.end)]
+        if text.common_prefix(chain.end, overlap) < len(overlap):
+            self._live.pop(proposal.source, None)
+            return Offer.CONTRADICTED
+        chain.tokens.extend(fresh)
+        self._live[proposal.source] = chain
+        return success
+
+    def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
+        """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources."""
+        dead = [
+            source
+            for source, chain in self._live.items()
+            if any(mine != theirs for mine, theirs in zip(chain.after(position, len(tokens)), tokens, strict=False))
+        ]
+        for source in dead:
+            del self._live[source]
+        return dead
+
+    def drop(self, source: int) -> None:
+        """Forget a source that is gone."""
+        self._live.pop(source, None)
+        self._newest.pop(source, None)
+
+    def window(self, position: int, most: int) -> tuple[int, ...]:
+        """Up to `most` draft tokens from `position` on, of the longest live chain (ties: the lowest source)."""
+        best: tuple[int, ...] = ()
+        for source in sorted(self._live):
+            tokens = self._live[source].after(position, most)
+            if len(tokens) > len(best):
+                best = tokens
+        return best

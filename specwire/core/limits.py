@@ -1,0 +1,74 @@
+"""What ends a session from the verifier's side, and bounds on what a request may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from specwire.core.sampling import InvalidParameter
+
+MOST_STOP_IDS = 1024
+
+
+class FinishReason(IntEnum):
+    """Why a session ended (the numbers are those of the wire; 0 there means that it has not)."""
+
+    EOS = 1
+    STOP_ID = 2
+    STOP_STRING = 3
+    LENGTH = 4
+    CANCELLED = 5
+    DEADLINE = 6
+    ERROR = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """max_tokens counts the tokens decided after the prompt."""
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InvalidParameter("max_tokens", f"must be at least 1, not {self.max_tokens}")
+        if len(self.stop_ids) > MOST_STOP_IDS:
+            raise InvalidParameter("stop_ids", f"at most {MOST_STOP_IDS} are allowed, not {len(self.stop_ids)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a session's text ends: `end` is its greatest length in tokens, prompt included."""
+
+    end: int
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, stopping: Stopping, prompt_length: int, eos_ids: frozenset[int], context: int) -> Ending:
+        end = min(prompt_length + stopping.max_tokens, context)
+        return cls(end, frozenset() if stopping.ignore_eos else eos_ids, stopping.stop_ids)
+
+    def cut(self, position: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """How many of `tokens`, decided at `position`, belong to the text, and why it ends there if it does."""
+        for index, token in enumerate(tokens):
+            if token in self.eos_ids:
+                return index + 1, FinishReason.EOS
+            if token in self.stop_ids:
+                return index + 1, FinishReason.STOP_ID
+            if position + index + 1 >= self.end:
+                return index + 1, FinishReason.LENGTH
+        return len(tokens), None
+
+
+def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
+    """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
+    if not tokens:
+        raise InvalidParameter("prompt", "must not be empty")
+    if len(tokens) >= context:
+        raise InvalidParameter("prompt", f"has {len(tokens)} tokens, but the context of {context} must hold one more")
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")
