@@ -65,6 +65,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/lint-imports --no-cache
 	echo "lint: protocol"
 	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 
