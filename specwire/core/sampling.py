@@ -68,7 +68,9 @@ def resolve_rule(name: str, sampling: Sampling) -> Rule:
     if name and name not in Rule.__members__.values():
         raise InvalidParameter("rule", f"must be one of {', '.join(Rule)}, not {name!r}")
     if name and name != sampling.rule:
-        raise InvalidParameter("rule", f"{name} contradicts temperature {sampling.temperature}, which needs {sampling.rule}")
+        raise InvalidParameter(
+            "rule", f"{name} contradicts temperature {sampling.temperature}, which needs {sampling.rule}"
+        )
     return sampling.rule
 
 

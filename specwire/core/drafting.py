@@ -1,0 +1,108 @@
+"""A drafter's part of one session: keep one chain ahead of the decided text, within the run-ahead.
+
+advance agrees with the chain        the chain goes on
+advance differs, or outruns it       roll back to the first difference, start a new chain at the decided position
+advance goes back                    (a verifier was replaced) likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from specwire.core.chain import Proposal
+from specwire.core.sampling import InvalidParameter
+from specwire.core.text import Text
+
+
+class Desynchronised(ValueError):
+    """An advance starts behind the decided text that the drafter knows: something was lost; open the session again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far and in what portions to draft; the orchestrator's controller is its sole writer.
+
+    confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
+    depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
+    """
+
+    chunk: int = 4
+    run_ahead: int = 4
+    confidence_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise InvalidParameter("chunk", f"must be at least 1, not {self.chunk}")
+        if self.run_ahead < 0:
+            raise InvalidParameter("run_ahead", f"must not be negative, not {self.run_ahead}")
+        if not 0.0 <= self.confidence_floor < 1.0:
+            raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
+
+
+class DraftSession:
+    """Invariant: base <= sent <= len(text), decided <= len(text); text[:decided] is what the last advance said."""
+
+    def __init__(self, tokens: Iterable[int], pace: Pace) -> None:
+        self.text = Text(tokens)
+        self.decided = len(self.text)
+        self.pace = pace
+        self.chain = 0
+        self.base = self.sent = self.decided
+        self._confidences: list[float] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Drafted tokens beyond the decided position."""
+        return len(self.text) - self.decided
+
+    @property
+    def doubtful(self) -> bool:
+        """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
+        product = 1.0
+        for confidence in self._confidences[-self.in_flight :] if self.in_flight else ():
+            product *= confidence
+        return product < self.pace.confidence_floor
+
+    @property
+    def wants_token(self) -> bool:
+        return self.in_flight < self.pace.run_ahead and not self.doubtful
+
+    def advance(self, position: int, tokens: Sequence[int], pace: Pace) -> int:
+        """Take in decided tokens; returns the length of text that is unchanged, to which caches roll back.
+
+        Raises:
+            Desynchronised: `position` lies behind the decided text known here.
+        """
+        if position > self.decided:
+            raise Desynchronised(f"advance at {position}, but only {self.decided} positions are known as decided")
+        self.pace = pace
+        end = position + len(tokens)
+        agreed = position + self.text.common_prefix(position, tokens)
+        if agreed == end and end >= self.decided:
+            self.decided = end
+            return len(self.text)
+        self.text.truncate(agreed)
+        self.text.extend(tokens[agreed - position :])
+        self.text.truncate(end)
+        self.decided = self.base = self.sent = end
+        self.chain += 1
+        self._confidences.clear()
+        return min(agreed, end)
+
+    def drafted(self, token: int, confidence: float) -> None:
+        """Append the drafter's guess for the next position."""
+        self.text.extend((token,))
+        self._confidences.append(confidence)
+
+    def take_proposal(self) -> Proposal | None:
+        """The next chunk if one is due: full, or all that the run-ahead and the floor allow."""
+        unsent = len(self.text) - self.sent
+        if unsent == 0 or (unsent < self.pace.chunk and self.wants_token):
+            return None
+        end = min(len(self.text), self.sent + self.pace.chunk)
+        offset = self.sent - self.base
+        tokens = tuple(self.text.tokens[self.sent : end])
+        self.sent = end
+        prefix_hash = self.text.hash_at(self.base) if offset == 0 else None
+        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash)

@@ -1,0 +1,31 @@
+"""The ledger that makes "never slower" a rule instead of a hope (ARCHITECTURE.md section 1).
+
+    L = time spent - time that plain decoding would have taken for the same tokens
+
+While L exceeds 2 % of the elapsed time plus two plain steps, the session decodes plainly: window 0, no waiting. Every
+microsecond of waiting and of wider forwards is charged, probes included, so no drafter, however unlucky or hostile, can
+cost more than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOLERATED_SHARE = 0.02
+TOLERATED_STEPS = 2.0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Microseconds. A reattached session starts from its predecessor's balance."""
+
+    balance_us: float = 0.0
+    elapsed_us: float = 0.0
+
+    def charge(self, spent_us: float, tokens: int, plain_step_us: float) -> None:
+        """A step took `spent_us` (its waiting included) and decided `tokens`."""
+        self.balance_us += spent_us - tokens * plain_step_us
+        self.elapsed_us += spent_us
+
+    def in_debt(self, plain_step_us: float) -> bool:
+        return self.balance_us > TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us

@@ -1,0 +1,410 @@
+"""A session as its orchestrator sees it: events in, effects out, no I/O.
+
+A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The drafter
+hears of it at once, before it is durable. One append is in flight at a time and takes all that was decided meanwhile.
+
+             VerifierReady           VerifierOpened            last append issued           acknowledged
+    WAITING ---------------> OPENING ---------------> RUNNING --------------------> ENDING --------------> ENDED
+       ^                        |                        |
+       +------ VerifierLost ----+------------------------+            any of them -- OwnerLost --> FENCED
+
+TRANSITIONS holds the states' changes as data; PROTOCOL.md's table is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from specwire.core.acceptance import Outcome
+from specwire.core.drafting import Pace
+from specwire.core.effects import (
+    AdvanceDrafter,
+    Append,
+    CloseDrafter,
+    CloseVerifier,
+    Effect,
+    Emit,
+    EmitEnd,
+    End,
+    OpenDrafter,
+    OpenVerifier,
+    RelayProposal,
+    SendProgress,
+)
+from specwire.core.events import (
+    Appended,
+    ClientTook,
+    DrafterLost,
+    DrafterReady,
+    EndRequested,
+    Event,
+    OwnerLost,
+    PacePlanned,
+    ProposalArrived,
+    VerdictArrived,
+    VerifierLost,
+    VerifierOpened,
+    VerifierReady,
+    VerifierRefused,
+)
+from specwire.core.limits import FinishReason
+from specwire.core.text import Text
+
+
+class State(StrEnum):
+    """See the module's drawing."""
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+    FENCED = "fenced"
+
+
+TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
+    VerifierReady: {State.WAITING: frozenset({State.OPENING, State.WAITING})},
+    VerifierOpened: {State.OPENING: frozenset({State.RUNNING})},
+    VerdictArrived: {State.RUNNING: frozenset({State.RUNNING, State.ENDING})},
+    VerifierLost: {State.OPENING: frozenset({State.WAITING}), State.RUNNING: frozenset({State.WAITING})},
+    VerifierRefused: {
+        State.OPENING: frozenset({State.OPENING, State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+    },
+    Appended: {
+        State.WAITING: frozenset({State.WAITING, State.OPENING, State.ENDING}),
+        State.OPENING: frozenset({State.OPENING, State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+        State.ENDING: frozenset({State.ENDING, State.ENDED}),
+    },
+    EndRequested: {
+        State.WAITING: frozenset({State.WAITING, State.ENDING}),
+        State.OPENING: frozenset({State.OPENING, State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+    },
+    OwnerLost: {state: frozenset({State.FENCED}) for state in State if state is not State.ENDED},
+}
+"""Event -> state -> states that it may lead to. An event that is not listed for a state changes no state there."""
+
+
+class Release(Protocol):
+    """Text released by some tokens; of them the first `kept` belong to the output."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def text_ends(self) -> tuple[int, ...]: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def stopped_at(self) -> int | None: ...
+
+
+class OutputScanner(Protocol):
+    """Detokenises and looks for stop strings; sees every token of the output once, in order.
+
+    `specwire.text.OutputText` is the real one. stopped_at is the output's length in code points where a stop string
+    cuts it; `finish` returns what was withheld and ends the output.
+    """
+
+    def push(self, tokens: Sequence[int]) -> Release: ...
+    def finish(self) -> str: ...
+    @property
+    def length(self) -> int: ...
+
+
+class IllegalEvent(RuntimeError):
+    """An event that the driver must not send in this state; nothing was changed."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """The append that waits for its acknowledgement, and what may be emitted then."""
+
+    append: Append
+    emit: Emit | None
+    end: EmitEnd | None
+
+
+@dataclass(slots=True)
+class _Ending:
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One session under one fence.
+
+    Args:
+        text: prompt and the tokens that the log holds; all of it durable.
+        prompt_length: how many of them are the prompt.
+        scanner: has seen the output's durable tokens.
+        buffer: tokens that the verifier may decide beyond min(durable, taken by the client).
+
+    Invariants: emitted <= durable <= len(text) <= credit, prompt_length <= emitted; at most one append in flight;
+    nothing is emitted that was not acknowledged; nothing is appended after the end.
+    """
+
+    text: Text
+    prompt_length: int
+    scanner: OutputScanner
+    buffer: int = 64
+    state: State = State.WAITING
+    attach: int = 0
+    durable: int = field(init=False)
+    emitted: int = field(init=False)
+    taken: int = field(init=False)
+    credit: int = field(init=False)
+    pace: Pace = Pace()
+    due: int = 0
+    source: int | None = None
+    in_flight: InFlight | None = None
+    _verifier_ready: bool = False
+    _pending: list[tuple[int, Outcome]] = field(default_factory=list)
+    _ending: _Ending | None = None
+    _told_due: int = 0
+
+    def __post_init__(self) -> None:
+        self.durable = self.emitted = self.taken = len(self.text)
+        self.credit = len(self.text) + self.buffer
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Apply one event; the effects are to be run in order.
+
+        Raises:
+            IllegalEvent: VerifierReady or Appended where nothing waits for them.
+        """
+        before = self.state
+        effects = self._dispatch(event)
+        allowed = TRANSITIONS.get(type(event), {}).get(before, frozenset({before}))
+        if self.state not in allowed and self.state is not before:
+            raise AssertionError(f"{type(event).__name__} led from {before} to {self.state}")
+        self.check()
+        return effects
+
+    def _dispatch(self, event: Event) -> list[Effect]:
+        match event:
+            case VerifierReady():
+                return self._on_verifier_ready(event)
+            case VerifierOpened():
+                return self._on_verifier_opened(event)
+            case VerdictArrived():
+                return self._on_verdict(event)
+            case VerifierLost():
+                return self._on_verifier_lost(event)
+            case VerifierRefused():
+                return self._on_verifier_refused(event)
+            case DrafterReady():
+                return self._on_drafter_ready(event)
+            case DrafterLost():
+                return self._on_drafter_lost(event)
+            case ProposalArrived():
+                return self._on_proposal(event)
+            case PacePlanned():
+                return self._on_pace(event)
+            case Appended():
+                return self._on_appended(event)
+            case ClientTook():
+                return self._on_client_took(event)
+            case EndRequested():
+                return self._on_end_requested(event)
+            case OwnerLost():
+                return self._on_owner_lost(event)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant of ARCHITECTURE.md section 6 does not hold."""
+        ordered = self.prompt_length <= self.emitted <= self.durable <= len(self.text) <= self.credit
+        if not ordered:
+            raise AssertionError(
+                f"emitted {self.emitted} <= durable {self.durable} <= decided {len(self.text)} <= credit {self.credit}"
+            )
+
+    # The verifier
+
+    def _on_verifier_ready(self, _: VerifierReady) -> list[Effect]:
+        if self.state is not State.WAITING:
+            raise IllegalEvent(f"VerifierReady while {self.state}")
+        self._verifier_ready = True
+        return self._open_verifier()
+
+    def _open_verifier(self) -> list[Effect]:
+        """Open from the durable text, once no append's outcome is outstanding."""
+        if self.in_flight is not None or not self._verifier_ready:
+            return []
+        self.state = State.OPENING
+        self.attach += 1
+        self.credit = max(self.credit, self.durable + self.buffer)
+        self._told_due = self.due
+        tokens = tuple(self.text.tokens[: self.durable])
+        return [OpenVerifier(self.attach, tokens, self.durable, self.credit, self.due)]
+
+    def _on_verifier_opened(self, event: VerifierOpened) -> list[Effect]:
+        if self.state is State.OPENING and event.attach == self.attach:
+            self.state = State.RUNNING
+        return []
+
+    def _on_verdict(self, event: VerdictArrived) -> list[Effect]:
+        if self.state is not State.RUNNING or event.attach != self.attach or self._ending is not None:
+            return []
+        if event.position != len(self.text):
+            return self._end(FinishReason.ERROR, f"the verifier decided {event.position} after {len(self.text)}")
+        if event.position + len(event.tokens) > self.credit:
+            return self._end(FinishReason.ERROR, f"the verifier decided beyond its credit of {self.credit}")
+        self.text.extend(event.tokens)
+        self._pending.extend(zip(event.tokens, event.outcomes, strict=True))
+        if event.finish is not None:
+            self._ending = _Ending(event.finish)
+        advance = self._advance(event.position, event.tokens) if event.finish is None else []
+        return advance + self._append()
+
+    def _on_verifier_lost(self, _: VerifierLost) -> list[Effect]:
+        self._verifier_ready = False
+        if self.state not in (State.OPENING, State.RUNNING):
+            return []
+        self.state = State.WAITING
+        if self._ending is not None:
+            return self._append()
+        return self._forget_undurable()
+
+    def _forget_undurable(self) -> list[Effect]:
+        """Drop decided tokens that no append carries: a successor decides them again."""
+        self._pending.clear()
+        in_flight = self.in_flight.append if self.in_flight else None
+        keep = in_flight.position + len(in_flight.tokens) if in_flight else self.durable
+        if keep == len(self.text):
+            return []
+        self.text.truncate(keep)
+        return self._advance(keep, ())
+
+    def _on_verifier_refused(self, event: VerifierRefused) -> list[Effect]:
+        if self.state not in (State.OPENING, State.RUNNING) or event.attach != self.attach:
+            return []
+        return self._end(FinishReason.ERROR, event.message)
+
+    # The drafter
+
+    def _on_drafter_ready(self, event: DrafterReady) -> list[Effect]:
+        if self._over:
+            return []
+        self.source = event.source
+        return [OpenDrafter(event.source, tuple(self.text.tokens), self.pace)]
+
+    def _on_drafter_lost(self, event: DrafterLost) -> list[Effect]:
+        if self.source == event.source:
+            self.source = None
+        return self._tell_due()
+
+    def _on_proposal(self, event: ProposalArrived) -> list[Effect]:
+        relayed = self.state is State.RUNNING and not self._over and event.proposal.source == self.source
+        return [RelayProposal(event.proposal)] if relayed else []
+
+    def _on_pace(self, event: PacePlanned) -> list[Effect]:
+        changed = event.pace != self.pace
+        self.pace, self.due = event.pace, event.due
+        if self._over:
+            return []
+        # A drafter that is paused hears nothing from verdicts' pace alone; wake it up.
+        return (self._advance(len(self.text), ()) if changed else []) + self._tell_due()
+
+    def _advance(self, position: int, tokens: tuple[int, ...]) -> list[Effect]:
+        return [] if self.source is None else [AdvanceDrafter(position, tokens, self.pace)]
+
+    def _tell_due(self) -> list[Effect]:
+        """Progress, if what the verifier may expect has changed."""
+        due = self.due if self.source is not None else 0
+        if self.state is not State.RUNNING or due == self._told_due:
+            return []
+        self._told_due = due
+        return [SendProgress(self.durable, self.credit, due)]
+
+    # The log and the client
+
+    def _append(self) -> list[Effect]:
+        """Start the next append if none is in flight and there is something to say."""
+        if self.in_flight is not None or not (self._pending or self._ending):
+            return []
+        taken, self._pending = self._pending, []
+        release = self.scanner.push([token for token, _ in taken])
+        kept = taken[: release.kept]
+        stopped = release.stopped_at is not None
+        if stopped:
+            self._ending = _Ending(FinishReason.STOP_STRING)
+            self.text.truncate(self.durable + release.kept)
+        emit = None
+        tokens, outcomes = tuple(t for t, _ in kept), tuple(o for _, o in kept)
+        if kept:
+            emit = Emit(self.durable, tokens, outcomes, release.text, release.text_ends[: release.kept])
+        end = self._emit_end()
+        self.in_flight = InFlight(Append(self.durable, tokens, outcomes, end.end if end else None), emit, end)
+        closing: list[Effect] = [CloseVerifier(), *self._close_drafter()] if end else []
+        return [self.in_flight.append, *closing]
+
+    def _emit_end(self) -> EmitEnd | None:
+        if self._ending is None:
+            return None
+        self.state = State.ENDING
+        withheld = self.scanner.finish()
+        return EmitEnd(End(self._ending.reason, self._ending.message, self.scanner.length), withheld)
+
+    def _close_drafter(self) -> list[Effect]:
+        if self.source is None:
+            return []
+        self.source = None
+        return [CloseDrafter()]
+
+    def _on_appended(self, _: Appended) -> list[Effect]:
+        if self.state in (State.FENCED, State.ENDED):
+            return []
+        if self.in_flight is None:
+            raise IllegalEvent("Appended while no append is in flight")
+        done, self.in_flight = self.in_flight, None
+        self.durable += len(done.append.tokens)
+        effects: list[Effect] = []
+        if done.emit is not None:
+            self.emitted = self.durable
+            effects.append(done.emit)
+        if done.end is not None:
+            self.state = State.ENDED
+            return [*effects, done.end]
+        effects += self._append()
+        if self.state is State.WAITING:
+            effects += self._open_verifier()
+        return effects + self._grant()
+
+    def _on_client_took(self, event: ClientTook) -> list[Effect]:
+        self.taken = max(self.taken, event.position)
+        return self._grant()
+
+    def _grant(self) -> list[Effect]:
+        """Raise the credit once half of it is used: a message per token would cost more than the buffer is worth."""
+        due = self.due if self.source is not None else 0
+        earned = min(self.durable, self.taken) + self.buffer
+        if self.state is not State.RUNNING or earned - self.credit < self.buffer // 2:
+            return []
+        self.credit, self._told_due = earned, due
+        return [SendProgress(self.durable, self.credit, due)]
+
+    # The end
+
+    @property
+    def _over(self) -> bool:
+        return self._ending is not None or self.state in (State.ENDING, State.ENDED, State.FENCED)
+
+    def _on_end_requested(self, event: EndRequested) -> list[Effect]:
+        return [] if self._over else self._end(event.reason, event.message)
+
+    def _end(self, reason: FinishReason, message: str) -> list[Effect]:
+        self._ending = _Ending(reason, message)
+        return self._append()
+
+    def _on_owner_lost(self, _: OwnerLost) -> list[Effect]:
+        if self.state in (State.ENDED, State.FENCED):
+            return []
+        self.state = State.FENCED
+        self._pending.clear()
+        self.in_flight = None
+        return [CloseVerifier(), *self._close_drafter()]

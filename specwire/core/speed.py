@@ -1,0 +1,128 @@
+"""Expected-speed formulas: what a window is worth, and when waiting for a proposal pays."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+DECAY = 0.98
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 4.0
+
+
+class ForwardTimes:
+    """V(m): time of one session's forward of m positions, in microseconds; measured at start, refined while running.
+
+    Between measured widths V is linear; beyond the last it grows by the last slope (at least zero).
+    """
+
+    SMOOTHING = 0.05
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        if not measured or min(measured) < 1:
+            raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
+        self._times = dict(sorted(measured.items()))
+
+    @property
+    def points(self) -> dict[int, float]:
+        return dict(self._times)
+
+    def at(self, rows: int) -> float:
+        widths = list(self._times)
+        index = bisect_left(widths, rows)
+        if index < len(widths) and widths[index] == rows:
+            return self._times[rows]
+        if index == 0:
+            return self._times[widths[0]]
+        if index == len(widths):
+            return self._beyond(rows, widths)
+        low, high = widths[index - 1], widths[index]
+        share = (rows - low) / (high - low)
+        return self._times[low] * (1 - share) + self._times[high] * share
+
+    def _beyond(self, rows: int, widths: Sequence[int]) -> float:
+        last = self._times[widths[-1]]
+        if len(widths) == 1:
+            return last
+        slope = (last - self._times[widths[-2]]) / (widths[-1] - widths[-2])
+        return last + max(0.0, slope) * (rows - widths[-1])
+
+    def observe(self, rows: int, microseconds: float) -> None:
+        """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little."""
+        known = self._times.get(rows)
+        if known is not None:
+            bounded = min(microseconds, 3.0 * known)
+            self._times[rows] = known + self.SMOOTHING * (bounded - known)
+
+
+class AcceptanceByPosition:
+    """P(accept | tested) for each position of the window: decayed counts with a weak prior."""
+
+    def __init__(self, most: int = 32) -> None:
+        self._tested = [0.0] * most
+        self._accepted = [0.0] * most
+
+    def observe(self, tested: int, accepted: int) -> None:
+        """A window of `tested` draft tokens had its first `accepted` accepted; later ones were not tested in the sense
+        of `a`, because their context was already wrong."""
+        for index in range(min(tested, accepted + 1, len(self._tested))):
+            self._tested[index] = self._tested[index] * DECAY + 1.0
+            self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
+
+    def rate(self, index: int) -> float:
+        """Shrunk towards the rate of the position before, for positions seldom tested."""
+        prior = PRIOR_RATE if index == 0 else self.rate(index - 1)
+        index = min(index, len(self._tested) - 1)
+        return (self._accepted[index] + PRIOR_WEIGHT * prior) / (self._tested[index] + PRIOR_WEIGHT)
+
+    def rates(self, most: int) -> list[float]:
+        """rate(0), ..., rate(most - 1), in one pass."""
+        rates: list[float] = []
+        prior = PRIOR_RATE
+        for index in range(most):
+            bounded = min(index, len(self._tested) - 1)
+            prior = (self._accepted[bounded] + PRIOR_WEIGHT * prior) / (self._tested[bounded] + PRIOR_WEIGHT)
+            rates.append(prior)
+        return rates
+
+
+def expected_tokens(rates: Sequence[float], window: int) -> float:
+    """Tokens that a window is expected to decide: 1 + a_1 + a_1 a_2 + ... (Leviathan et al. 2023, equation 1)."""
+    total = product = 1.0
+    for rate in rates[:window]:
+        product *= rate
+        total += product
+    return total
+
+
+def lockstep_rate(
+    rates: Sequence[float], window: int, draft_us: float, forward: ForwardTimes, overhead_us: float
+) -> float:
+    """Tokens per microsecond when the drafter drafts `window` tokens while the verifier waits, then the reverse."""
+    if window == 0:
+        return 1.0 / forward.at(1)
+    cycle = window * draft_us + overhead_us + forward.at(window + 1)
+    return expected_tokens(rates, window) / cycle
+
+
+def worth_waiting(
+    decided_now: float, gained: float, forward_now_us: float, forward_then_us: float, wait_us: float
+) -> bool:
+    """Whether to wait `wait_us` for proposals that raise the step's expected tokens by `gained`.
+
+    (B + g) / (V(m + n) + w) > B / V(m), ARCHITECTURE.md section 3.
+    """
+    return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
+
+
+def smoothed(known: float | None, value: float, weight: float = 0.2) -> float:
+    """Exponentially weighted mean, with single outliers bounded to three times what is known."""
+    if known is None:
+        return value
+    return known + weight * (min(value, 3.0 * known) - known)
+
+
+def typical(values: Sequence[float]) -> float:
+    """Median: what a timing is, on a machine whose scheduler sometimes is not."""
+    return float(median(values))

@@ -1,0 +1,107 @@
+"""A verifier's part of one session: the decided text, the live chains, and how far it may go.
+
+The engine asks for a window, runs a forward, and hands the target's choices to `resolve`, which alone extends the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specwire.core.acceptance import Outcome, decide
+from specwire.core.chain import Chains, Offer, Proposal
+from specwire.core.ledger import Ledger
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.sampling import Sampling
+from specwire.core.speed import AcceptanceByPosition
+from specwire.core.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a step decided for a session: `tokens` stand at position, position + 1, ..."""
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    tested: int
+    finish: FinishReason | None = None
+
+    @property
+    def accepted(self) -> int:
+        return self.outcomes.count(Outcome.ACCEPTED)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What the orchestrator allows: text length up to which to decide, and draft tokens that are due per verdict."""
+
+    durable: int
+    credit: int
+    due: int = 0
+
+
+@dataclass(slots=True)
+class VerifySession:
+    """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end."""
+
+    text: Text
+    sampling: Sampling
+    ending: Ending
+    allowance: Allowance
+    chains: Chains
+    ledger: Ledger = field(default_factory=Ledger)
+    acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
+    finish: FinishReason | None = None
+
+    @classmethod
+    def opened(
+        cls,
+        tokens: Sequence[int],
+        prompt_length: int,
+        sampling: Sampling,
+        ending: Ending,
+        allowance: Allowance,
+        vocabulary: int,
+    ) -> VerifySession:
+        """Take over the text `tokens`; it may already hold its end (the owner died between append and finish)."""
+        session = cls(Text(tokens), sampling, ending, allowance, Chains(vocabulary))
+        if len(tokens) > prompt_length:
+            session.finish = ending.cut(prompt_length, tokens[prompt_length:])[1]
+        return session
+
+    @property
+    def position(self) -> int:
+        """The next position to decide."""
+        return len(self.text)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may be decided now."""
+        if self.finish is not None:
+            return 0
+        return max(0, min(self.allowance.credit, self.ending.end) - self.position)
+
+    def offer(self, proposal: Proposal) -> Offer:
+        return self.chains.offer(proposal, self.text)
+
+    def window(self, most: int) -> tuple[int, ...]:
+        """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for."""
+        return self.chains.window(self.position, max(0, min(most, self.room - 1)))
+
+    def resolve(self, chosen: Sequence[int], window: Sequence[int]) -> Verdict:
+        """Decide `window` against the target's choices (one more than the window) and extend the text.
+
+        The last row meets the live chain's token if that has arrived by now. Nothing follows the session's end, even
+        inside an accepted run.
+        """
+        position = self.position
+        behind = self.chains.window(position, len(window) + 1)
+        late = behind[-1] if len(behind) > len(window) and behind[: len(window)] == tuple(window) else None
+        decision = decide(chosen, window, late)
+        kept, self.finish = self.ending.cut(position, decision.tokens)
+        decision = decision.clipped(kept)
+        self.acceptance.observe(len(window), min(decision.accepted, len(window)))
+        self.text.extend(decision.tokens)
+        self.chains.advance(position, decision.tokens)
+        return Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish)
