@@ -1,7 +1,7 @@
 """Generates the stubs in specwire/v1 from proto/, or checks that the committed ones are what the sources give.
 
-    python -m scripts.proto            write them
-    python -m scripts.proto --check    exit 1 and name every file that differs, is missing or has no source
+python -m scripts.proto            write them
+python -m scripts.proto --check    exit 1 and name every file that differs, is missing or has no source
 """
 
 import argparse
