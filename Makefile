@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-# Seconds allowed to one test and to a whole stage.
+# A stage has a time limit beside the one of each test (pyproject.toml).
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
@@ -29,7 +29,8 @@ setup: $(STAMP) ## create .venv with everything that running and developing need
 
 $(STAMP): pyproject.toml constraints.txt
 	test -n "$(PYTHON)" || { echo "setup: needs Python 3.11 or 3.12 on PATH (or: make setup PYTHON=/path/to/python3.12)" >&2; exit 1; }
-	"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(v[:2] not in ((3, 11), (3, 12)) and f"setup: needs Python 3.11 or 3.12, $(PYTHON) is {v[0]}.{v[1]}")'
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || { \
+	    echo "setup: needs Python 3.11 or 3.12; $(PYTHON) is $$("$(PYTHON)" --version 2>&1)" >&2; exit 1; }
 	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "setup: $(PYTHON) has no venv module (on Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
 	echo "setup: $(VENV) with $$("$(PYTHON)" --version), a few minutes the first time"
 	"$(PYTHON)" -m venv $(VENV)

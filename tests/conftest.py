@@ -1,0 +1,38 @@
+"""What every test gets: one thread per library, reproducible property tests, and the fixtures that folders share.
+
+Tests bind port 0 on 127.0.0.1 and read back what they got; nothing here or below knows a fixed port.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# Set before a test imports numpy or torch: idle BLAS threads of several processes would fight over few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Nothing may be fetched: a test that names a hub model by mistake fails at once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# The gate tries the same examples every time. HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("gate", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+@pytest.fixture
+def taken_address() -> Iterator[str]:
+    """Give the address (host:port) of a socket that is listening for as long as the test runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def dead_address() -> str:
+    """Give an address (host:port) at which nothing listens: it was bound a moment ago and let go."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

