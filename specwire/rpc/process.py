@@ -1,0 +1,223 @@
+"""What the processes of specwire share: options, one ready line, two-stage shutdown.
+
+The first SIGINT or SIGTERM drains (or gives up a start that is under way), the second stops at once. A failure is one
+line on stderr, never a traceback.
+
+    exit code 0    stopped by a signal
+              1    could not start, or could not go on
+              2    bad usage
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from specwire.core.sampling import InvalidParameter
+
+DRAIN_GRACE = 3.0
+STOP_LIMIT = 10.0
+DTYPES = ("float32", "bfloat16")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Running(Protocol):
+    """A service that was started."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT that it listens on."""
+        ...
+
+    async def failed(self) -> str:
+        """Return, with the reason, once the service cannot go on; otherwise never."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new work, let what runs go on for up to `grace` seconds, then end everything. Idempotent."""
+        ...
+
+
+R = TypeVar("R", bound=Running)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServiceOptions:
+    """How to serve a model, as drafter or verifier.
+
+    Attributes:
+        model: a path, a hub id or a scripted model.
+        listen: HOST:PORT; port 0 takes a free one.
+        threads: CPU threads of the model's forwards.
+        slots: sessions held at once.
+        context: positions per slot; None takes the model's own.
+        insecure: listen on an address other than loopback without encryption.
+    """
+
+    model: str
+    listen: str = "127.0.0.1:0"
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    slots: int = 16
+    context: int | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise InvalidParameter("model", "must not be empty")
+        check_listen(self.listen)
+        if self.dtype not in DTYPES:
+            raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not self.device:
+            raise InvalidParameter("device", "must not be empty")
+        for field, value in (("threads", self.threads), ("slots", self.slots)):
+            if not 1 <= value <= 1024:
+                raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
+        if self.context is not None and self.context < 2:
+            raise InvalidParameter("context", f"must be at least 2, not {self.context}")
+
+
+def check_listen(listen: str) -> None:
+    """InvalidParameter unless `listen` reads HOST:PORT."""
+    host, colon, port = listen.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        raise InvalidParameter("listen", f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
+    """The options of ModelServiceOptions, and --json."""
+    parser.add_argument("model", metavar="MODEL", help="path, hub id, or scripted:SEED for known logits")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
+    parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
+    parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+
+
+def model_options(args: argparse.Namespace) -> ModelServiceOptions:
+    return ModelServiceOptions(
+        args.model, args.listen, args.dtype, args.device, args.threads, args.slots, args.context, args.insecure
+    )
+
+
+def run_model_service(args: argparse.Namespace, name: str, start: Callable[[ModelServiceOptions], Awaitable[R]]) -> int:
+    """Serve as the command line says until a signal comes; returns the exit code."""
+    try:
+        options = model_options(args)
+    except InvalidParameter as error:
+        say(f"specwire {name}: error: {error}")
+        return 2
+
+    def ready(running: R) -> str:
+        if args.json:
+            return json.dumps({"service": name, "address": running.address, "model": options.model})
+        return f"specwire {name}: {options.model} ready on {running.address}"
+
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, name))
+
+
+async def run_until_signalled(
+    start: Callable[[], Awaitable[R]], ready: Callable[[R], str], name: str = "", grace: float = DRAIN_GRACE
+) -> int:
+    """Start, print the ready line on stdout, serve until a signal or a failure, stop; returns the exit code."""
+    prefix = f"specwire {name}".rstrip()
+    with _signalled() as signalled:
+        try:
+            running = await _start_unless(signalled, start)
+        except Exception as error:  # whatever keeps a process from starting is one line to its user
+            say(f"{prefix}: error: {one_line(error)}")
+            return 1
+        if running is None:
+            return 0
+        sys.stdout.write(ready(running) + "\n")
+        sys.stdout.flush()
+        reason = await _failure_unless(signalled, running)
+        if reason is None:
+            say(f"{prefix}: draining")
+        else:
+            say(f"{prefix}: error: {reason}")
+        return await _stop(running, grace if reason is None else 0.0, prefix, 0 if reason is None else 1)
+
+
+async def _start_unless(signalled: asyncio.Event, start: Callable[[], Awaitable[R]]) -> R | None:
+    """The started service, or None if a signal came first: the start is then cancelled and has cleaned up."""
+    starting = asyncio.ensure_future(start())
+    signal_wait = asyncio.ensure_future(signalled.wait())
+    try:
+        await asyncio.wait({starting, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        starting.cancel()
+        await asyncio.wait({starting})
+        if starting.cancelled() or starting.exception() is not None:
+            return None
+        await starting.result().stop(0.0)
+        return None
+    finally:
+        signal_wait.cancel()
+
+
+async def _failure_unless(signalled: asyncio.Event, running: R) -> str | None:
+    failure = asyncio.ensure_future(running.failed())
+    signal_wait = asyncio.ensure_future(signalled.wait())
+    try:
+        await asyncio.wait({failure, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+        return None if signalled.is_set() else failure.result()
+    finally:
+        failure.cancel()
+        signal_wait.cancel()
+
+
+async def _stop(running: R, grace: float, prefix: str, code: int) -> int:
+    try:
+        await asyncio.wait_for(running.stop(grace), grace + STOP_LIMIT)
+    except Exception as error:
+        say(f"{prefix}: error while stopping: {one_line(error)}")
+        return 1
+    return code
+
+
+@contextmanager
+def _signalled() -> Iterator[asyncio.Event]:
+    """An event set by the first signal; the second one ends the process on the spot."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if event.is_set():
+            os._exit(128 + number)
+        event.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield event
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def one_line(error: BaseException) -> str:
+    """An error for a user: its message without line breaks; its type too where the message alone says too little."""
+    message = " ".join(str(error).split())
+    if message and isinstance(error, (ValueError, OSError, RuntimeError)):
+        return message
+    return f"{type(error).__name__}: {message}".rstrip(": ")
+
+
+def say(line: str) -> None:
+    """Progress and errors, for people."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
