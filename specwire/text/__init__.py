@@ -1,0 +1,19 @@
+"""Tokens to text: incremental detokenisation and stop strings. Depends on `tokenizers` only."""
+
+from specwire.text.detokenizer import Detokenizer
+from specwire.text.output import OutputText, Release
+from specwire.text.stops import MOST_STOP_CHARACTERS, MOST_STOPS, StopScanner, check_stops
+from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
+
+__all__ = [
+    "MOST_STOPS",
+    "MOST_STOP_CHARACTERS",
+    "Detokenizer",
+    "OutputText",
+    "Release",
+    "StopScanner",
+    "TokenizerError",
+    "check_stops",
+    "encode",
+    "load_tokenizer",
+]

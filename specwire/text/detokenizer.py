@@ -1,0 +1,160 @@
+"""Incremental detokenisation: the pieces, joined, are what decoding all tokens at once would give.
+
+Decoders differ in what a token's text depends on, so there are two ways, chosen from the tokenizer's own description:
+
+    ByteLevel (GPT-2, Llama 3, Qwen)    a token is a run of bytes; the text is their UTF-8 decoding
+    all others                          a token's text depends on its neighbours; a window of recent tokens is decoded
+
+Both cost O(1) per token, amortised.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\ufffd"
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+# Tokens after which the window is cut; long enough that a cut's own decode is paid for by the tokens before it.
+WINDOW = 8
+
+
+class Pieces(Protocol):
+    """Tokens in, text out; special tokens never get here."""
+
+    def push(self, token: int, content: str) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; never releases half a character.
+
+    Special tokens and ids without a token give no text, as in `tokenizer.decode(tokens, skip_special_tokens=True)`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        self._pieces = _pieces(tokenizer)
+
+    def push(self, token: int) -> str:
+        """Text that `token` completes, perhaps none."""
+        content = self._tokenizer.id_to_token(token)
+        if content is None or content in self._special:
+            return ""
+        return self._pieces.push(token, content)
+
+    def flush(self) -> str:
+        """What remains at the end; incomplete bytes become U+FFFD."""
+        return self._pieces.flush()
+
+
+def _pieces(tokenizer: Tokenizer) -> Pieces:
+    description = json.loads(tokenizer.to_str())["decoder"] or {}
+    if description.get("type") == "ByteLevel":
+        return ByteLevelPieces()
+    return WindowPieces(tokenizer, _decoder_types(description))
+
+
+def _decoder_types(description: dict[str, object]) -> frozenset[str]:
+    parts = description.get("decoders", ())
+    types = {str(description.get("type"))}
+    if isinstance(parts, list):
+        types.update(*(_decoder_types(part) for part in parts))
+    return frozenset(types)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of GPT-2's byte-level alphabet: printable Latin-1 as is, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+BYTE_OF = _byte_alphabet()
+
+
+class ByteLevelPieces:
+    """Bytes through an incremental UTF-8 decoder.
+
+    Both it and the `tokenizers` library put one U+FFFD for each maximal invalid part (Unicode standard, section 3.9),
+    so malformed sequences, which a model may well emit, come out the same.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, _token: int, content: str) -> str:
+        try:
+            data = bytes([BYTE_OF[character] for character in content])
+        except KeyError:  # an added token with a character outside the alphabet stands for its own text
+            data = content.encode()
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+class WindowPieces:
+    """Decodes a window of the newest tokens; what it adds to the text already known of that window is new.
+
+    Two kinds of text are withheld. Byte tokens (<0x41>): a run of them is UTF-8 as a whole or all U+FFFD, so nothing is
+    known before the run ends. A trailing U+FFFD, where a byte-level part may still complete it.
+
+    Invariant: `_known` is the released text of `_window`. A window that does not start with the output starts where no
+    character or byte run is open, and its first tokens decode to some text, so that a decoder which treats the start of
+    a text in its own way (dropping a space) has done so within the known part.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, types: frozenset[str]) -> None:
+        self._tokenizer = tokenizer
+        self._has_byte_tokens = "ByteFallback" in types
+        self._may_end_open = "ByteLevel" in types
+        self._window: list[int] = []
+        self._known = ""
+        self._boundary = 0
+
+    def push(self, token: int, content: str) -> str:
+        self._window.append(token)
+        if self._has_byte_tokens and BYTE_TOKEN.fullmatch(content):
+            return ""
+        text = self._decode(self._window)
+        complete = not (self._may_end_open and text.endswith(REPLACEMENT))
+        new = self._release(text if complete else text[:-1])
+        if complete and new:
+            self._slide()
+        return new
+
+    def flush(self) -> str:
+        rest = self._release(self._decode(self._window))
+        self._window.clear()
+        self._known, self._boundary = "", 0
+        return rest
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._known) :]
+        self._known += new
+        return new
+
+    def _slide(self) -> None:
+        """Cut the window at the last boundary before the text just released, once it is long."""
+        if len(self._window) > WINDOW and self._boundary:
+            kept = self._window[self._boundary :]
+            known = self._decode(kept)
+            if known:
+                self._window, self._known = kept, known
+        self._boundary = len(self._window)

@@ -1,0 +1,55 @@
+"""Tokens in, text and cut out."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specwire.text import OutputText, encode
+from tests.text.tokenizers_for_tests import byte_level, sentencepiece_like
+
+
+def test_kept_ends_with_the_token_that_completes_the_stop() -> None:
+    tokenizer = byte_level()
+    tokens = [tokenizer.token_to_id(token) for token in ("a", "b", ";", "c", "d")]
+    output = OutputText(tokenizer, ["b;"])
+    release = output.push(tokens)
+    assert (release.text, release.kept, release.stopped_at) == ("a", 3, 1)
+    assert release.text_ends == (1, 2, 3)
+    assert output.length == 1
+    assert output.push(tokens).kept == 0
+    assert output.finish() == ""
+
+
+def test_what_is_held_back_comes_with_finish() -> None:
+    tokenizer = byte_level()
+    output = OutputText(tokenizer, ["}\n}"])
+    tokens = encode(tokenizer, "x}")
+    release = output.push(tokens)
+    assert (release.text, release.kept, release.text_ends[-1]) == ("x", len(tokens), 2)
+    assert (output.finish(), output.length, output.stopped_at) == ("}", 2, None)
+
+
+def test_a_stop_completed_by_the_end_itself() -> None:
+    tokenizer = sentencepiece_like()
+    run = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    output = OutputText(tokenizer, ["🙂"])
+    assert output.push([tokenizer.token_to_id("a"), *run]).text == "a"
+    assert output.finish() == ""
+    assert output.stopped_at == output.length == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_rebuilding_in_one_push_gives_the_same_state(data: st.DataObject) -> None:
+    tokenizer = byte_level()
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=30))
+    stops = data.draw(st.lists(st.sampled_from(["e", "th", "\n", "ing ", "\ufffd"]), max_size=3))
+    step, once = OutputText(tokenizer, stops), OutputText(tokenizer, stops)
+    releases = [step.push([token]) for token in tokens]
+    whole = once.push(tokens)
+    assert "".join(release.text for release in releases) == whole.text
+    assert sum(release.kept for release in releases) == whole.kept
+    assert tuple(end for release in releases for end in release.text_ends) == whole.text_ends
+    assert step.finish() == once.finish()
+    assert step.length == once.length
