@@ -1,0 +1,104 @@
+"""The noise is Philox4x32-10, keyed and counted as PROTOCOL.md says, and finite at both ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from specwire.core import noise
+from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
+from tests.core import philox
+
+ZERO = (0, 0, 0, 0)
+ONES = (2**32 - 1,) * 4
+
+# Random123's own vectors (kat_vectors, philox4x32, 10 rounds).
+KNOWN_ANSWERS = [
+    (ZERO, (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (ONES, (2**32 - 1, 2**32 - 1), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+SEEDS = st.integers(0, 2**64 - 1)
+WORDS = st.integers(0, 2**32 - 1)
+
+
+def encrypt(counter: philox.Counter, key: tuple[int, int]) -> tuple[int, ...]:
+    c0, c1, c2, c3 = (np.array([word], np.uint64) for word in counter)
+    return tuple(int(word[0]) for word in philox4x32((c0, c1, c2, c3), key))
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS, ids=["zeros", "ones", "pi"])
+def test_known_answers(counter: philox.Counter, key: tuple[int, int], expected: tuple[int, ...]) -> None:
+    assert encrypt(counter, key) == expected
+    assert philox.philox(counter, key) == expected
+
+
+@given(st.tuples(WORDS, WORDS, WORDS, WORDS), st.tuples(WORDS, WORDS))
+def test_cipher_equals_the_independent_one(counter: philox.Counter, key: tuple[int, int]) -> None:
+    assert encrypt(counter, key) == philox.philox(counter, key)
+
+
+@given(SEEDS, WORDS, WORDS, st.lists(WORDS, max_size=5), st.sampled_from(Stream))
+def test_packing_of_counter_and_key(seed: int, choice: int, position: int, ids: list[int], stream: Stream) -> None:
+    got = uniform_integers(seed, choice, position, np.array(ids, np.int64), stream)
+    assert [int(value) for value in got] == [philox.integer(seed, choice, position, t, stream) for t in ids]
+
+
+def test_every_coordinate_matters() -> None:
+    ids = np.arange(8)
+    base = uniform_integers(5, 0, 0, ids)
+    others = [
+        uniform_integers(6, 0, 0, ids),
+        uniform_integers(5 + 2**32, 0, 0, ids),
+        uniform_integers(5, 1, 0, ids),
+        uniform_integers(5, 0, 1, ids),
+        uniform_integers(5, 0, 0, ids + 8),
+        uniform_integers(5, 0, 0, ids, Stream.ACCEPT),
+        uniform_integers(5, 0, 0, ids, Stream.RESIDUAL),
+    ]
+    assert all(not np.any(base == other) for other in others)
+
+
+def test_integers_have_52_bits_and_use_them_all() -> None:
+    values = uniform_integers(1, 0, 0, np.arange(4096))
+    assert int(values.max()) < 2**52
+    assert int(np.bitwise_or.reduce(values)) == 2**52 - 1
+    assert int(np.bitwise_and.reduce(values)) == 0
+
+
+@pytest.mark.parametrize("extreme", [0, 2**52 - 1])
+def test_gumbel_is_finite_at_both_ends(extreme: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "uniform_integers", lambda *_: np.array([extreme], np.uint64))
+    assert np.isfinite(gumbel(0, 0, 0, np.array([0]))).all()
+
+
+def test_a_token_s_noise_does_not_depend_on_the_vocabulary_or_the_order() -> None:
+    small, large = gumbel(9, 2, 77, np.arange(5)), gumbel(9, 2, 77, np.arange(50_000))
+    np.testing.assert_array_equal(small, large[:5])
+    some = np.array([[49_999, 3], [3, 0]])
+    np.testing.assert_array_equal(gumbel(9, 2, 77, some), large[some])
+
+
+def test_gumbel_equals_the_formula_in_plain_floats() -> None:
+    got = gumbel(123456789012345, 3, 42, np.arange(100))
+    np.testing.assert_allclose(got, [philox.gumbel(123456789012345, 3, 42, t) for t in range(100)], rtol=1e-13)
+
+
+@pytest.mark.parametrize("axis", ["tokens", "positions", "seeds"])
+def test_uniform_along_every_axis(axis: str) -> None:
+    """Chi-square over 64 cells of the leading bits and of the trailing ones; alpha 1e-3, fixed values."""
+    count = 20_000 if axis == "tokens" else 4_000
+    values = {
+        "tokens": lambda: uniform_integers(3, 0, 10, np.arange(count)),
+        "positions": lambda: np.array([uniform_integers(3, 0, p, np.array([7]))[0] for p in range(count)]),
+        "seeds": lambda: np.array([uniform_integers(s, 0, 10, np.array([7]))[0] for s in range(count)]),
+    }[axis]()
+    for cells in (values >> np.uint64(46), values & np.uint64(63)):
+        assert chisquare(np.bincount(cells.astype(np.int64), minlength=64)).pvalue > 1e-3

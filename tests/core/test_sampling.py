@@ -1,0 +1,140 @@
+"""From logits to log-probabilities: against transformers' processors, against cases by hand, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specwire.core.sampling import InvalidParameter, Rule, Sampling, kept_by_top_p, log_probabilities, resolve_rule
+
+LOGITS = np.log([0.5, 0.25, 0.125, 0.125])
+
+
+def by_transformers(logits: list[float], sampling: Sampling) -> list[float]:
+    scores = torch.tensor([logits], dtype=torch.float64)
+    ids = torch.zeros((1, 1), dtype=torch.long)
+    scores = TemperatureLogitsWarper(sampling.temperature)(ids, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    return [float(value) for value in torch.log_softmax(scores, dim=-1)[0]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.integers(-4000, 4000), min_size=2, max_size=12, unique=True),
+    st.floats(0.2, 3.0),
+    st.integers(0, 12),
+    st.sampled_from([0.1, 0.37, 0.71, 0.93, 1.0]),
+)
+def test_equals_transformers(units: list[int], temperature: float, top_k: int, top_p: float) -> None:
+    """Distinct logits and a top_p that no partial sum hits: there the two define the same filters."""
+    logits = [unit / 512 for unit in units]
+    sampling = Sampling(temperature, top_k, top_p)
+    np.testing.assert_allclose(log_probabilities(logits, sampling), by_transformers(logits, sampling), atol=1e-9)
+
+
+def test_temperature_alone() -> None:
+    expected = np.array([4, 1, 0.25, 0.25]) / 5.5
+    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(0.5))), expected)
+
+
+def test_top_k_renormalises() -> None:
+    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(1.0, top_k=2))), [2 / 3, 1 / 3, 0, 0])
+
+
+def test_top_k_keeps_ties_with_the_last_one_kept() -> None:
+    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(1.0, top_k=3))), [0.5, 0.25, 0.125, 0.125])
+
+
+@pytest.mark.parametrize("top_k", [0, 4, 5, 1000])
+def test_top_k_zero_or_beyond_the_vocabulary_is_off(top_k: int) -> None:
+    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(1.0, top_k=top_k))), np.exp(LOGITS))
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [
+        (0.01, [True, False, False, False]),
+        (0.5, [True, False, False, False]),
+        (0.500001, [True, True, False, False]),
+        (0.75, [True, True, False, False]),
+        (0.8, [True, True, True, False]),
+        (0.9, [True, True, True, True]),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: list[bool]) -> None:
+    """Masses are sums of powers of two, hence exact; of the two equal last ones the lower id goes first."""
+    assert kept_by_top_p(np.array([0.5, 0.25, 0.125, 0.125]), top_p).tolist() == kept
+    assert (log_probabilities(LOGITS, Sampling(1.0, top_p=top_p)) > -np.inf).tolist() == kept
+
+
+def test_top_p_is_measured_after_temperature_and_top_k() -> None:
+    """0.5 of (2/3, 1/3) is the first token alone; of the unfiltered four it is too; 0.6 tells them apart."""
+    filtered = log_probabilities(LOGITS, Sampling(1.0, top_k=2, top_p=0.6))
+    assert (filtered > -np.inf).tolist() == [True, False, False, False]
+
+
+def test_token_zero_can_be_removed_and_kept() -> None:
+    assert np.exp(log_probabilities([0.0, 9.0], Sampling(1.0, top_k=1))).tolist() == [0.0, 1.0]
+    assert np.exp(log_probabilities([9.0, 0.0], Sampling(1.0, top_k=1))).tolist() == [1.0, 0.0]
+
+
+def test_greedy_gives_the_raw_distribution() -> None:
+    """At temperature 0 the filters change no argmax, so they are not applied."""
+    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(0.0, top_k=1, top_p=0.1))), np.exp(LOGITS))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_masked_ids_stay_masked_and_large_logits_do_not_overflow(temperature: float) -> None:
+    probabilities = np.exp(log_probabilities([1e4, -np.inf, 1e4], Sampling(temperature)))
+    np.testing.assert_allclose(probabilities, [0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("field", "parameters"),
+    [
+        ("temperature", {"temperature": math.nan}),
+        ("temperature", {"temperature": math.inf}),
+        ("temperature", {"temperature": -0.1}),
+        ("temperature", {"temperature": 100.5}),
+        ("top_k", {"top_k": -1}),
+        ("top_p", {"top_p": 0.0}),
+        ("top_p", {"top_p": 1.01}),
+        ("top_p", {"top_p": math.nan}),
+        ("seed", {"seed": -1}),
+        ("seed", {"seed": 2**64}),
+        ("choice", {"choice": -1}),
+        ("choice", {"choice": 2**32}),
+    ],
+)
+def test_invalid_parameters_name_field_and_value(field: str, parameters: dict[str, float]) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        Sampling(**parameters)  # type: ignore[arg-type] # one of them has the wrong value on purpose
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    assert str(next(iter(parameters.values()))) in str(caught.value)
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 100.0}, {"seed": 2**64 - 1}, {"choice": 2**32 - 1}])
+def test_the_bounds_themselves_are_valid(parameters: dict[str, float]) -> None:
+    Sampling(**parameters)  # type: ignore[arg-type] # each key takes its own type
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("", 0.0), ("greedy", 0.0), ("", 0.5), ("coupled", 0.5)])
+def test_rule_follows_the_temperature(name: str, temperature: float) -> None:
+    assert resolve_rule(name, Sampling(temperature)) is (Rule.GREEDY if temperature == 0 else Rule.COUPLED)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("greedy", 0.5), ("coupled", 0.0), ("magic", 0.0), ("GREEDY", 0.0)])
+def test_a_rule_that_is_unknown_or_contradicts_is_refused(name: str, temperature: float) -> None:
+    with pytest.raises(InvalidParameter, match="rule") as caught:
+        resolve_rule(name, Sampling(temperature))
+    assert name in str(caught.value)
