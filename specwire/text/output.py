@@ -15,9 +15,10 @@ from specwire.text.stops import StopScanner
 class Release:
     """What some tokens release.
 
-    text: may be empty. text_ends: one per kept token, where its text ends in the whole output, in code points, counting
-    what is still held back. kept: how many of the tokens belong to the output (less than all only when a stop string was
-    completed). stopped_at: the output's length in code points, once a stop string was completed.
+    text: may be empty.
+    text_ends: one per kept token, where its text ends in the whole output, in code points, counting what is held back.
+    kept: how many of the tokens belong to the output; less than all only when a stop string was completed.
+    stopped_at: the output's length in code points, once a stop string was completed.
     """
 
     text: str

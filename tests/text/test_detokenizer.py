@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from specwire.text import Detokenizer, TokenizerError, encode, load_tokenizer
 from specwire.text.detokenizer import BYTE_OF, WINDOW, WindowPieces
-from tests.text.tokenizers_for_tests import ALL, CORPUS, byte_level, sentencepiece_like
+from tests.text.tokenizers_for_tests import ALL, CORPUS, byte_level, id_of, sentencepiece_like
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
@@ -52,29 +52,29 @@ def test_real_text_round_trips(family: str, chunks: list[str]) -> None:
 
 def test_a_character_is_released_by_its_last_byte() -> None:
     tokenizer = byte_level()
-    alphabet = {byte: tokenizer.token_to_id(character) for character, byte in BYTE_OF.items()}
+    alphabet = {byte: id_of(tokenizer, character) for character, byte in BYTE_OF.items()}
     parts = pieces(tokenizer, [alphabet[byte] for byte in "a🙂".encode()])
     assert parts == ["a", "", "", "", "🙂", ""]
 
 
 def test_incomplete_bytes_become_one_replacement_at_the_end() -> None:
     tokenizer = byte_level()
-    alphabet = {byte: tokenizer.token_to_id(character) for character, byte in BYTE_OF.items()}
+    alphabet = {byte: id_of(tokenizer, character) for character, byte in BYTE_OF.items()}
     parts = pieces(tokenizer, [alphabet[byte] for byte in "🙂".encode()[:3]])
     assert parts == ["", "", "", "\ufffd"]
 
 
 def test_a_run_of_byte_tokens_is_released_when_it_ends() -> None:
     tokenizer = sentencepiece_like()
-    run = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
-    assert pieces(tokenizer, [*run, tokenizer.token_to_id("a")]) == ["", "", "", "", "🙂a", ""]
-    broken = [*run, run[0], tokenizer.token_to_id("a")]
+    run = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    assert pieces(tokenizer, [*run, id_of(tokenizer, "a")]) == ["", "", "", "", "🙂a", ""]
+    broken = [*run, run[0], id_of(tokenizer, "a")]
     assert "".join(pieces(tokenizer, broken)) == whole(tokenizer, broken) == "\ufffd" * 5 + "a"
 
 
 def test_special_tokens_in_the_middle_do_not_eat_the_next_space() -> None:
     tokenizer = sentencepiece_like()
-    the, special = tokenizer.token_to_id("▁the"), tokenizer.token_to_id("</s>")
+    the, special = id_of(tokenizer, "▁the"), id_of(tokenizer, "</s>")
     tokens = [the] + [special] * 20 + [the]
     assert "".join(pieces(tokenizer, tokens)) == "the the"
 
@@ -83,7 +83,7 @@ def test_special_tokens_in_the_middle_do_not_eat_the_next_space() -> None:
 def test_the_window_stays_short(family: str) -> None:
     tokenizer = ALL[family]()
     content = {"sentencepiece_like": "▁the", "word_level": "red", "word_piece": "play", "end_of_word": "w</w>"}
-    token = tokenizer.token_to_id(content.get(family, "a"))
+    token = id_of(tokenizer, content.get(family, "a"))
     detokenizer = Detokenizer(tokenizer)
     window = detokenizer._pieces
     assert isinstance(window, WindowPieces)
@@ -95,7 +95,7 @@ def test_the_window_stays_short(family: str) -> None:
 def test_a_flushed_detokenizer_starts_anew() -> None:
     tokenizer = sentencepiece_like()
     detokenizer = Detokenizer(tokenizer)
-    the = tokenizer.token_to_id("▁the")
+    the = id_of(tokenizer, "▁the")
     assert detokenizer.push(the) + detokenizer.flush() == detokenizer.push(the) + detokenizer.flush() == "the"
 
 

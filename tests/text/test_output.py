@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.text import OutputText, encode
-from tests.text.tokenizers_for_tests import byte_level, sentencepiece_like
+from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like
 
 
 def test_kept_ends_with_the_token_that_completes_the_stop() -> None:
     tokenizer = byte_level()
-    tokens = [tokenizer.token_to_id(token) for token in ("a", "b", ";", "c", "d")]
+    tokens = [id_of(tokenizer, token) for token in ("a", "b", ";", "c", "d")]
     output = OutputText(tokenizer, ["b;"])
     release = output.push(tokens)
     assert (release.text, release.kept, release.stopped_at) == ("a", 3, 1)
@@ -32,9 +32,9 @@ def test_what_is_held_back_comes_with_finish() -> None:
 
 def test_a_stop_completed_by_the_end_itself() -> None:
     tokenizer = sentencepiece_like()
-    run = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    run = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in "🙂".encode()]
     output = OutputText(tokenizer, ["🙂"])
-    assert output.push([tokenizer.token_to_id("a"), *run]).text == "a"
+    assert output.push([id_of(tokenizer, "a"), *run]).text == "a"
     assert output.finish() == ""
     assert output.stopped_at == output.length == 1
 

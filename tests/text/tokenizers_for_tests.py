@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -12,7 +13,20 @@ CORPUS = [
     "naïve café – 日本語のテキスト, emoji 🙂🙃👩‍👩‍👧, Ελληνικά, кириллица",
     "    indented  twice;  spaces   and\ttabs",
 ]
+PIECES = ["▁", "▁▁", "▁▁▁▁", "a", "b", "é", "t", "h", "e", "▁t", "th", "▁th", "▁the", "he", "日", "�", "."]
 SPECIALS = [AddedToken("<s>", special=True), AddedToken("</s>", special=True)]
+
+
+def trainer_of(size: int, specials: list[AddedToken], alphabet: Sequence[str] = ()) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=list(alphabet), special_tokens=list(specials), show_progress=False
+    )
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
 
 
 @cache
@@ -22,9 +36,7 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIALS, show_progress=False
-    )
+    trainer = trainer_of(340, SPECIALS, alphabet)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens(["<tool>", "à la", "语"])
     return tokenizer
@@ -72,9 +84,7 @@ def metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=200, special_tokens=[AddedToken("<unk>", special=True), *SPECIALS], show_progress=False
-    )
+    trainer = trainer_of(200, [AddedToken("<unk>", special=True), *SPECIALS])
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 

@@ -1,0 +1,1 @@
+"""The wire: conversions, channel and server options, servers, error policy, stream senders."""

@@ -1,0 +1,113 @@
+"""Error policy: what a caller sees when a handler raises. One interceptor owns it.
+
+InvalidParameter        INVALID_ARGUMENT, "field: what is wrong"
+StatusError             its own code and message
+cancellation, abort     untouched
+anything else           logged with its traceback; the caller gets INTERNAL and a neutral sentence
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+
+from specwire.core.sampling import InvalidParameter
+
+logger = logging.getLogger(__name__)
+
+NEUTRAL_MESSAGE = "internal error; the server's log has the details"
+
+# gRPC passes messages of whatever type the method has, so the wrappers are generic over them.
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # a string: not generic at run time
+Behaviour = Callable[[Any, Context], Any]
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]"
+
+
+class StatusError(Exception):
+    """A failure with a gRPC status of its own: `message` is one sentence for the caller."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+
+
+def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """The status and message that a caller is told for `error`; not for cancellation."""
+    if isinstance(error, InvalidParameter):
+        return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    if isinstance(error, StatusError):
+        return error.code, error.message
+    return grpc.StatusCode.INTERNAL, NEUTRAL_MESSAGE
+
+
+def code_number(code: grpc.StatusCode) -> int:
+    """The code as in google.rpc.Code, for `Refused.code`."""
+    return int(code.value[0])
+
+
+def code_of(number: int) -> grpc.StatusCode:
+    """The code of a number from the wire; UNKNOWN for one that gRPC does not have."""
+    return next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
+
+
+class ErrorPolicy(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Applies the policy to unary and stream calls of every service on a server."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # an unknown method
+            return handler
+        kind = _kind(handler)
+        guard = _guard_generator if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_coroutine
+        wrapped = guard(getattr(handler, kind), handler_call_details.method)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        result: Handler = make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return result
+
+
+def _kind(handler: Handler) -> str:
+    ends = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
+    return "_".join(ends)
+
+
+def _guard_coroutine(behaviour: Behaviour, method: str) -> Behaviour:
+    async def guarded(request: object, context: Context) -> object:
+        try:
+            result: object = await behaviour(request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await _abort(error, method, context)
+        return result
+
+    return guarded
+
+
+def _guard_generator(behaviour: Behaviour, method: str) -> Behaviour:
+    async def guarded(request: object, context: Context) -> AsyncIterator[object]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await _abort(error, method, context)
+
+    return guarded
+
+
+async def _abort(error: Exception, method: str, context: Context) -> NoReturn:
+    code, message = status_of(error)
+    if code is grpc.StatusCode.INTERNAL and not isinstance(error, StatusError):
+        logger.error("%s failed", method, exc_info=error)
+    await context.abort(code, message)

@@ -1,0 +1,73 @@
+"""Options of every channel and every server, in one place so that both ends accept what the other does."""
+
+from __future__ import annotations
+
+import ipaddress
+
+Options = list[tuple[str, int | str]]
+
+# A prompt of 128k tokens takes less than 1 MiB; a tokenizer.json up to about 10 MiB.
+MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+
+# A dead peer or a connection that a proxy forgot is noticed within 15 s, also while no call is running.
+PING_EVERY_MS = 10_000
+PING_TIMEOUT_MS = 5_000
+
+# How often a client may ping before the server calls it abuse; below PING_EVERY_MS, for clocks and pauses differ.
+LEAST_PING_INTERVAL_MS = 5_000
+
+# Redialling: gRPC's own backoff grows to two minutes, too long where a session waits to be resumed.
+FIRST_REDIAL_MS = 100
+MOST_REDIAL_MS = 2_000
+
+
+def _shared() -> Options:
+    return [
+        ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # 0: no limit, or pings would stop on an idle stream
+    ]
+
+
+def channel_options(target: str) -> Options:
+    """Options for a client channel to `target` (HOST:PORT).
+
+    A loopback target is dialled directly: HTTP proxy variables are meant for the way out of the machine.
+    """
+    redial: Options = [
+        ("grpc.initial_reconnect_backoff_ms", FIRST_REDIAL_MS),
+        ("grpc.min_reconnect_backoff_ms", FIRST_REDIAL_MS),
+        ("grpc.max_reconnect_backoff_ms", MOST_REDIAL_MS),
+    ]
+    direct: Options = [("grpc.enable_http_proxy", 0)] if is_loopback(host_of(target)) else []
+    return _shared() + redial + direct
+
+
+def server_options() -> Options:
+    """Options for a server.
+
+    SO_REUSEPORT is off: with it, a second process binds the same port without an error and takes half the calls.
+    """
+    return [
+        *_shared(),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", LEAST_PING_INTERVAL_MS),
+    ]
+
+
+def host_of(target: str) -> str:
+    """The host part of HOST:PORT, without an IPv6 address's brackets."""
+    return target.rpartition(":")[0].strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine only; any name but localhost counts as foreign."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,135 @@
+"""A gRPC server as every process of specwire runs it: health, reflection, error policy, graceful stop."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from specwire.rpc.errors import ErrorPolicy
+from specwire.rpc.options import host_of, is_loopback, server_options
+
+
+class ListenError(Exception):
+    """The server cannot listen where it was told to; the message names the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service to host.
+
+    name: full name, such as specwire.v1.VerifyService.
+    register: adds the servicer to a server, such as
+        `lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)`.
+    """
+
+    name: str
+    register: Callable[[grpc.aio.Server], None]
+
+
+class HealthChecks(Protocol):
+    """What is used of grpc_health's asyncio servicer, for which there are no types."""
+
+    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None: ...
+
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+class RunningServer:
+    """A server that listens. `address` is HOST:PORT as a client on this machine dials it."""
+
+    def __init__(self, server: grpc.aio.Server, checks: HealthChecks, names: Sequence[str], address: str) -> None:
+        self._server = server
+        self._checks = checks
+        self._names = names
+        self.address = address
+        self.port = int(address.rpartition(":")[2])
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checks, overall and for each service, whether calls are wanted."""
+        states = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._checks.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Health says no at once, new calls are refused, running ones get `grace` seconds, then are cancelled."""
+        await self._checks.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+    async def wait(self) -> None:
+        """Until the server has stopped."""
+        await self._server.wait_for_termination()
+
+
+async def serve(
+    services: Sequence[Service], listen: str, *, allow_insecure: bool = False, serving: bool = True
+) -> RunningServer:
+    """Start a server.
+
+    Args:
+        listen: HOST:PORT; port 0 takes a free one, an empty host is the loopback address.
+        allow_insecure: listen beyond this machine without TLS.
+        serving: what health checks say at first; False while a model loads, say.
+
+    Raises:
+        ListenError: bad address, port in use, or an address beyond this machine without allow_insecure.
+    """
+    host, port = parse_listen(listen)
+    if not allow_insecure and not is_loopback(host):
+        raise ListenError(
+            f"listen: {listen} can be reached from other machines and the connection is not encrypted; "
+            "use a loopback address, or --insecure if the network is trusted"
+        )
+    _check_free(host, port, listen)
+    server = grpc.aio.server(interceptors=[ErrorPolicy()], options=server_options())
+    checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    names = [service.name for service in services]
+    for service in services:
+        service.register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    running = RunningServer(server, checks, names, _bind(server, host, port, listen))
+    await running.set_serving(serving)
+    await server.start()
+    return running
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. `localhost` becomes 127.0.0.1: one address, whatever the resolver's order."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ListenError(f"listen: {listen!r} is not HOST:PORT")
+    host = host_of(listen)
+    return ("127.0.0.1" if host in ("", "localhost") else host), int(port)
+
+
+def _check_free(host: str, port: int, listen: str) -> None:
+    """Bind with a plain socket first: gRPC would write its own complaint to standard error."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise ListenError(f"listen: cannot listen on {listen}: {reason}") from error
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, listen: str) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        bound = server.add_insecure_port(f"{shown}:{port}")
+    except RuntimeError as error:
+        raise ListenError(f"listen: cannot listen on {listen}: {error}") from error
+    return f"{_dialled(shown)}:{bound}"
+
+
+def _dialled(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
