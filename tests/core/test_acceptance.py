@@ -166,7 +166,8 @@ Rows = npt.NDArray[np.float64]
 def choose_over_seeds(log_p: Rows, position: int) -> npt.NDArray[np.int64]:
     """`choose` for all SEEDS at temperature 1; log_p is (vocabulary,) or (seeds, vocabulary)."""
     noise = gumbel_over_seeds(SEEDS, position, log_p.shape[-1])
-    return np.argmax(log_p + noise, axis=-1)
+    chosen: npt.NDArray[np.int64] = np.argmax(log_p + noise, axis=-1)
+    return chosen
 
 
 def test_the_vectorised_draw_is_the_core_s() -> None:
@@ -191,8 +192,7 @@ def test_two_successive_positions_follow_the_target_jointly() -> None:
 
 @pytest.mark.parametrize("guess", range(4))
 def test_the_law_holds_given_any_proposal(guess: int) -> None:
-    """With a proposal of `guess` the first token's law is the target's, and the second's, whether it is accepted
-    (second row of the same forward) or refused (a forward of its own)."""
+    """Whether the second token comes from the guess's row of the same forward or, refused, from one of its own."""
     first = choose_over_seeds(FIRST, START)
     behind_guess = choose_over_seeds(np.broadcast_to(SECOND[guess], (len(SEEDS), 4)), START + 1)
     own_forward = choose_over_seeds(SECOND[first], START + 1)

@@ -95,10 +95,12 @@ def test_gumbel_equals_the_formula_in_plain_floats() -> None:
 def test_uniform_along_every_axis(axis: str) -> None:
     """Chi-square over 64 cells of the leading bits and of the trailing ones; alpha 1e-3, fixed values."""
     count = 20_000 if axis == "tokens" else 4_000
-    values = {
-        "tokens": lambda: uniform_integers(3, 0, 10, np.arange(count)),
-        "positions": lambda: np.array([uniform_integers(3, 0, p, np.array([7]))[0] for p in range(count)]),
-        "seeds": lambda: np.array([uniform_integers(s, 0, 10, np.array([7]))[0] for s in range(count)]),
-    }[axis]()
+    seven = np.array([7])
+    if axis == "tokens":
+        values = uniform_integers(3, 0, 10, np.arange(count))
+    elif axis == "positions":
+        values = np.concatenate([uniform_integers(3, 0, position, seven) for position in range(count)])
+    else:
+        values = np.concatenate([uniform_integers(seed, 0, 10, seven) for seed in range(count)])
     for cells in (values >> np.uint64(46), values & np.uint64(63)):
         assert chisquare(np.bincount(cells.astype(np.int64), minlength=64)).pvalue > 1e-3

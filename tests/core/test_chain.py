@@ -1,0 +1,202 @@
+"""Every outcome of an offer, and what contradicts a chain."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core.chain import Chains, Offer, Proposal
+from specwire.core.text import Text, hash_of
+
+PROMPT = [4, 0, 2]
+
+
+def chunk(tokens: tuple[int, ...], chain: int = 0, base: int = 3, offset: int = 0, source: int = 1) -> Proposal:
+    """A chunk of a chain that starts behind PROMPT unless told otherwise."""
+    prefix = [*PROMPT, 5, 6, 7][:base]
+    return Proposal(source, chain, base, offset, tokens, hash_of(prefix) if offset == 0 else None)
+
+
+@pytest.fixture
+def text() -> Text:
+    return Text(PROMPT)
+
+
+@pytest.fixture
+def chains() -> Chains:
+    return Chains(vocabulary=10, most_ahead=6)
+
+
+def test_chunks_in_order_make_a_chain(chains: Chains, text: Text) -> None:
+    assert chains.offer(chunk((5, 0)), text) is Offer.STARTED
+    assert chains.offer(chunk((7,), offset=2), text) is Offer.EXTENDED
+    assert chains.window(3, 8) == (5, 0, 7)
+    assert chains.window(3, 2) == (5, 0)
+    assert chains.window(4, 8) == (0, 7)
+    assert chains.window(6, 8) == ()
+    assert chains.window(3, 0) == ()
+
+
+def test_a_chain_may_start_at_position_zero() -> None:
+    chains, text = Chains(10), Text([])
+    assert chains.offer(Proposal(0, 0, 0, 0, (0,), hash_of([])), text) is Offer.STARTED
+    assert chains.window(0, 4) == (0,)
+
+
+def test_repeated_chunks_change_nothing(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6, 7)), text)
+    assert chains.offer(chunk((5, 6, 7)), text) is Offer.DUPLICATE
+    assert chains.offer(chunk((6,), offset=1), text) is Offer.DUPLICATE
+    assert chains.window(3, 8) == (5, 6, 7)
+
+
+def test_an_overlapping_chunk_adds_what_is_new(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6)), text)
+    assert chains.offer(chunk((6, 7, 8), offset=1), text) is Offer.EXTENDED
+    assert chains.window(3, 8) == (5, 6, 7, 8)
+
+
+def test_a_gap_is_not_bridged(chains: Chains, text: Text) -> None:
+    assert chains.offer(chunk((7,), offset=2), text) is Offer.GAP
+    chains.offer(chunk((5,)), text)
+    assert chains.offer(chunk((7,), offset=2), text) is Offer.GAP
+    assert chains.offer(chunk((5,), base=4, offset=1), text) is Offer.GAP
+    assert chains.window(3, 8) == (5,)
+
+
+def test_a_base_beyond_the_text_is_a_gap(chains: Chains, text: Text) -> None:
+    assert chains.offer(chunk((5,), base=4), text) is Offer.GAP
+
+
+@pytest.mark.parametrize("prefix_hash", [None, 0, hash_of(PROMPT) ^ 1])
+def test_a_wrong_prefix_is_refused(chains: Chains, text: Text, prefix_hash: int | None) -> None:
+    assert chains.offer(Proposal(1, 0, 3, 0, (5,), prefix_hash), text) is Offer.WRONG_PREFIX
+    assert chains.offer(chunk((5,)), text) is Offer.STARTED
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Proposal(1, 0, 3, 0, (10,), hash_of(PROMPT)),
+        Proposal(1, 0, 3, 0, (5, -1), hash_of(PROMPT)),
+        Proposal(1, -1, 3, 0, (5,), hash_of(PROMPT)),
+        Proposal(1, 0, -1, 0, (5,), hash_of(PROMPT)),
+        Proposal(1, 0, 3, -1, (5,), hash_of(PROMPT)),
+    ],
+)
+def test_out_of_range_numbers_are_refused(chains: Chains, text: Text, proposal: Proposal) -> None:
+    assert chains.offer(proposal, text) is Offer.OUT_OF_RANGE
+    assert chains.window(3, 8) == ()
+
+
+def test_a_flood_is_cut_off(chains: Chains, text: Text) -> None:
+    assert chains.offer(chunk((1,) * 6), text) is Offer.STARTED
+    assert chains.offer(chunk((1,), offset=6), text) is Offer.OVER_RUN_AHEAD
+    assert chains.window(3, 99) == (1,) * 6
+    assert Chains(10, most_ahead=6).offer(chunk((1,) * 7), text) is Offer.OVER_RUN_AHEAD
+
+
+def test_a_newer_chain_replaces_the_older_of_its_source_only(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6, 7)), text)
+    chains.offer(chunk((8, 8), source=2), text)
+    assert chains.offer(chunk((9,), chain=4), text) is Offer.STARTED
+    assert chains.offer(chunk((7,), chain=3), text) is Offer.STALE
+    assert chains.offer(chunk((7,), chain=0, offset=3), text) is Offer.STALE
+    assert chains.window(3, 8) == (8, 8)
+    chains.drop(2)
+    assert chains.window(3, 8) == (9,)
+
+
+def test_a_refused_newer_chain_leaves_the_older_one(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5,)), text)
+    assert chains.offer(Proposal(1, 1, 3, 0, (6,), 0), text) is Offer.WRONG_PREFIX
+    assert chains.window(3, 8) == (5,)
+
+
+def test_the_longest_chain_gives_the_window_and_ties_go_to_the_lowest_source(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((1, 1), source=2), text)
+    chains.offer(chunk((2, 2), source=1), text)
+    assert chains.window(3, 8) == (2, 2)
+    chains.offer(chunk((1,), source=2, offset=2), text)
+    assert chains.window(3, 8) == (1, 1, 1)
+    assert chains.window(3, 2) == (2, 2)
+
+
+def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 0, 7, 8)), text)
+    text.extend((5, 0))
+    assert chains.advance(3, (5, 0)) == []
+    assert chains.window(5, 8) == (7, 8)
+    text.extend((1,))
+    assert chains.advance(5, (1,)) == [1]
+    assert chains.window(6, 8) == ()
+    assert chains.offer(chunk((9,), offset=4), text) is Offer.STALE
+
+
+def test_a_contradiction_by_or_of_token_zero_counts(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((0,)), text)
+    assert chains.advance(3, (1,)) == [1]
+    chains.offer(chunk((1,), chain=1), text)
+    assert chains.advance(3, (0,)) == [1]
+
+
+def test_a_late_chunk_is_compared_with_what_was_decided_meanwhile(chains: Chains, text: Text) -> None:
+    text.extend((5, 6))
+    assert chains.offer(chunk((5, 6, 7)), text) is Offer.STARTED
+    assert chains.window(5, 8) == (7,)
+    assert chains.offer(chunk((5, 9, 7), chain=1), text) is Offer.CONTRADICTED
+    assert chains.window(5, 8) == ()
+    assert chains.offer(chunk((8,), chain=1, offset=3), text) is Offer.STALE
+
+
+def test_a_chain_that_lags_behind_the_text_may_catch_up(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5,)), text)
+    text.extend((5, 6))
+    assert chains.advance(3, (5, 6)) == []
+    assert chains.window(5, 8) == ()
+    assert chains.offer(chunk((6, 7), offset=1), text) is Offer.EXTENDED
+    assert chains.window(5, 8) == (7,)
+
+
+def test_a_source_that_was_dropped_may_start_its_numbers_again(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5,), chain=9), text)
+    chains.drop(1)
+    assert chains.window(3, 8) == ()
+    assert chains.offer(chunk((6,), chain=0), text) is Offer.STARTED
+
+
+def test_every_offer_is_counted(chains: Chains, text: Text) -> None:
+    for proposal in (chunk((5,)), chunk((5,)), chunk((99,)), chunk((1,), offset=5)):
+        chains.offer(proposal, text)
+    assert chains.counts == {Offer.STARTED: 1, Offer.DUPLICATE: 1, Offer.OUT_OF_RANGE: 1, Offer.GAP: 1}
+
+
+WILD = st.builds(
+    lambda source, chain, base, offset, tokens, true: Proposal(
+        source, chain, base, offset, tuple(tokens), hash_of([1] * base) if true and 0 <= base < 9 else None
+    ),
+    st.integers(0, 1),
+    st.integers(-1, 3),
+    st.integers(-1, 6),
+    st.integers(-1, 3),
+    st.lists(st.integers(-1, 3), min_size=1, max_size=3),
+    st.booleans(),
+)
+
+
+@given(st.lists(WILD | st.integers(0, 2), max_size=40))
+def test_a_window_never_contradicts_the_text(events: list[Proposal | int]) -> None:
+    """Proposals of any content and decided tokens in any order: what is live agrees with the text everywhere."""
+    text, chains = Text([1]), Chains(3, most_ahead=4)
+    for event in events:
+        if isinstance(event, int):
+            text.extend((event,))
+            chains.advance(len(text) - 1, (event,))
+        else:
+            chains.offer(event, text)
+        for chain in chains._live.values():
+            assert chain.base <= len(text)
+            decided = chain.tokens[: len(text) - chain.base]
+            assert text.tokens[chain.base : chain.base + len(decided)] == decided
+            assert chain.end - len(text) <= 4

@@ -1,0 +1,129 @@
+"""The controller: what it plans from what it is told."""
+
+from __future__ import annotations
+
+from specwire.core.controller import MOST_WINDOW, PROBE_EVERY, PROBE_WINDOW, Controller, Discipline, Plan
+from specwire.core.speed import ForwardTimes
+
+FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
+
+
+def controller(shared: bool = True, forward: dict[int, float] | None = None) -> Controller:
+    return Controller(ForwardTimes(forward or FLAT), shared)
+
+
+def learn(
+    subject: Controller, draft_us: int, accepted: int, tested: int = 8, delay_us: int = 0, times: int = 200
+) -> None:
+    for _ in range(times):
+        subject.observe_proposal(tested, draft_us * tested)
+        subject.observe_verdict(tested, accepted, delay_us)
+
+
+def consistent(plan: Plan) -> bool:
+    off = plan.discipline is Discipline.OFF
+    return off == (plan.due == 0) == (plan.pace.run_ahead == 0) and plan.pace.chunk >= 1 and bool(plan.reason)
+
+
+def test_it_starts_by_measuring() -> None:
+    for shared, discipline in ((True, Discipline.LOCKSTEP), (False, Discipline.STREAM)):
+        plan = controller(shared).plan()
+        assert (plan.discipline, plan.reason) == (discipline, "measuring")
+        assert consistent(plan)
+
+
+def test_shared_cores_take_turns_in_whole_chunks() -> None:
+    subject = controller()
+    learn(subject, draft_us=500, accepted=6)
+    plan = subject.plan()
+    assert plan.discipline is Discipline.LOCKSTEP
+    assert plan.pace.chunk == plan.pace.run_ahead == plan.due > 2
+    assert consistent(plan)
+
+
+def test_a_better_drafter_gets_a_longer_window() -> None:
+    windows = []
+    for accepted in (1, 3, 6, 8):
+        subject = controller()
+        learn(subject, draft_us=500, accepted=accepted)
+        windows.append(subject.plan().due)
+    assert windows == sorted(windows)
+    assert windows[0] < windows[-1] <= MOST_WINDOW
+
+
+def test_separate_hosts_stream() -> None:
+    subject = controller(shared=False)
+    learn(subject, draft_us=500, accepted=6)
+    plan = subject.plan()
+    assert plan.discipline is Discipline.STREAM
+    assert plan.pace.chunk < plan.pace.run_ahead
+    assert consistent(plan)
+
+
+def test_off_without_gain_for_a_slow_or_a_poor_drafter() -> None:
+    for draft_us, accepted in ((20_000, 4), (5_000, 0)):
+        subject = controller()
+        learn(subject, draft_us, accepted)
+        subject.plan()
+        plan = subject.plan()
+        assert (plan.discipline, plan.due) == (Discipline.OFF, 0)
+        assert consistent(plan)
+
+
+def test_off_is_probed_now_and_then() -> None:
+    subject = controller()
+    learn(subject, 20_000, 0)
+    plans = []
+    for _ in range(3 * PROBE_EVERY):
+        subject.observe_verdict(0, 0, 0)
+        plans.append(subject.plan())
+    probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
+    assert 2 <= len(probes) <= 4
+    assert all(plans[index].due == PROBE_WINDOW and consistent(plans[index]) for index in probes)
+
+
+def test_a_drafter_that_improves_is_switched_on_again() -> None:
+    subject = controller()
+    learn(subject, 5_000, 0)
+    subject.plan()
+    assert subject.plan().discipline is Discipline.OFF
+    learn(subject, 300, PROBE_WINDOW, tested=PROBE_WINDOW)
+    assert subject.plan().discipline is Discipline.LOCKSTEP
+
+
+def test_overhead_of_the_cycle_counts_against_drafting() -> None:
+    def gain(delay_us: int) -> int:
+        subject = controller(forward={1: 3_000.0, 17: 3_300.0})
+        subject.plan()
+        learn(subject, draft_us=1_000, accepted=3, delay_us=delay_us)
+        return subject.plan().due
+
+    assert gain(60_000) >= gain(1_000)
+
+
+def test_the_floor_lies_between_nothing_and_certainty() -> None:
+    for draft_us in (10, 500, 3_000):
+        subject = controller()
+        learn(subject, draft_us, accepted=7)
+        assert 0.0 <= subject.plan().pace.confidence_floor <= 0.9
+
+
+def test_the_same_events_give_the_same_plans() -> None:
+    def plans() -> list[Plan]:
+        subject = controller()
+        result = []
+        for step in range(300):
+            subject.observe_proposal(4, 2_000 + step % 7)
+            subject.observe_verdict(4, step % 5, 3_000)
+            result.append(subject.plan())
+        return result
+
+    assert plans() == plans()
+
+
+def test_a_gain_below_the_least_is_no_gain() -> None:
+    """A drafter that is never right, and costs 7 % of a forward per token."""
+    subject = controller()
+    learn(subject, 700, 0, times=2000)
+    subject.plan()
+    assert subject.plan().discipline is Discipline.OFF

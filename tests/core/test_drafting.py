@@ -1,0 +1,204 @@
+"""A drafter's session: its chain, its rollback (an absolute position), its chunks and its run-ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core.chain import Proposal
+from specwire.core.drafting import Desynchronised, DraftSession, Pace
+from specwire.core.sampling import InvalidParameter
+from specwire.core.text import hash_of
+
+PROMPT = [4, 0, 2]
+
+
+def drafted(*tokens: int, pace: Pace = Pace(2, 4), confidence: float = 1.0) -> DraftSession:  # noqa: B008 # frozen
+    session = DraftSession(PROMPT, pace)
+    for token in tokens:
+        session.drafted(token, confidence)
+    return session
+
+
+def test_a_chunk_is_due_when_it_is_full() -> None:
+    session = drafted(5)
+    assert session.take_proposal() is None
+    session.drafted(6, 1.0)
+    assert session.take_proposal() == Proposal(0, 0, 3, 0, (5, 6), hash_of(PROMPT))
+    assert session.take_proposal() is None
+
+
+def test_a_part_of_a_chunk_is_due_when_no_more_may_be_drafted() -> None:
+    session = drafted(5, pace=Pace(4, 1))
+    assert not session.wants_token
+    assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
+
+
+def test_later_chunks_carry_no_hash_and_the_offset_within_the_chain() -> None:
+    session = drafted(5, 6, 7, 8)
+    session.take_proposal()
+    assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
+
+
+def test_run_ahead_bounds_the_drafting_and_an_advance_frees_it() -> None:
+    session = drafted(5, 6, 7, 8)
+    assert not session.wants_token
+    session.advance(3, (5,), Pace(2, 4))
+    assert session.in_flight == 3
+    assert session.wants_token
+
+
+def test_run_ahead_zero_pauses() -> None:
+    assert not DraftSession(PROMPT, Pace(1, 0)).wants_token
+
+
+def test_an_advance_that_agrees_lets_the_chain_go_on() -> None:
+    session = drafted(5, 6, 7)
+    session.take_proposal()
+    assert session.advance(3, (5, 6), Pace(2, 4)) == 6
+    assert (session.chain, session.base, session.decided, session.text.tokens[3:]) == (0, 3, 5, [5, 6, 7])
+    session.drafted(8, 1.0)
+    assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
+
+
+def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
+    """The bonus token outruns the draft: its slot is fed anew, nothing before it is."""
+    session = drafted(5, 6)
+    assert session.advance(3, (5, 6, 9), Pace(2, 4)) == 5
+    assert session.text.tokens == [*PROMPT, 5, 6, 9]
+    assert (session.chain, session.base, session.sent, session.decided) == (1, 6, 6, 6)
+    session.drafted(1, 1.0)
+    session.drafted(2, 1.0)
+    assert session.take_proposal() == Proposal(0, 1, 6, 0, (1, 2), hash_of([*PROMPT, 5, 6, 9]))
+
+
+def test_a_contradiction_rolls_back_to_the_first_difference() -> None:
+    session = drafted(5, 6, 7, 8)
+    assert session.advance(3, (5, 9), Pace(2, 4)) == 4
+    assert session.text.tokens == [*PROMPT, 5, 9]
+    assert (session.chain, session.base, session.in_flight) == (1, 5, 0)
+
+
+@pytest.mark.parametrize(("guess", "truth"), [(0, 1), (1, 0)])
+def test_token_zero_contradicts_and_is_contradicted(guess: int, truth: int) -> None:
+    session = drafted(guess)
+    assert session.advance(3, (truth,), Pace(2, 4)) == 3
+    assert session.text.tokens == [*PROMPT, truth]
+
+
+def test_an_advance_without_tokens_changes_the_pace_only() -> None:
+    session = drafted(5, 6)
+    assert session.advance(3, (), Pace(1, 9)) == 5
+    assert (session.chain, session.in_flight, session.pace) == (0, 2, Pace(1, 9))
+
+
+def test_an_advance_may_go_back() -> None:
+    """A verifier was replaced before its last tokens were durable."""
+    session = drafted(5, 6, 7)
+    session.advance(3, (5, 6), Pace(2, 4))
+    assert session.advance(4, (), Pace(2, 4)) == 4
+    assert (session.text.tokens, session.decided, session.base) == ([*PROMPT, 5], 4, 4)
+    assert session.advance(4, (8,), Pace(2, 4)) == 4
+    assert session.text.tokens == [*PROMPT, 5, 8]
+
+
+def test_an_advance_may_go_back_to_position_zero() -> None:
+    session = drafted(5)
+    assert session.advance(0, (), Pace(2, 4)) == 0
+    assert session.text.tokens == []
+
+
+def test_an_advance_that_repeats_decided_tokens_and_adds_some_goes_on() -> None:
+    session = drafted(5, 6, 7)
+    session.take_proposal()
+    session.advance(3, (5,), Pace(2, 4))
+    assert session.advance(3, (5, 6), Pace(2, 4)) == 6
+    assert (session.chain, session.decided) == (0, 5)
+
+
+def test_tokens_decided_before_they_were_proposed_are_left_out() -> None:
+    session = drafted(5, 6, 7, pace=Pace(4, 4))
+    assert session.advance(3, (5, 6), Pace(1, 4)) == 6
+    assert session.take_proposal() == Proposal(0, 1, 5, 0, (7,), hash_of([*PROMPT, 5, 6]))
+
+
+def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> None:
+    session = DraftSession(PROMPT, Pace(4, 4), chain=7, context=5)
+    session.drafted(5, 1.0)
+    assert session.wants_token
+    session.drafted(6, 1.0)
+    assert not session.wants_token
+    assert session.take_proposal() == Proposal(0, 7, 3, 0, (5, 6), hash_of(PROMPT))
+
+
+def test_an_advance_beyond_the_decided_text_is_desynchronised_and_changes_nothing() -> None:
+    session = drafted(5, 6)
+    with pytest.raises(Desynchronised, match="advance at 4, but only 3"):
+        session.advance(4, (6,), Pace(9, 9))
+    assert (session.text.tokens, session.decided, session.pace) == ([*PROMPT, 5, 6], 3, Pace(2, 4))
+
+
+def test_the_floor_stops_a_doubtful_chain_and_sends_what_there_is() -> None:
+    session = drafted(5, pace=Pace(8, 8, confidence_floor=0.5), confidence=0.6)
+    assert session.wants_token
+    session.drafted(6, 0.6)
+    assert session.doubtful
+    assert not session.wants_token
+    proposal = session.take_proposal()
+    assert proposal is not None
+    assert proposal.tokens == (5, 6)
+
+
+def test_decided_tokens_leave_the_doubt_behind() -> None:
+    session = drafted(5, 6, pace=Pace(8, 8, confidence_floor=0.5), confidence=0.6)
+    session.advance(3, (5,), session.pace)
+    assert session.wants_token
+    session.advance(4, (6,), session.pace)
+    assert session.wants_token
+    assert session.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "pace"),
+    [
+        ("chunk", (0, 4, 0.0)),
+        ("run_ahead", (1, -1, 0.0)),
+        ("confidence_floor", (1, 1, 1.0)),
+        ("confidence_floor", (1, 1, -0.1)),
+    ],
+)
+def test_a_bad_pace_is_refused(field: str, pace: tuple[int, int, float]) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        Pace(*pace)
+
+
+STEP = st.tuples(st.integers(-2, 0), st.lists(st.integers(0, 1), max_size=3)) | st.integers(0, 1)
+
+
+@given(st.lists(STEP, max_size=30), st.integers(1, 3), st.integers(0, 5))
+def test_rollback_leaves_a_cache_that_holds_the_text(
+    steps: list[tuple[int, list[int]] | int], chunk: int, ahead: int
+) -> None:
+    """A cache cut to what `advance` returns, then fed to the end, always equals the text; chunks are contiguous."""
+    pace = Pace(chunk, ahead)
+    session, cache, decided = DraftSession([1], pace), [1], [1]
+    sent: dict[int, list[int]] = {}
+    for step in steps:
+        if isinstance(step, int):
+            if session.wants_token:
+                session.drafted(step, 1.0)
+        else:
+            position = max(0, session.decided + step[0])
+            decided = decided[:position] + step[1]
+            cache = cache[: session.advance(position, step[1], pace)]
+        assert cache == session.text.tokens[: len(cache)]
+        cache = list(session.text.tokens)
+        assert session.text.tokens[: session.decided] == decided
+        assert session.base <= session.sent <= len(session.text)
+        assert session.in_flight <= ahead
+        while proposal := session.take_proposal():
+            chain = sent.setdefault(proposal.chain, [])
+            assert proposal.offset == len(chain)
+            chain += proposal.tokens
+            assert session.text.tokens[proposal.base : proposal.base + len(chain)] == chain

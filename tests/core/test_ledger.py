@@ -1,0 +1,70 @@
+"""The ledger bounds what any drafter can cost, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specwire.core.ledger import Ledger
+
+V = 1000.0
+TOKENS = 256
+Guess = Callable[[int], bool]
+
+
+def run(window: int, growth: float, right: Guess, wait: float = 0.0) -> float:
+    """Microseconds for TOKENS tokens; `right(position)` says whether the drafter guesses it."""
+    ledger, elapsed, decided = Ledger(), 0.0, 0
+    while decided < TOKENS:
+        width = 0 if ledger.in_debt(V) else window
+        accepted = 0
+        while accepted < width and right(decided + accepted):
+            accepted += 1
+        spent = V * (1 + growth * width) + (wait if width else 0.0)
+        ledger.charge(spent, accepted + 1, V)
+        elapsed += spent
+        decided += accepted + 1
+    return elapsed / decided * TOKENS
+
+
+@pytest.mark.parametrize("growth", [0.02, 0.05])
+@pytest.mark.parametrize("window", [1, 4, 8])
+@pytest.mark.parametrize("luck", [0, 1, 4, 16, 64])
+def test_right_at_first_then_wrong_for_ever_costs_at_most_three_percent(growth: float, window: int, luck: int) -> None:
+    assert run(window, growth, lambda position: position < luck) <= 1.03 * TOKENS * V
+
+
+def test_without_the_ledger_the_same_drafter_costs_much_more() -> None:
+    always = TOKENS * V * (1 + 0.05 * 8)
+    assert always > 1.3 * run(8, 0.05, lambda position: position < 1)
+
+
+@pytest.mark.parametrize("wait", [0.0, V / 4])
+def test_a_drafter_that_alternates_luck_cannot_exceed_the_bound(wait: float) -> None:
+    for period in range(2, 12):
+        assert run(4, 0.05, lambda position, p=period: position % p == 0, wait) <= 1.03 * TOKENS * V  # type: ignore[misc] # p is bound early
+
+
+def test_a_good_drafter_is_never_held_back() -> None:
+    assert run(4, 0.05, lambda position: position % 4 != 0) < 0.5 * TOKENS * V
+
+
+def test_debt_is_repaid_by_gains_only() -> None:
+    ledger = Ledger()
+    ledger.charge(4 * V, 1, V)
+    assert ledger.in_debt(V)
+    ledger.charge(V, 3, V)
+    assert ledger.balance_us == V
+    assert not ledger.in_debt(V)
+
+
+def test_plain_steps_never_put_a_session_into_debt() -> None:
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.charge(V, 1, V)
+        assert not ledger.in_debt(V)
+
+
+def test_a_reattached_session_keeps_its_debt() -> None:
+    assert Ledger(balance_us=3 * V).in_debt(V)

@@ -1,0 +1,125 @@
+"""Expected-speed formulas against brute force and by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from specwire.core.speed import (
+    AcceptanceByPosition,
+    ForwardTimes,
+    expected_tokens,
+    lockstep_rate,
+    smoothed,
+    typical,
+    worth_waiting,
+)
+
+
+def test_forward_times_between_and_beyond_the_measured() -> None:
+    times = ForwardTimes({4: 40.0, 1: 10.0, 8: 48.0})
+    assert [times.at(m) for m in (1, 2, 3, 4, 6, 8, 10)] == [10.0, 20.0, 30.0, 40.0, 44.0, 48.0, 52.0]
+    assert times.points == {1: 10.0, 4: 40.0, 8: 48.0}
+
+
+def test_forward_times_that_fall_do_not_fall_for_ever() -> None:
+    assert ForwardTimes({4: 27.0, 5: 16.0}).at(32) == 16.0
+
+
+def test_forward_times_of_one_width_are_flat() -> None:
+    times = ForwardTimes({2: 7.0})
+    assert [times.at(m) for m in (1, 2, 50)] == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("measured", [{}, {0: 1.0}])
+def test_forward_times_need_a_width(measured: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="measured"):
+        ForwardTimes(measured)
+
+
+def test_a_hiccup_moves_a_forward_time_little_and_an_unmeasured_width_not_at_all() -> None:
+    times = ForwardTimes({1: 100.0})
+    times.observe(1, 1e9)
+    assert 100.0 < times.at(1) <= 110.0
+    times.observe(3, 5.0)
+    assert times.points.keys() == {1}
+    for _ in range(400):
+        times.observe(1, 50.0)
+    assert times.at(1) == pytest.approx(50.0, rel=0.01)
+
+
+def test_acceptance_converges_to_each_position_s_rate() -> None:
+    rates = AcceptanceByPosition()
+    for _ in range(200):
+        rates.observe(3, 3)
+        rates.observe(3, 1)
+    assert rates.rate(0) > 0.97
+    assert rates.rate(1) == pytest.approx(0.5, abs=0.06)
+    assert rates.rate(2) > 0.9
+
+
+def test_positions_behind_a_refusal_are_not_tested() -> None:
+    rates, known = AcceptanceByPosition(), AcceptanceByPosition()
+    for _ in range(50):
+        rates.observe(4, 0)
+        known.observe(1, 0)
+    assert rates.rates(4) == known.rates(4)
+
+
+def test_the_first_position_counts() -> None:
+    rates = AcceptanceByPosition()
+    rates.observe(1, 0)
+    assert rates.rate(0) < AcceptanceByPosition().rate(0)
+
+
+def test_rates_equal_rate_and_windows_may_exceed_what_is_kept() -> None:
+    rates = AcceptanceByPosition(most=3)
+    for accepted in (0, 5, 2, 1, 3):
+        rates.observe(6, accepted)
+    assert rates.rates(6) == [rates.rate(index) for index in range(6)]
+
+
+@pytest.mark.parametrize("window", range(4))
+def test_expected_tokens_is_the_mean_over_all_outcomes(window: int) -> None:
+    rates = [0.9, 0.5, 0.25]
+    mean = 0.0
+    for outcome in product([True, False], repeat=window):
+        probability = 1.0
+        for accepted, rate in zip(outcome, rates, strict=False):
+            probability *= rate if accepted else 1 - rate
+        run = next((i for i, accepted in enumerate(outcome) if not accepted), window)
+        mean += probability * (run + 1)
+    assert expected_tokens(rates, window) == pytest.approx(mean)
+
+
+def test_lockstep_rate() -> None:
+    forward = ForwardTimes({1: 30.0, 3: 40.0})
+    assert lockstep_rate([0.5, 0.5], 0, 8.0, forward, 5.0) == pytest.approx(1 / 30)
+    assert lockstep_rate([0.5, 0.5], 2, 8.0, forward, 5.0) == pytest.approx(1.75 / (16 + 5 + 40))
+
+
+@pytest.mark.parametrize(
+    ("decided", "gained", "now", "then", "wait", "worth"),
+    [
+        (1, 0.8, 30, 31, 10, True),
+        (1, 0.8, 30, 31, 23.0, False),
+        (1, 0.0, 30, 30, 0, False),
+        (4, 0.8, 30, 31, 10, False),
+    ],
+)
+def test_waiting_pays_if_the_rate_rises(
+    decided: float, gained: float, now: float, then: float, wait: float, worth: bool
+) -> None:
+    assert worth_waiting(decided, gained, now, then, wait) is worth
+
+
+def test_smoothing_bounds_outliers_and_takes_the_first_value_as_it_is() -> None:
+    assert smoothed(None, 7.0) == 7.0
+    assert smoothed(10.0, 1e9) == pytest.approx(14.0)
+    assert smoothed(10.0, 5.0, weight=0.5) == pytest.approx(7.5)
+    assert smoothed(0.0, 5.0) == 0.0
+
+
+def test_typical_is_the_median() -> None:
+    assert typical([3.0, 1000.0, 2.0]) == 3.0

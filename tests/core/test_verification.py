@@ -1,0 +1,134 @@
+"""A verifier's session: windows within the room, outcomes, and nothing behind the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import Offer, Proposal
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.sampling import Sampling
+from specwire.core.text import hash_of
+from specwire.core.verification import Allowance, VerifySession
+
+PROMPT = [4, 0, 2]
+A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
+
+
+def opened(tokens: list[int] = PROMPT, credit: int = 50, end: int = 40) -> VerifySession:
+    ending = Ending(end, eos_ids=frozenset({0}), stop_ids=frozenset({9}))
+    return VerifySession.opened(tokens, len(PROMPT), Sampling(), ending, Allowance(len(tokens), credit), vocabulary=10)
+
+
+def propose(session: VerifySession, *tokens: int, chain: int = 0, offset: int = 0, source: int = 1) -> Offer:
+    base = session.position - offset
+    return session.offer(Proposal(source, chain, base, offset, tokens, hash_of(session.text.tokens[:base])))
+
+
+def test_without_a_proposal_a_step_decides_one_token() -> None:
+    session = opened()
+    verdict = session.resolve([5], session.window(8))
+    assert (verdict.position, verdict.tokens, verdict.outcomes, verdict.tested) == (3, (5,), (D,), 0)
+    assert session.text.tokens == [*PROMPT, 5]
+
+
+def test_full_acceptance_decides_the_bonus_too() -> None:
+    session = opened()
+    propose(session, 5, 6)
+    verdict = session.resolve([5, 6, 7], session.window(8))
+    assert (verdict.tokens, verdict.outcomes, verdict.accepted) == ((5, 6, 7), (A, A, B), 2)
+    assert session.position == 6
+
+
+def test_a_refusal_recovers_drops_the_chain_and_forgets_later_rows() -> None:
+    session = opened()
+    propose(session, 5, 6, 7)
+    verdict = session.resolve([5, 1, 8, 8], session.window(8))
+    assert (verdict.tokens, verdict.outcomes) == ((5, 1), (A, R))
+    assert session.window(8) == ()
+
+
+def test_a_token_that_arrives_during_the_forward_is_accepted_or_recovered() -> None:
+    for late, outcome in ((7, A), (8, R)):
+        session = opened()
+        propose(session, 5)
+        window = session.window(8)
+        session.offer(Proposal(1, 0, 3, 1, (late, 1), None))
+        verdict = session.resolve([5, 7], window)
+        assert verdict.outcomes == (A, outcome)
+        assert session.window(8) == ((1,) if outcome is A else ())
+
+
+def test_a_late_token_zero_is_a_token() -> None:
+    session = opened(end=40)
+    session.ending = Ending(40, frozenset(), frozenset())
+    window = session.window(8)
+    propose(session, 0)
+    assert session.resolve([0], window).outcomes == (A,)
+
+
+def test_a_chain_that_was_replaced_during_the_forward_gives_no_late_token() -> None:
+    session = opened()
+    propose(session, 5)
+    window = session.window(8)
+    propose(session, 6, 7, chain=1)
+    assert session.resolve([5, 7], window).outcomes == (A, B)
+
+
+@pytest.mark.parametrize(("credit", "width"), [(3, 0), (4, 0), (5, 1), (6, 2), (50, 4)])
+def test_a_window_never_decides_beyond_the_credit(credit: int, width: int) -> None:
+    session = opened(credit=credit)
+    propose(session, 5, 6, 7, 8)
+    assert session.room == min(credit, 40) - 3
+    assert len(session.window(8)) == width
+
+
+def test_a_window_never_decides_beyond_max_tokens() -> None:
+    session = opened(end=5)
+    propose(session, 5, 6, 7, 8)
+    window = session.window(8)
+    assert window == (5,)
+    verdict = session.resolve([5, 6], window)
+    assert (verdict.tokens, verdict.finish, session.room) == ((5, 6), FinishReason.LENGTH, 0)
+
+
+@pytest.mark.parametrize(("token", "reason"), [(0, FinishReason.EOS), (9, FinishReason.STOP_ID)])
+def test_nothing_follows_an_end_inside_an_accepted_run(token: int, reason: FinishReason) -> None:
+    session = opened()
+    propose(session, 5, token, 6)
+    verdict = session.resolve([5, token, 6, 7], session.window(8))
+    assert (verdict.tokens, verdict.outcomes, verdict.finish) == ((5, token), (A, A), reason)
+    assert session.room == 0
+    assert session.window(8) == ()
+
+
+def test_positions_behind_the_end_count_as_untested() -> None:
+    session = opened()
+    propose(session, 5, 0, 6)
+    before = session.acceptance.rates(3)
+    session.resolve([5, 0, 6, 7], session.window(8))
+    after = session.acceptance.rates(3)
+    assert after[0] > before[0]
+    assert after[2] >= after[1] > before[1]
+
+
+def test_the_prompt_s_own_eos_ends_nothing() -> None:
+    assert opened([4, 0, 2]).finish is None
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"), [([5, 0], FinishReason.EOS), ([5, 9], FinishReason.STOP_ID), ([5, 6], None)]
+)
+def test_a_text_that_already_holds_its_end_opens_finished(tail: list[int], reason: FinishReason | None) -> None:
+    session = opened([*PROMPT, *tail])
+    assert session.finish is reason
+    assert (session.room == 0) == (reason is not None)
+
+
+def test_acceptance_is_learnt_from_what_was_tested() -> None:
+    session = opened()
+    propose(session, 5, 6)
+    session.resolve([5, 1, 1], session.window(8))
+    first, second, third = session.acceptance.rates(3)
+    assert first > 0.7 > second
+    assert third == second
