@@ -101,7 +101,8 @@ class VerifySession:
         decision = decide(chosen, window, late)
         kept, self.finish = self.ending.cut(position, decision.tokens)
         decision = decision.clipped(kept)
-        self.acceptance.observe(len(window), min(decision.accepted, len(window)))
+        # Positions of the window behind the text's end were not tested.
+        self.acceptance.observe(min(len(window), kept), min(len(window), decision.accepted))
         self.text.extend(decision.tokens)
         self.chains.advance(position, decision.tokens)
         return Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish)
