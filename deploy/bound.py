@@ -1,0 +1,31 @@
+"""Replace this process by a command that ends when its parent does and that adopts the orphans below it.
+
+Run by path, never imported by the rest: ``python -I bound.py PARENT_PID COMMAND [ARGUMENT ...]``. It is a process of its
+own because both settings are made by the child itself, after the fork: doing that between fork and exec in a parent with
+running threads may deadlock. Both survive the exec.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the first call
+            sys.exit(1)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What stack to start: options of `specwire up`, `generate` and `demo`, validated when built."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import DTYPES, ModelServiceOptions, check_listen
+
+DEFAULT_LISTEN = "127.0.0.1:50051"
+ANY_PORT = "127.0.0.1:0"
+
+
+class StackError(RuntimeError):
+    """The stack could not start, or cannot go on; one sentence for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """A whole stack on one machine.
+
+    Attributes:
+        target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
+        redis_url: None starts a private Redis.
+        listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
+        target_threads, draft_threads: CPU threads of the models' forwards.
+        slots: sessions held at once by each service.
+        ray: host the services in Ray actors; otherwise in plain child processes.
+        start_timeout: seconds until everything must be healthy, downloads included.
+    """
+
+    target: str
+    draft: str | None
+    redis_url: str | None = None
+    listen: str = ANY_PORT
+    dtype: str = "float32"
+    target_threads: int = 1
+    draft_threads: int = 1
+    slots: int = 16
+    ray: bool = True
+    start_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_listen(self.listen)
+        self.verifier()  # validates what it is given
+        self.drafter()
+        if not self.start_timeout > 0:
+            raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
+
+    def verifier(self) -> ModelServiceOptions:
+        return ModelServiceOptions(self.target, dtype=self.dtype, threads=self.target_threads, slots=self.slots)
+
+    def drafter(self) -> ModelServiceOptions | None:
+        if self.draft is None:
+            return None
+        return ModelServiceOptions(self.draft, dtype=self.dtype, threads=self.draft_threads, slots=self.slots)
+
+    def services(self) -> dict[str, ModelServiceOptions]:
+        """Return each service to host by its role."""
+        drafter = self.drafter()
+        return {"verifier": self.verifier(), **({"drafter": drafter} if drafter else {})}
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what stack_options reads, --listen apart."""
+    group = parser.add_argument_group("stack")
+    group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
+    draft = group.add_mutually_exclusive_group()
+    draft.add_argument("--draft", metavar="MODEL", help="path or hub id (default: the demo pair's, if the target is)")
+    draft.add_argument("--no-draft", action="store_true", help="the target alone")
+    group.add_argument("--redis-url", metavar="URL", help="redis://, rediss:// or unix:// (default: a private Redis)")
+    group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    group.add_argument(
+        "--target-threads", type=int, default=min(2, cores()), metavar="N", help="CPU threads (default: %(default)s)"
+    )
+    group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+    group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
+    group.add_argument("--no-ray", action="store_true", help="plain child processes instead of Ray actors")
+
+
+def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
+    """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
+    target, draft = default_pair()
+    if args.target is not None:
+        target, draft = args.target, None  # the demo drafter has the demo target's vocabulary only
+    return StackOptions(
+        target=target,
+        draft=None if args.no_draft else args.draft or draft,
+        redis_url=args.redis_url,
+        listen=listen,
+        dtype=args.dtype,
+        target_threads=args.target_threads,
+        draft_threads=args.draft_threads,
+        slots=args.slots,
+        ray=not args.no_ray,
+    )
+
+
+def default_pair() -> tuple[str, str]:
+    """Return the target and the drafter that run when none is named."""
+    return "scripted:7:vocab=64", "scripted:7:vocab=64:agree=0.8"
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,47 @@
+"""The Ray actors: one service each, in a thread apart from Ray's.
+
+Plain classes with plain methods: a coroutine method would make Ray run the actor on an event loop of its own. They are
+two classes because the class's name is what Ray shows as the name of the process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import draft_service.server
+import verify_service.server
+from specwire.rpc.process import ModelServiceOptions
+
+from deploy.service_thread import Outcome, ServiceThread, Start
+
+
+class ServiceActor:
+    """After its process died Ray runs __init__ again, with the same arguments, in another."""
+
+    def __init__(self, start: Start, options: ModelServiceOptions, address_file: Path) -> None:
+        self._service = ServiceThread(start, options, address_file)
+
+    def outcome(self) -> Outcome:
+        """Wait for the start."""
+        return self._service.outcome()
+
+    def stop(self) -> None:
+        """Stop the service; the actor's process stays."""
+        self._service.stop()
+
+
+class Verifier(ServiceActor):
+    """The target model's service."""
+
+    def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
+        super().__init__(verify_service.server.start, options, address_file)
+
+
+class Drafter(ServiceActor):
+    """A draft model's service."""
+
+    def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
+        super().__init__(draft_service.server.start, options, address_file)
+
+
+ACTORS: dict[str, type[Verifier] | type[Drafter]] = {"verifier": Verifier, "drafter": Drafter}

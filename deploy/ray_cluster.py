@@ -1,0 +1,72 @@
+"""A local Ray, seen from the main process: a child process holds it, so that Ray's threads, signal handlers and exits
+stay out of the orchestrator, and so that all of Ray's processes are one tree that can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from specwire.rpc.process import ModelServiceOptions
+
+from deploy.options import StackError
+from deploy.processes import Child
+from deploy.ray_messages import RayAnswer, RayOrder
+
+STOP_GRACE = 8.0
+ANSWER_SLACK = 10.0  # the process judges the deadline itself; this is for one that hangs
+
+
+class RayCluster:
+    """Implements hosts.Host with Ray actors."""
+
+    def __init__(
+        self,
+        services: dict[str, ModelServiceOptions],
+        directory: Path,
+        start_timeout: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._order = RayOrder(str(directory), services, start_timeout)
+        self._report = report
+        self._child: Child | None = None
+
+    async def start(self) -> dict[str, str]:
+        if importlib.util.find_spec("ray") is None:
+            raise StackError("Ray is not installed: install the extra specwire[ray], or use --no-ray")
+        self._report("starting Ray")
+        command = [sys.executable, "-m", "deploy.ray_host", self._order.to_json()]
+        self._child = await Child.start(command, lambda line: None)  # Ray's own words; kept for a failure
+        try:
+            return await asyncio.wait_for(self._addresses(self._child), self._order.start_timeout + ANSWER_SLACK)
+        except TimeoutError:
+            raise StackError(f"Ray did not start within {self._order.start_timeout:.0f} s") from None
+
+    async def failed(self) -> str:
+        if self._child is None:
+            raise RuntimeError("failed() before start()")
+        while (line := await self._child.line()) is not None:
+            if error := RayAnswer.from_json(line).error:
+                return error
+        await self._child.wait()
+        return f"the process that hosts Ray ended: {self._last_words(self._child)}"
+
+    async def stop(self) -> None:
+        if self._child is not None:
+            await self._child.stop(STOP_GRACE, None)
+
+    async def _addresses(self, child: Child) -> dict[str, str]:
+        while (line := await child.line()) is not None:
+            answer = RayAnswer.from_json(line)
+            if answer.error:
+                raise StackError(answer.error)
+            if answer.addresses is not None:
+                return answer.addresses
+            self._report(answer.progress)
+        await child.wait()
+        raise StackError(f"Ray did not start: {self._last_words(child)}")
+
+    def _last_words(self, child: Child) -> str:
+        return child.last_lines[-1] if child.last_lines else f"exit code {child.process.returncode}"

@@ -1,0 +1,87 @@
+"""A service in a thread with an event loop of its own, for a process whose main thread belongs to someone else (Ray)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specwire.rpc.process import ModelServiceOptions, Running, one_line
+
+Start = Callable[[ModelServiceOptions], Awaitable[Running]]
+
+START_ATTEMPTS = 10
+ATTEMPT_PAUSE = 0.5
+STOP_GRACE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a start went: the address, or an error in one sentence."""
+
+    address: str = ""
+    error: str = ""
+
+
+class ServiceThread:
+    """Runs a service, and keeps its address when another process takes over.
+
+    The first start writes its address to `address_file`. A start that finds the file is a successor's: it listens
+    there, so that the orchestrator finds the service again, and ends its process if it cannot, for the next successor.
+    """
+
+    def __init__(self, start: Start, options: ModelServiceOptions, address_file: Path) -> None:
+        self._start = start
+        self._options = options
+        self._address_file = address_file
+        self._outcome: Future[Outcome] = Future()
+        self._stop_requests: Future[None] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="service", daemon=True)
+        self._thread.start()
+
+    def outcome(self) -> Outcome:
+        """Wait for the start."""
+        return self._outcome.result()
+
+    def stop(self) -> None:
+        """Stop the service and wait for that."""
+        if not self._stop_requests.done():
+            self._stop_requests.set_result(None)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        succeeds = self._address_file.exists()
+        try:
+            running = await (self._succeed() if succeeds else self._start(self._options))
+        except Exception as error:  # told to whoever asks for the outcome
+            if succeeds:
+                os._exit(1)
+            self._outcome.set_result(Outcome(error=one_line(error)))
+            return
+        self._address_file.write_text(running.address)
+        self._outcome.set_result(Outcome(address=running.address))
+        await self._run(running)
+
+    async def _succeed(self) -> Running:
+        """Start on the predecessor's address; it may be held a moment longer than the predecessor lived."""
+        options = replace(self._options, listen=self._address_file.read_text())
+        for _ in range(START_ATTEMPTS - 1):
+            try:
+                return await self._start(options)
+            except Exception:  # the last attempt's error counts
+                await asyncio.sleep(ATTEMPT_PAUSE)
+        return await self._start(options)
+
+    async def _run(self, running: Running) -> None:
+        """Serve until a stop is asked for; a service that cannot go on ends its process, for a successor."""
+        failure = asyncio.ensure_future(running.failed())
+        stopping = asyncio.wrap_future(self._stop_requests)
+        await asyncio.wait({failure, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            os._exit(1)
+        failure.cancel()
+        await running.stop(STOP_GRACE)

@@ -1,0 +1,154 @@
+"""The whole stack on one machine: Redis, the services in their host, and the orchestrator in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import orchestrator.server
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from orchestrator.options import OrchestratorOptions
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import one_line
+
+from deploy.hosts import Host
+from deploy.options import StackError, StackOptions
+from deploy.plain_host import PlainHost
+from deploy.ray_cluster import RayCluster
+from deploy.redis_server import RedisServer, check_redis, without_password
+
+Report = Callable[[str], None]
+
+HEALTH_LIMIT = 10.0
+DRAIN_GRACE = 1.0
+
+
+class Stack:
+    """A running stack.
+
+    Attributes:
+        address: HOST:PORT of the orchestrator.
+        services: the address of each hosted service by its role.
+        redis_url: of the session log, without a password.
+    """
+
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
+        self.address = ""
+        self.services: dict[str, str] = {}
+        self.redis_url = ""
+        self._cleanup = AsyncExitStack()
+        self._failures: list[Callable[[], Awaitable[str]]] = []
+
+    async def failed(self) -> str:
+        """Return the reason once a part of the stack cannot go on; otherwise never."""
+        waits = [asyncio.ensure_future(failure()) for failure in self._failures]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self, grace: float = DRAIN_GRACE) -> None:
+        """End everything, the newest part first. Idempotent."""
+        await self._cleanup.aclose()
+
+    async def _start(self, directory: Path, report: Report) -> None:
+        check_free(self.options.listen)
+        async with asyncio.TaskGroup() as starts:
+            redis = starts.create_task(self._start_redis(directory, report))
+            services = starts.create_task(self._start_services(directory, report))
+        self.services = services.result()
+        self.redis_url = without_password(redis.result())
+        await self._start_orchestrator(redis.result())
+        await _await_healthy(self.address)
+
+    async def _start_redis(self, directory: Path, report: Report) -> str:
+        """Return the URL of a Redis that answers."""
+        if self.options.redis_url is not None:
+            await check_redis(self.options.redis_url)
+            return self.options.redis_url
+        server = RedisServer(directory, report)
+        self._cleanup.push_async_callback(server.stop)
+        await server.start()
+        self._failures.append(server.failed)
+        return server.url
+
+    async def _start_services(self, directory: Path, report: Report) -> dict[str, str]:
+        options = self.options
+        host: Host
+        if options.ray:
+            host = RayCluster(options.services(), directory / "ray", options.start_timeout, report)
+        else:
+            host = PlainHost(options.services(), options.start_timeout, report)
+        self._cleanup.push_async_callback(host.stop)
+        addresses = await host.start()
+        self._failures.append(host.failed)
+        return addresses
+
+    async def _start_orchestrator(self, redis_url: str) -> None:
+        drafter = self.services.get("drafter")
+        options = OrchestratorOptions(
+            verifiers=(self.services["verifier"],),
+            drafters=(drafter,) if drafter else (),
+            redis_url=redis_url,
+            listen=self.options.listen,
+        )
+        running = await orchestrator.server.start(options)
+        self._cleanup.push_async_callback(running.stop, DRAIN_GRACE)
+        self._failures.append(running.failed)
+        self.address = running.address
+
+
+async def start(options: StackOptions, directory: Path, report: Report) -> Stack:
+    """Start everything and return once it is healthy.
+
+    `directory` is private, empty, and has a short path; what runs keeps its files there. `report` gets progress lines.
+    StackError says in one sentence what went wrong; then, and when cancelled, nothing is left running.
+    """
+    stack = Stack(options)
+    try:
+        await stack._start(directory, report)
+    except BaseException as error:
+        await asyncio.shield(asyncio.ensure_future(stack.stop()))
+        if isinstance(error, Exception):
+            raise StackError(one_line(_first_cause(error))) from error
+        raise
+    return stack
+
+
+def check_free(listen: str) -> None:
+    """StackError if `listen` cannot be listened on: known before the models load, not after."""
+    host, _, port = listen.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise StackError(f"listen: {listen} cannot be used: {error.strerror}") from None
+
+
+def _first_cause(error: Exception) -> BaseException:
+    """Return the error that a group of tasks failed with first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _await_healthy(address: str) -> None:
+    """StackError unless the orchestrator says within HEALTH_LIMIT that it serves."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_LIMIT, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise StackError(f"the orchestrator on {address} does not answer: {error.details()}") from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise StackError(f"the orchestrator on {address} is not serving")

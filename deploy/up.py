@@ -1,0 +1,68 @@
+"""`specwire up`: the whole stack on this machine until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import say
+
+from deploy import stack
+from deploy.entry import run_owned
+from deploy.options import DEFAULT_LISTEN, StackOptions, add_stack_arguments, stack_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stack_arguments(parser)
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        options = stack_options(args, args.listen)
+    except InvalidParameter as error:
+        say(f"specwire up: error: {error}")
+        return 2
+    return run_owned("up", lambda folder: _serve(options, folder, args.json))
+
+
+async def _serve(options: StackOptions, folder: Path, as_json: bool) -> int:
+    running = await stack.start(options, folder, progress)
+    try:
+        print(_ready_object(running) if as_json else _ready_line(running), flush=True)
+        say(f"specwire up: error: {await running.failed()}")
+        return 1
+    except asyncio.CancelledError:
+        say("specwire: shutting down")
+        return 0
+    finally:
+        await running.stop()
+
+
+def progress(line: str) -> None:
+    """What the stack does while it starts, for people."""
+    say(f"specwire: {line}")
+
+
+def _ready_line(running: stack.Stack) -> str:
+    options = running.options
+    draft = f"draft {options.draft}" if options.draft else "no draft"
+    return f"specwire: ready on {running.address} (target {options.target}, {draft}, log {running.redis_url})"
+
+
+def _ready_object(running: stack.Stack) -> str:
+    options = running.options
+    ready = {
+        "address": running.address,
+        "http": None,
+        "redis": running.redis_url,
+        "target": options.target,
+        "draft": options.draft,
+    }
+    return json.dumps(ready)
