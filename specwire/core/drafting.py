@@ -1,6 +1,6 @@
 """A drafter's part of one session: keep one chain ahead of the decided text, within the run-ahead.
 
-advance agrees with the chain        the chain goes on
+advance agrees with the chain        the chain goes on (renumbered from there if it outran what was proposed)
 advance differs, or outruns it       roll back to the first difference, start a new chain at the decided position
 advance goes back                    (a verifier was replaced) likewise
 """
@@ -41,13 +41,19 @@ class Pace:
 
 
 class DraftSession:
-    """Invariant: base <= sent <= len(text), decided <= len(text); text[:decided] is what the last advance said."""
+    """Invariant: base <= sent <= len(text), decided <= len(text); text[:decided] is what the last advance said.
 
-    def __init__(self, tokens: Iterable[int], pace: Pace) -> None:
+    Args:
+        chain: number of the first chain; above those of a session that this one replaces.
+        context: most tokens that the drafter's model can hold; a text that has reached it is not drafted for.
+    """
+
+    def __init__(self, tokens: Iterable[int], pace: Pace, chain: int = 0, context: int | None = None) -> None:
         self.text = Text(tokens)
         self.decided = len(self.text)
         self.pace = pace
-        self.chain = 0
+        self.chain = chain
+        self.context = context
         self.base = self.sent = self.decided
         self._confidences: list[float] = []
 
@@ -59,6 +65,8 @@ class DraftSession:
     @property
     def doubtful(self) -> bool:
         """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
+        if self.pace.confidence_floor == 0.0:
+            return False
         product = 1.0
         for confidence in self._confidences[-self.in_flight :] if self.in_flight else ():
             product *= confidence
@@ -66,7 +74,8 @@ class DraftSession:
 
     @property
     def wants_token(self) -> bool:
-        return self.in_flight < self.pace.run_ahead and not self.doubtful
+        has_room = self.context is None or len(self.text) < self.context
+        return has_room and self.in_flight < self.pace.run_ahead and not self.doubtful
 
     def advance(self, position: int, tokens: Sequence[int], pace: Pace) -> int:
         """Take in decided tokens; returns the length of text that is unchanged, to which caches roll back.
@@ -81,6 +90,10 @@ class DraftSession:
         agreed = position + self.text.common_prefix(position, tokens)
         if agreed == end and end >= self.decided:
             self.decided = end
+            if self.sent < end:
+                # What was decided need not be proposed any more: the same line goes on as a new chain.
+                self.base = self.sent = end
+                self.chain += 1
             return len(self.text)
         self.text.truncate(agreed)
         self.text.extend(tokens[agreed - position :])

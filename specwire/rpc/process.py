@@ -88,8 +88,8 @@ class ModelServiceOptions:
 
 def check_listen(listen: str) -> None:
     """InvalidParameter unless `listen` reads HOST:PORT."""
-    host, colon, port = listen.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+    _, colon, port = listen.rpartition(":")
+    if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidParameter("listen", f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
 
 
@@ -212,9 +212,8 @@ def _signalled() -> Iterator[asyncio.Event]:
 def one_line(error: BaseException) -> str:
     """An error for a user: its message without line breaks; its type too where the message alone says too little."""
     message = " ".join(str(error).split())
-    if message and isinstance(error, (ValueError, OSError, RuntimeError)):
-        return message
-    return f"{type(error).__name__}: {message}".rstrip(": ")
+    terse = type(error).__module__ == "builtins" and not isinstance(error, (ValueError, OSError, RuntimeError))
+    return f"{type(error).__name__}: {message}".rstrip(": ") if terse or not message else message
 
 
 def say(line: str) -> None:

@@ -1,0 +1,80 @@
+"""What the event loop tells the drafter's thread, and what that thread tells a link. All of it is validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specwire.core.chain import Proposal
+from specwire.core.drafting import Pace
+from specwire.core.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A chunk of a session's chain; drafting it took `spent_us` microseconds."""
+
+    handle: int
+    proposal: Proposal
+    spent_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The session is refused or dropped, with a gRPC status code (its number) and one sentence."""
+
+    handle: int
+    code: int
+    message: str
+
+
+Reply = Opened | Proposed | Dropped
+
+
+class Link(Protocol):
+    """A connected orchestrator. Its handles mean nothing on another link."""
+
+    def deliver(self, replies: list[Reply]) -> None:
+        """Hand over replies, in order; called by the drafter's thread, never blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Draft for a text; replaces the session of an open handle."""
+
+    link: Link
+    handle: int
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceSession:
+    link: Link
+    handle: int
+    position: int
+    tokens: tuple[int, ...]
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    link: Link
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseLink:
+    """The link is gone, and its sessions with it."""
+
+    link: Link
+
+
+Command = OpenSession | AdvanceSession | CloseSession | LoseLink

@@ -1,0 +1,137 @@
+"""The drafter's thread: commands in, proposals out, one token of every session in between.
+
+It owns the model. The event loop puts commands into a queue, which wakes it at once; it looks into the queue again
+before every token, so that an advance that contradicts a chain takes effect at the next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from draft_service.commands import Command
+
+log = logging.getLogger(__name__)
+
+STOP_LIMIT = 10.0
+
+Info = TypeVar("Info")
+
+
+class Book(Protocol):
+    """What the thread drives: `draft_service.sessions.Sessions`, which needs torch where this module does not."""
+
+    @property
+    def wanting(self) -> bool: ...
+
+    def apply(self, command: Command) -> None: ...
+
+    def step(self) -> None: ...
+
+    def deliver(self) -> None: ...
+
+
+class DrafterStopped(RuntimeError):
+    """The drafter's thread ended before it was ready."""
+
+
+class Drafter(Generic[Info]):
+    """A thread that loads a model, then drafts until it is stopped.
+
+    Args:
+        load: run in the thread, because the number of CPU threads is a property of the thread that sets it; returns
+            the sessions and a description of the model.
+    """
+
+    def __init__(self, load: Callable[[], tuple[Book, Info]]) -> None:
+        self._load = load
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="drafter")
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[Info] = self._loop.create_future()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._stopping = False
+
+    async def start(self) -> Info:
+        """The model's description once it is loaded. Cancelled, it returns only when the thread has ended.
+
+        Raises:
+            Exception: whatever `load` raised.
+        """
+        self._thread.start()
+        try:
+            return await asyncio.shield(self._ready)
+        except asyncio.CancelledError:
+            self._ask_to_stop()
+            await asyncio.wait({self._ended})
+            self._ready.cancel()
+            raise
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    @property
+    def backlog(self) -> int:
+        """Commands that wait."""
+        return self._commands.qsize()
+
+    async def failed(self) -> str:
+        """Return, with the reason, when the thread has ended without being asked to."""
+        reason = await asyncio.shield(self._ended)
+        if self._stopping:
+            await asyncio.Event().wait()
+        return reason
+
+    async def stop(self) -> None:
+        """End the thread after the forward under way. Idempotent."""
+        self._ask_to_stop()
+        await asyncio.wait({self._ended}, timeout=STOP_LIMIT)
+
+    def _ask_to_stop(self) -> None:
+        self._stopping = True
+        self._commands.put(None)
+
+    # In the thread
+
+    def _run(self) -> None:
+        reason = "stopped"
+        try:
+            book, info = self._load()
+        except BaseException as error:
+            self._tell(self._ready.set_exception, error)
+            self._tell(self._ended.set_result, reason)
+            return
+        self._tell(self._ready.set_result, info)
+        try:
+            self._serve(book)
+        except Exception as error:
+            log.exception("the drafter's thread failed")
+            reason = f"the drafter failed: {type(error).__name__}: {error}"
+        self._tell(self._ended.set_result, reason)
+
+    def _serve(self, book: Book) -> None:
+        while self._take_commands(book):
+            book.step()
+            book.deliver()
+
+    def _take_commands(self, book: Book) -> bool:
+        """Apply what waits, and wait if there is nothing else to do; False once asked to stop."""
+        while not self._commands.empty() or not book.wanting:
+            command = self._commands.get()
+            if command is None:
+                return False
+            book.apply(command)
+            if self._commands.empty():
+                book.deliver()
+        return True
+
+    def _tell(self, report: Callable[..., object], *args: object) -> None:
+        """Report to the event loop, unless it is gone."""
+        try:
+            self._loop.call_soon_threadsafe(report, *args)
+        except RuntimeError:
+            log.debug("the event loop closed before the drafter's thread ended")

@@ -1,0 +1,203 @@
+"""The sessions of a drafter: one model, one slot of its cache for each, all drafted for in one forward.
+
+Belongs to one thread. A session's cache holds a prefix of its text; a contradiction lowers it, an integer, and the next
+feed starts there. Replies gather until they are delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from draft_service.choice import Row, draw
+from draft_service.commands import (
+    AdvanceSession,
+    CloseSession,
+    Command,
+    Dropped,
+    Link,
+    LoseLink,
+    Opened,
+    OpenSession,
+    Proposed,
+    Reply,
+)
+from specwire.core.drafting import Desynchronised, DraftSession
+from specwire.core.sampling import Sampling
+from specwire.lm import Feed, LanguageModel
+
+log = logging.getLogger(__name__)
+
+# Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
+PREFILL_ROWS = 256
+
+Key = tuple[Link, int]
+
+
+@dataclass(slots=True)
+class Drafting:
+    """One session: `spent_ns` counts since its last proposal."""
+
+    link: Link
+    handle: int
+    slot: int
+    sampling: Sampling
+    session: DraftSession
+    spent_ns: int = 0
+
+
+class Sessions:
+    """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._context = model.info.context
+        self._free = list(range(model.slots))
+        self._open: dict[Key, Drafting] = {}
+        self._replies: dict[Link, list[Reply]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def wanting(self) -> bool:
+        """Some session wants a token."""
+        return any(drafting.session.wants_token for drafting in self._open.values())
+
+    # Commands
+
+    def apply(self, command: Command) -> None:
+        match command:
+            case AdvanceSession():
+                self._advance(command)
+            case OpenSession():
+                self._start(command)
+            case CloseSession():
+                self._end((command.link, command.handle))
+            case LoseLink():
+                self._lose(command.link)
+
+    def _start(self, command: OpenSession) -> None:
+        key = (command.link, command.handle)
+        old = self._open.get(key)
+        # Proposals of the old session may still be under way: the new one's chains must supersede them.
+        chain = old.session.chain + 1 if old else 0
+        self._end(key)
+        if not self._free:
+            message = f"all {self._model.slots} slots of this drafter are taken"
+            self._drop(key, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            return
+        session = DraftSession(command.tokens, command.pace, chain, self._context)
+        self._open[key] = Drafting(command.link, command.handle, self._free.pop(), command.sampling, session)
+        self._reply(command.link, Opened(command.handle))
+
+    def _advance(self, command: AdvanceSession) -> None:
+        """An unknown handle is no fault of the sender: a Dropped may be on its way to it."""
+        key = (command.link, command.handle)
+        drafting = self._open.get(key)
+        if drafting is None:
+            return
+        try:
+            kept = drafting.session.advance(command.position, command.tokens, command.pace)
+        except Desynchronised as error:
+            self._drop(key, grpc.StatusCode.FAILED_PRECONDITION, f"position: {error}")
+            return
+        if kept < self._model.cached(drafting.slot):
+            self._model.rollback(drafting.slot, kept)
+        self._propose(drafting)
+
+    def _end(self, key: Key) -> None:
+        drafting = self._open.pop(key, None)
+        if drafting is not None:
+            self._model.discard(drafting.slot)
+            self._free.append(drafting.slot)
+
+    def _lose(self, link: Link) -> None:
+        for key in [key for key in self._open if key[0] is link]:
+            self._end(key)
+        self._replies.pop(link, None)
+
+    def _drop(self, key: Key, code: grpc.StatusCode, message: str) -> None:
+        self._end(key)
+        self._reply(key[0], Dropped(key[1], code.value[0], message))
+
+    # Drafting
+
+    def step(self) -> None:
+        """One forward: the next token of every session that wants one, or the next part of its text."""
+        batch = [drafting for drafting in self._open.values() if drafting.session.wants_token]
+        if not batch:
+            return
+        started = time.perf_counter_ns()
+        try:
+            drawn = self._forward(batch)
+        except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
+            log.exception("a forward of %d sessions failed", len(batch))
+            self._drop_all(batch, grpc.StatusCode.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
+            return
+        spent = time.perf_counter_ns() - started
+        for drafting in batch:
+            drafting.spent_ns += spent
+        for drafting, token, confidence in drawn:
+            drafting.session.drafted(token, confidence)
+            self._propose(drafting)
+
+    def _forward(self, batch: list[Drafting]) -> list[tuple[Drafting, int, float]]:
+        feeds = [self._feed(drafting) for drafting in batch]
+        logits = self._model.forward(feeds)
+        drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
+        if self._model.failed:
+            drawing, logits = self._without_failed(drawing, logits)
+            broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
+            # Neither the request nor the service is at fault, and the same text would fail again here.
+            self._drop_all(broken, grpc.StatusCode.ABORTED, "the drafter's logits are not finite")
+        if not drawing:
+            return []
+        choices = draw(logits, [_row(drafting) for drafting in drawing])
+        return [(drafting, *choice) for drafting, choice in zip(drawing, choices, strict=True)]
+
+    def _feed(self, drafting: Drafting) -> Feed:
+        """What the cache lacks of the text, in portions; the last portion asks for logits.
+
+        After an advance that went back the cache may hold the whole text: its last token is fed again, for its logits.
+        """
+        tokens = drafting.session.text.tokens
+        start = min(self._model.cached(drafting.slot), len(tokens) - 1)
+        stop = min(len(tokens), start + PREFILL_ROWS)
+        return Feed(drafting.slot, start, tokens[start:stop], int(stop == len(tokens)))
+
+    def _without_failed(self, drawing: list[Drafting], logits: torch.Tensor) -> tuple[list[Drafting], torch.Tensor]:
+        sound = [index for index, drafting in enumerate(drawing) if drafting.slot not in self._model.failed]
+        return [drawing[index] for index in sound], logits[sound]
+
+    def _drop_all(self, batch: list[Drafting], code: grpc.StatusCode, message: str) -> None:
+        for drafting in batch:
+            self._drop((drafting.link, drafting.handle), code, message)
+
+    # Replies
+
+    def _propose(self, drafting: Drafting) -> None:
+        """Reply with every chunk that is due."""
+        while (proposal := drafting.session.take_proposal()) is not None:
+            self._reply(drafting.link, Proposed(drafting.handle, proposal, drafting.spent_ns // 1000))
+            drafting.spent_ns = 0
+
+    def _reply(self, link: Link, reply: Reply) -> None:
+        self._replies.setdefault(link, []).append(reply)
+
+    def deliver(self) -> None:
+        """Hand what gathered to the links."""
+        if not self._replies:
+            return
+        gathered, self._replies = self._replies, {}
+        for link, replies in gathered.items():
+            link.deliver(replies)
+
+
+def _row(drafting: Drafting) -> Row:
+    session = drafting.session
+    return Row(len(session.text), drafting.sampling, session.pace.confidence_floor > 0.0)
