@@ -1,0 +1,1 @@
+"""The orchestrator: client-facing; relays, logs and emits, and decides no token."""

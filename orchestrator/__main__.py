@@ -1,0 +1,13 @@
+"""`python -m orchestrator`: see `orchestrator.cli`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from orchestrator.cli import add_arguments, run
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m orchestrator", description="Run an orchestrator.")
+    add_arguments(parser)
+    sys.exit(run(parser.parse_args()))

@@ -1,0 +1,137 @@
+"""GenerationService: what clients call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import grpc
+
+from orchestrator import replies
+from orchestrator.driver import SessionDriver
+from orchestrator.output import Cursor
+from orchestrator.requests import record_of
+from orchestrator.sessions import Orchestrator
+from orchestrator.store.base import MissingSession, SessionRecord, StoredSession
+from specwire.core.events import ClientTook
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter
+from specwire.core.text import hash_of
+from specwire.rpc import convert
+from specwire.rpc.errors import Context, StatusError
+from specwire.v1 import common_pb2, generation_pb2_grpc
+from specwire.v1 import generation_pb2 as pb
+
+Event = TypeVar("Event", pb.GenerateResponse, pb.WatchResponse)
+ANONYMOUS = ""
+
+
+class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
+    """Errors are raised as InvalidParameter, StatusError or StoreError; the interceptor turns them into statuses."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        target = self._orchestrator.require_target()
+        driver = await self._session_for(record_of(request, target, ANONYMOUS), context)
+        async for event in self._follow(driver, Cursor(), pb.GenerateResponse, context):
+            yield event
+
+    async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
+        """A new session, or the one that the same request id has started before."""
+        if record.request_id:
+            ttl = self._orchestrator.options.retention
+            winner = await self._orchestrator.store.bind_request(
+                record.tenant, record.request_id, record.session_id, ttl
+            )
+            if winner != record.session_id:
+                return await self._known(winner)
+        return await self._orchestrator.open(record, context.time_remaining())
+
+    async def _known(self, session_id: str) -> SessionDriver:
+        driver = self._orchestrator.sessions.get(session_id)
+        if driver is not None:
+            return driver
+        await self._stored(session_id)
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator")
+
+    async def _stored(self, session_id: str) -> StoredSession:
+        try:
+            return await self._orchestrator.store.read(session_id)
+        except MissingSession:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}") from None
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        driver = await self._known(request.session_id)
+        prompt = driver.record.prompt
+        position = request.from_position or len(prompt)
+        emitted = len(prompt) + len(driver.output.tokens)
+        if not len(prompt) <= position <= emitted:
+            raise InvalidParameter("from_position", f"must be from {len(prompt)} to {emitted}, not {position}")
+        if request.HasField("prefix_hash"):
+            before = driver.output.tokens[: position - len(prompt)]
+            if hash_of([*prompt, *before]) != request.prefix_hash:
+                raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
+        async for event in self._follow(driver, driver.output.cursor_at(position), pb.WatchResponse, context):
+            yield event
+
+    async def _follow(
+        self, driver: SessionDriver, cursor: Cursor, event: type[Event], context: Context
+    ) -> AsyncIterator[Event]:
+        """A reader's events from `cursor` on. Leaving early, it may end the session: see reader_left."""
+        driver.reader_came()
+        try:
+            yield event(started=replies.started(driver))
+            async for piece in driver.output.follow(cursor):
+                yield event(chunk=replies.chunk(piece))
+                driver.apply(ClientTook(piece.position + len(piece.tokens)))
+            end = driver.output.end
+            if end is not None and end.reason is FinishReason.ERROR:
+                code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
+                raise StatusError(code, message)
+            if end is not None:
+                yield event(finished=replies.finished(driver, end, driver.output.since(cursor).text))
+        except asyncio.CancelledError:
+            left: float | None = context.time_remaining()
+            if left is not None and left <= 0:
+                driver.pass_deadline()
+            raise
+        finally:
+            driver.reader_left()
+
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        log = await self._stored(request.session_id)
+        return pb.GetSessionResponse(
+            prompt_tokens=len(log.record.prompt),
+            tokens=log.tokens,
+            finish_reason=convert.reason_to_wire(log.ending.reason if log.ending else None),
+            fence=log.fence,
+        )
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        driver = self._orchestrator.sessions.get(request.session_id)
+        if driver is not None:
+            driver.cancel()
+            return pb.CancelResponse()
+        try:
+            await self._orchestrator.store.cancel(request.session_id)
+        except MissingSession:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {request.session_id!r}") from None
+        return pb.CancelResponse()
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        target = self._orchestrator.require_target()
+        drafters = [described(d.info) for d in self._orchestrator.drafters if d.up and d.info is not None]
+        return pb.GetServerInfoResponse(
+            target=described(target.info), drafters=drafters, durability=self._orchestrator.store.durability
+        )
+
+
+def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
+    """The description without the tokenizer, which clients do not need."""
+    copy = common_pb2.GetModelInfoResponse()
+    copy.CopyFrom(info)
+    copy.ClearField("tokenizer_json")
+    return copy

@@ -1,0 +1,53 @@
+"""The command line of an orchestrator: `specwire orchestrate` and `python -m orchestrator`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from specwire.rpc.process import check_listen, run_until_signalled, say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verifier", action="append", required=True, metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument(
+        "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, not durable)"
+    )
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
+    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for peers at start")
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+
+
+def options_of(args: argparse.Namespace) -> OrchestratorOptions:
+    """Raises ValueError that names the option."""
+    for address in (args.listen, *args.verifier, *args.drafter):
+        check_listen(address)
+    return OrchestratorOptions(
+        verifiers=tuple(args.verifier),
+        drafters=tuple(args.drafter),
+        redis_url=args.redis_url,
+        listen=args.listen,
+        insecure=args.insecure,
+        start_timeout=args.start_timeout,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    try:
+        options = options_of(args)
+    except ValueError as error:
+        say(f"specwire orchestrate: error: {error}")
+        return 2
+
+    def ready(running: server.RunningOrchestrator) -> str:
+        if args.json:
+            return json.dumps({"service": "orchestrate", "address": running.address})
+        return f"specwire orchestrate: ready on {running.address}"
+
+    return asyncio.run(run_until_signalled(lambda: server.start(options), ready, "orchestrate"))

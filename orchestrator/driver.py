@@ -1,0 +1,393 @@
+"""Runs one session: turns messages into events for the core's Session, and its effects into messages and appends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+import grpc
+
+from orchestrator.options import OrchestratorOptions
+from orchestrator.output import Output, Timings
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.stats import SessionStats
+from orchestrator.store.base import (
+    Ending,
+    Fenced,
+    MissingSession,
+    SessionRecord,
+    SessionStore,
+    StoreError,
+    StoreUnavailable,
+)
+from specwire.core import effects as fx
+from specwire.core import events as ev
+from specwire.core.controller import Controller
+from specwire.core.drafting import Pace
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter
+from specwire.core.session import OutputScanner, Session, State
+from specwire.core.text import Text
+from specwire.rpc import convert
+from specwire.rpc.errors import code_of
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+
+logger = logging.getLogger(__name__)
+
+PLAN_EVERY = 4
+STORE_RETRY = 0.1
+
+
+class SessionDriver:
+    """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
+
+    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR.
+    """
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        fence: int,
+        scanner: OutputScanner,
+        store: SessionStore,
+        options: OrchestratorOptions,
+        on_ended: Callable[[SessionDriver], None],
+    ) -> None:
+        self.record = record
+        self.fence = fence
+        self.output = Output(len(record.prompt))
+        self.session = Session(Text(record.prompt), len(record.prompt), scanner, options.buffer)
+        self.stats = SessionStats(asyncio.get_running_loop().time())
+        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.verifier: VerifierPeer | None = None
+        self.drafter: DrafterPeer | None = None
+        self.readers = 0
+        self._verifier_handle = self._drafter_handle = 0
+        self._source = 0
+        self._ledger_us = 0
+        self._controller: Controller | None = None
+        self._verdicts = 0
+        self._timings = Timings()
+        self._store = store
+        self._options = options
+        self._on_ended = on_ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._events: deque[ev.Event] = deque()
+        self._applying = False
+
+    @property
+    def wants_drafter(self) -> bool:
+        running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
+        return running and self.drafter is None and self.record.drafting != "off"
+
+    # Events in
+
+    def apply(self, event: ev.Event) -> None:
+        """Apply an event and run its effects; events that effects cause wait for their turn."""
+        self._events.append(event)
+        if self._applying:
+            return
+        self._applying = True
+        try:
+            while self._events:
+                for effect in self.session.handle(self._events.popleft()):
+                    self._run(effect)
+        finally:
+            self._applying = False
+
+    def use_verifier(self, peer: VerifierPeer, shared_host: bool) -> None:
+        """Take a place at a verifier; the session opens there."""
+        self.verifier = peer
+        self._verifier_handle = peer.attach(self)
+        if self._controller is None:
+            self._controller = Controller(peer.forward_times, shared_host)
+            self._plan()
+        self._cancel_timer("verifier")
+        self.apply(ev.VerifierReady())
+
+    def use_drafter(self, peer: DrafterPeer) -> None:
+        self.drafter = peer
+        self._drafter_handle = peer.attach(self)
+        self._source += 1
+        self.apply(ev.DrafterReady(self._source))
+
+    def wait_for_verifier(self) -> None:
+        """Fail the session if no verifier takes it within the peer timeout."""
+        timeout = self._options.peer_timeout
+        self._set_timer(
+            "verifier",
+            timeout,
+            lambda: self.fail(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
+        )
+
+    def set_deadline(self, seconds: float) -> None:
+        self._set_timer("deadline", seconds, self.pass_deadline)
+
+    def pass_deadline(self) -> None:
+        self.apply(ev.EndRequested(FinishReason.DEADLINE))
+
+    def cancel(self) -> None:
+        self.apply(ev.EndRequested(FinishReason.CANCELLED))
+
+    def fail(self, code: grpc.StatusCode, message: str) -> None:
+        self.failure = self.failure or (code, message)
+        self.apply(ev.EndRequested(FinishReason.ERROR, message))
+
+    def reader_came(self) -> None:
+        self.readers += 1
+        self._cancel_timer("detached")
+
+    def reader_left(self) -> None:
+        """The last reader's leaving ends the session: at once, or after the grace where a request id can resume it."""
+        self.readers -= 1
+        if self.readers == 0 and self.output.end is None:
+            grace = self._options.detach_grace if self.record.request_id else 0.0
+            self._set_timer("detached", grace, self.cancel)
+
+    # From the verifier
+
+    def on_opened(self, opened: verify_pb2.Opened) -> None:
+        self.apply(ev.VerifierOpened(opened.attach, opened.position))
+
+    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
+        try:
+            event = verdict_event(verdict)
+        except InvalidParameter as error:
+            self.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
+            return
+        self._timings = Timings(timings.forward_ended_ns, received_ns)
+        self._ledger_us = verdict.ledger_us
+        if event.attach == self.session.attach:
+            self.stats.count_verdict(event, verdict.tested)
+        self.apply(event)
+        if self._controller is not None and self.drafter is not None:
+            accepted = sum(1 for outcome in verdict.outcomes if outcome == common_pb2.OUTCOME_ACCEPTED)
+            self._controller.observe_verdict(verdict.tested, min(accepted, verdict.tested), verdict.proposal_delay_us)
+            self._verdicts += 1
+            if self._verdicts % PLAN_EVERY == 0:
+                self._plan()
+
+    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
+        self.failure = self.failure or (code_of(refused.code), refused.message)
+        self.apply(ev.VerifierRefused(self.session.attach, refused.message))
+
+    def on_verifier_lost(self) -> None:
+        self.verifier = None
+        self.apply(ev.VerifierLost())
+        if self.session.state is State.WAITING:
+            self.wait_for_verifier()
+
+    # From the drafter
+
+    def on_proposal(self, proposal: common_pb2.Proposal) -> None:
+        if self._controller is not None:
+            self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us)
+        self.apply(ev.ProposalArrived(replace(convert.proposal_from_wire(proposal), source=self._source)))
+
+    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
+        logger.info("session %s: drafter refused: %s", self.record.session_id[:8], refused.message)
+        self.on_drafter_lost()
+
+    def on_drafter_lost(self) -> None:
+        self.drafter = None
+        self.apply(ev.DrafterLost(self._source))
+
+    def _plan(self) -> None:
+        if self._controller is not None:
+            plan = self._controller.plan()
+            if plan.pace != self.session.pace or plan.due != self.session.due:
+                self.apply(ev.PacePlanned(plan.pace, plan.due))
+
+    # Effects out
+
+    def _run(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.OpenVerifier():
+                self._send_verifier(verify_pb2.ConnectVerifyRequest(opens=[self._open_message(effect)]))
+            case fx.SendProgress():
+                self._send_verifier(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
+            case fx.RelayProposal():
+                wire = convert.proposal_to_wire(effect.proposal, self._verifier_handle)
+                self._send_verifier(verify_pb2.ConnectVerifyRequest(proposals=[wire]))
+            case fx.CloseVerifier():
+                self._leave_verifier()
+            case fx.OpenDrafter():
+                self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[self._open_draft_message(effect)]))
+            case fx.AdvanceDrafter():
+                pace = pace_to_wire(effect.pace)
+                advance = draft_pb2.Advance(
+                    handle=self._drafter_handle, position=effect.position, tokens=effect.tokens, pace=pace
+                )
+                self._send_drafter(draft_pb2.ConnectDraftRequest(advances=[advance]))
+            case fx.CloseDrafter():
+                self._leave_drafter()
+            case fx.Append():
+                self._own(self._append(effect))
+            case fx.Emit():
+                self.stats.count_emit(effect, asyncio.get_running_loop().time())
+                self.output.add(effect, self._timings)
+            case fx.EmitEnd():
+                self._finish(effect)
+
+    def _send_verifier(self, message: verify_pb2.ConnectVerifyRequest) -> None:
+        if self.verifier is not None:
+            self.verifier.link.send(message)
+
+    def _send_drafter(self, message: draft_pb2.ConnectDraftRequest) -> None:
+        if self.drafter is not None:
+            self.drafter.link.send(message)
+
+    def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
+        record = self.record
+        left = (
+            self._timers["deadline"].when() - asyncio.get_running_loop().time() if "deadline" in self._timers else 0.0
+        )
+        return verify_pb2.Open(
+            handle=self._verifier_handle,
+            session_id=record.session_id,
+            fence=self.fence,
+            attach=effect.attach,
+            tokens=effect.tokens,
+            prompt_length=len(record.prompt),
+            sampling=convert.sampling_to_wire(record.sampling),
+            stopping=convert.stopping_to_wire(record.stopping),
+            progress=self._progress(effect),
+            deadline_ms=max(1, int(left * 1000)) if left else 0,
+            vocabulary_fingerprint=record.vocabulary_fingerprint,
+            ledger_us=self._ledger_us,
+        )
+
+    def _progress(self, effect: fx.OpenVerifier | fx.SendProgress) -> verify_pb2.Progress:
+        return verify_pb2.Progress(
+            handle=self._verifier_handle, durable=effect.durable, credit=effect.credit, due=effect.due
+        )
+
+    def _open_draft_message(self, effect: fx.OpenDrafter) -> draft_pb2.OpenDraft:
+        return draft_pb2.OpenDraft(
+            handle=self._drafter_handle,
+            tokens=effect.tokens,
+            sampling=convert.sampling_to_wire(self.record.sampling),
+            vocabulary_fingerprint=self.record.vocabulary_fingerprint,
+            pace=pace_to_wire(effect.pace),
+        )
+
+    def _leave_verifier(self) -> None:
+        if self.verifier is not None:
+            self.verifier.close(self._verifier_handle)
+            self.verifier = None
+
+    def _leave_drafter(self) -> None:
+        if self.drafter is not None:
+            self.drafter.close(self._drafter_handle)
+            self.drafter = None
+
+    # The log
+
+    async def _append(self, effect: fx.Append) -> None:
+        """Append until the log answers. One whose outcome is unknown is repeated: an equal append changes nothing."""
+        give_up = asyncio.get_running_loop().time() + self._options.store_timeout
+        try:
+            cancelled = await self._write_until(effect, give_up)
+        except StoreError as error:
+            self._abandon(status_of_store(error), f"session log: {error}")
+            return
+        self._timings.durable_ns = time.monotonic_ns()
+        self.apply(ev.Appended())
+        if cancelled:
+            self.cancel()
+
+    async def _write_until(self, effect: fx.Append, give_up: float) -> bool:
+        while True:
+            try:
+                return await self._write(effect)
+            except StoreUnavailable:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
+            await asyncio.sleep(STORE_RETRY)
+
+    async def _write(self, effect: fx.Append) -> bool:
+        """Returns whether a cancellation was asked for in the log."""
+        session_id, tokens, outcomes = self.record.session_id, effect.tokens, effect.outcomes
+        if effect.end is not None:
+            ending = Ending(effect.end.reason, effect.end.text_length)
+            await self._store.finish(session_id, self.fence, effect.position, tokens, outcomes, ending)
+            return False
+        return (await self._store.append(session_id, self.fence, effect.position, tokens, outcomes)).cancelled
+
+    def _abandon(self, code: grpc.StatusCode, message: str) -> None:
+        """The log is lost to us: emit nothing more and end the readers' streams with a status."""
+        self.failure = self.failure or (code, message)
+        self.apply(ev.OwnerLost())
+        self._finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+
+    # The end
+
+    def _finish(self, effect: fx.EmitEnd) -> None:
+        self.stats.ended = asyncio.get_running_loop().time()
+        for name in list(self._timers):
+            self._cancel_timer(name)
+        self.output.finish(effect)
+        self._on_ended(self)
+
+    async def ended(self, timeout: float) -> None:
+        """Wait until the session has ended, but not for longer than `timeout` seconds."""
+        try:
+            await asyncio.wait_for(self.output.ended(), timeout)
+        except TimeoutError:
+            logger.warning("session %s did not end within %g s", self.record.session_id[:8], timeout)
+
+    async def close(self) -> None:
+        """End the session's tasks and timers, whatever its state; used at shutdown."""
+        for name in list(self._timers):
+            self._cancel_timer(name)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
+            self._abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
+
+    def _set_timer(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._cancel_timer(name)
+        self._timers[name] = asyncio.get_running_loop().call_later(seconds, action)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def verdict_event(verdict: verify_pb2.Verdict) -> ev.VerdictArrived:
+    """Raises InvalidParameter where outcomes or reason are none, or do not match the tokens."""
+    outcomes = convert.outcomes_from_wire(verdict.outcomes)
+    if len(outcomes) != len(verdict.tokens):
+        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
+    reason = convert.reason_from_wire(verdict.finish_reason)
+    return ev.VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason)
+
+
+def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
+    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
+
+
+def status_of_store(error: StoreError) -> grpc.StatusCode:
+    """What a client is told when its session's log fails."""
+    if isinstance(error, StoreUnavailable):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, (Fenced, MissingSession)):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.DATA_LOSS

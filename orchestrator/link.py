@@ -1,0 +1,123 @@
+"""One Connect stream to one peer, kept up: connect, read, and after a failure connect again with backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from specwire.rpc.options import channel_options
+from specwire.rpc.outbox import LinkError, Outbox
+from specwire.v1 import common_pb2
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Heard = TypeVar("Heard", contravariant=True)
+
+FIRST_BACKOFF = 0.05
+MOST_BACKOFF = 1.0
+CONNECT_TIMEOUT = 5.0
+
+
+class Listener(Protocol[Heard]):
+    """Hears what happens on a link; called on the event loop, must not block."""
+
+    def on_up(self, info: common_pb2.GetModelInfoResponse) -> None: ...
+    def on_message(self, message: Heard) -> None: ...
+    def on_down(self) -> None: ...
+
+
+class Link(Generic[Request, Response]):
+    """Owned by its orchestrator: `run` ends only by cancellation.
+
+    Args:
+        connect: opens the stream on a channel. describe: asks the peer on a channel what it is.
+
+    Invariant: `up` holds exactly between on_up and on_down.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
+        describe: Callable[[grpc.aio.Channel], Awaitable[common_pb2.GetModelInfoResponse]],
+    ) -> None:
+        self.address = address
+        self._connect = connect
+        self._describe = describe
+        self._outbox: Outbox[Request] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self._outbox is not None
+
+    def send(self, part: Request) -> None:
+        """Stage a part of this tick's message; void while the link is down, as on_down has said."""
+        if self._outbox is not None:
+            self._outbox.push(part)
+
+    async def run(self, listener: Listener[Response]) -> None:
+        backoff = FIRST_BACKOFF
+        while True:
+            was_up, reason = await self._connect_once(listener)
+            if was_up:
+                backoff = FIRST_BACKOFF
+                logger.warning("link to %s lost: %s", self.address, reason)
+            await asyncio.sleep(backoff)
+            backoff = min(MOST_BACKOFF, 2 * backoff)
+
+    async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
+        """One connection from start to end; returns whether it was ever up, and why it ended."""
+        async with grpc.aio.insecure_channel(self.address, options=channel_options(self.address)) as channel:
+            try:
+                info = await asyncio.wait_for(self._describe(channel), CONNECT_TIMEOUT)
+                call = self._connect(channel)
+                await asyncio.wait_for(call.wait_for_connection(), CONNECT_TIMEOUT)
+            except (grpc.RpcError, TimeoutError) as error:
+                return False, describe(error)
+            return True, await self._converse(call, info, listener)
+
+    async def _converse(
+        self,
+        call: grpc.aio.StreamStreamCall[Request, Response],
+        info: common_pb2.GetModelInfoResponse,
+        listener: Listener[Response],
+    ) -> str:
+        broken: list[LinkError] = []
+
+        def on_failure(error: LinkError) -> None:
+            broken.append(error)
+            call.cancel()
+
+        outbox: Outbox[Request] = Outbox(call.write, on_failure)
+        self._outbox = outbox
+        try:
+            listener.on_up(info)
+            async for message in call:
+                listener.on_message(message)
+            return "the peer closed the stream"
+        except grpc.RpcError as error:
+            return describe(error)
+        except asyncio.CancelledError:
+            if not broken:
+                raise
+            return str(broken[0])
+        finally:
+            self._outbox = None
+            listener.on_down()
+            await outbox.close(flush_s=0.2)
+            call.cancel()
+
+
+def describe(error: BaseException) -> str:
+    """One line on why a call failed."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,112 @@
+"""A session's durable output, followed by any number of readers at their own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import Emit, EmitEnd, End
+
+
+@dataclass(slots=True)
+class Timings:
+    """Monotonic nanoseconds of the newest token's way; 0 where unknown."""
+
+    forward_ended_ns: int = 0
+    verdict_received_ns: int = 0
+    durable_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a reader has not seen yet. `position` is absolute; `text` is what was released since the reader's last."""
+
+    position: int
+    tokens: list[int]
+    outcomes: list[Outcome]
+    text: str
+    text_ends: list[int]
+    timings: Timings | None
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a reader stands: output tokens and code points that it has."""
+
+    tokens: int = 0
+    characters: int = 0
+
+
+class Output:
+    """Tokens, outcomes and text that may be shown; grows only by what the log has acknowledged.
+
+    A reader that falls behind gets one larger piece, not a queue of small ones.
+    """
+
+    def __init__(self, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+        self.tokens: list[int] = []
+        self.outcomes: list[Outcome] = []
+        self.text_ends: list[int] = []
+        self.text = ""
+        self.end: End | None = None
+        self.timings: Timings | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    def add(self, emit: Emit, timings: Timings | None = None) -> None:
+        self.tokens.extend(emit.tokens)
+        self.outcomes.extend(emit.outcomes)
+        self.text_ends.extend(emit.text_ends)
+        self.text += emit.text
+        self.timings = timings
+        self._wake()
+
+    def finish(self, end: EmitEnd) -> None:
+        self.text += end.text
+        self.end = end.end
+        self._wake()
+
+    def since(self, cursor: Cursor) -> Piece:
+        """All that lies beyond `cursor`, which is moved to the end."""
+        piece = Piece(
+            self.prompt_length + cursor.tokens,
+            self.tokens[cursor.tokens :],
+            self.outcomes[cursor.tokens :],
+            self.text[cursor.characters :],
+            self.text_ends[cursor.tokens :],
+            self.timings,
+        )
+        cursor.tokens, cursor.characters = len(self.tokens), len(self.text)
+        return piece
+
+    def cursor_at(self, position: int) -> Cursor:
+        """A reader that has the tokens before `position` and the text that ended with them."""
+        tokens = min(max(0, position - self.prompt_length), len(self.tokens))
+        characters = min(self.text_ends[tokens - 1], len(self.text)) if tokens else 0
+        return Cursor(tokens, characters)
+
+    async def follow(self, cursor: Cursor) -> AsyncIterator[Piece]:
+        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`."""
+        while True:
+            if len(self.tokens) > cursor.tokens:
+                yield self.since(cursor)
+            elif self.end is not None:
+                return
+            else:
+                await self._wait()
+
+    async def ended(self) -> None:
+        while self.end is None:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None

@@ -1,0 +1,180 @@
+"""The verifiers and drafters that an orchestrator knows: links, descriptions, and which session is on which."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from orchestrator.link import Link
+from specwire.core.speed import ForwardTimes
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+Info = common_pb2.GetModelInfoResponse
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Subject = TypeVar("Subject")
+VerifierLink = Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
+DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
+
+# Wider forwards are not of one session's window.
+MOST_OBSERVED_ROWS = 32
+
+
+class VerifierSubject(Protocol):
+    """A session, as its verifier's link sees it."""
+
+    def on_verifier_lost(self) -> None: ...
+    def on_opened(self, opened: verify_pb2.Opened) -> None: ...
+    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None: ...
+    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None: ...
+
+
+class DrafterSubject(Protocol):
+    """A session, as its drafter's link sees it."""
+
+    def on_drafter_lost(self) -> None: ...
+    def on_proposal(self, proposal: common_pb2.Proposal) -> None: ...
+    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None: ...
+
+
+class Peer(ABC, Generic[Request, Response, Subject]):
+    """A service at an address. `info` is what it said last; `up` says whether it can be used now.
+
+    Invariant: `subjects` holds the sessions whose handles are open on the present connection.
+    """
+
+    def __init__(self, link: Link[Request, Response], on_change: Callable[[], None]) -> None:
+        self.link = link
+        self.info: Info | None = None
+        self.refusal: str | None = None
+        self.subjects: dict[int, Subject] = {}
+        self._handles = itertools.count(1)
+        self._on_change = on_change
+
+    @property
+    def up(self) -> bool:
+        return self.link.up and self.refusal is None
+
+    def attach(self, subject: Subject) -> int:
+        """A handle for a session on this connection."""
+        handle = next(self._handles)
+        self.subjects[handle] = subject
+        return handle
+
+    def on_up(self, info: Info) -> None:
+        self.info = info
+        self.refusal = self._refusal(info)
+        if self.refusal is not None:
+            logger.error("%s is not used: %s", self.link.address, self.refusal)
+        self._on_change()
+
+    @abstractmethod
+    def _refusal(self, info: Info) -> str | None:
+        """Why a peer of this description must not be used, or None."""
+
+    def on_down(self) -> None:
+        subjects, self.subjects = list(self.subjects.values()), {}
+        for subject in subjects:
+            self._tell_lost(subject)
+        self._on_change()
+
+    @abstractmethod
+    def _tell_lost(self, subject: Subject) -> None:
+        """The session's peer is gone."""
+
+
+class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse, VerifierSubject]):
+    """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session."""
+
+    def __init__(
+        self,
+        link: VerifierLink,
+        on_change: Callable[[], None],
+        accept: Callable[[Info], str | None],
+    ) -> None:
+        super().__init__(link, on_change)
+        self.forward_times = ForwardTimes({1: 10_000.0})
+        self._accept = accept
+
+    def _refusal(self, info: Info) -> str | None:
+        measured = {time.rows: float(time.microseconds) for time in info.forward_times}
+        if measured:
+            self.forward_times = ForwardTimes(measured)
+        return self._accept(info)
+
+    def _tell_lost(self, subject: VerifierSubject) -> None:
+        subject.on_verifier_lost()
+
+    def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None:
+        received_ns = time.monotonic_ns()
+        timings = message.timings
+        if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
+            self.forward_times.observe(timings.rows, timings.forward_us + timings.choose_us)
+        for opened in message.opened:
+            if (subject := self.subjects.get(opened.handle)) is not None:
+                subject.on_opened(opened)
+        for verdict in message.verdicts:
+            if (subject := self.subjects.get(verdict.handle)) is not None:
+                subject.on_verdict(verdict, timings, received_ns)
+        for refused in message.refused:
+            if (subject := self.subjects.pop(refused.handle, None)) is not None:
+                subject.on_refused_by_verifier(refused)
+
+    def close(self, handle: int) -> None:
+        if self.subjects.pop(handle, None) is not None:
+            self.link.send(verify_pb2.ConnectVerifyRequest(closes=[common_pb2.Close(handle=handle)]))
+
+
+class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse, DrafterSubject]):
+    """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None."""
+
+    def __init__(self, link: DrafterLink, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
+        super().__init__(link, on_change)
+        self._accept = accept
+
+    def _refusal(self, info: Info) -> str | None:
+        return self._accept(info)
+
+    def _tell_lost(self, subject: DrafterSubject) -> None:
+        subject.on_drafter_lost()
+
+    def on_message(self, message: draft_pb2.ConnectDraftResponse) -> None:
+        for proposal in message.proposals:
+            if (subject := self.subjects.get(proposal.handle)) is not None:
+                subject.on_proposal(proposal)
+        for refused in message.refused:
+            if (subject := self.subjects.pop(refused.handle, None)) is not None:
+                subject.on_refused_by_drafter(refused)
+
+    def close(self, handle: int) -> None:
+        if self.subjects.pop(handle, None) is not None:
+            self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
+
+
+def verifier_link(address: str) -> VerifierLink:
+    return Link(
+        address,
+        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
+        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest()),
+    )
+
+
+def drafter_link(address: str) -> DrafterLink:
+    return Link(
+        address,
+        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
+        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest()),
+    )
+
+
+def least_loaded(peers: list[VerifierPeer]) -> VerifierPeer | None:
+    """The usable verifier with the fewest sessions."""
+    return min((p for p in peers if p.up), key=lambda p: len(p.subjects), default=None)

@@ -1,0 +1,78 @@
+"""From a session's output to the events of a client's stream."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.driver import SessionDriver
+from orchestrator.output import Piece, Timings
+from orchestrator.stats import SessionStats
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import End
+from specwire.rpc import convert
+from specwire.v1 import generation_pb2 as pb
+
+
+def started(driver: SessionDriver) -> pb.Started:
+    record = driver.record
+    return pb.Started(
+        session_id=record.session_id,
+        prompt_tokens=len(record.prompt),
+        sampling=convert.sampling_to_wire(record.sampling),
+    )
+
+
+def chunk(piece: Piece) -> pb.Chunk:
+    count = piece.outcomes.count
+    return pb.Chunk(
+        position=piece.position,
+        tokens=piece.tokens,
+        outcomes=convert.outcomes_to_wire(piece.outcomes),
+        text=piece.text,
+        text_ends=piece.text_ends,
+        accepted=count(Outcome.ACCEPTED),
+        recovered=count(Outcome.RECOVERED),
+        bonus=count(Outcome.BONUS),
+        direct=count(Outcome.DIRECT),
+        timings=None if piece.timings is None else timings(piece.timings),
+    )
+
+
+def timings(known: Timings) -> pb.ChunkTimings:
+    return pb.ChunkTimings(
+        forward_ended_ns=known.forward_ended_ns,
+        verdict_received_ns=known.verdict_received_ns,
+        durable_ns=known.durable_ns,
+        emitted_ns=time.monotonic_ns(),
+    )
+
+
+def finished(driver: SessionDriver, end: End, text: str) -> pb.Finished:
+    return pb.Finished(
+        reason=convert.reason_to_wire(end.reason),
+        message=end.message,
+        text=text,
+        text_length=end.text_length,
+        stats=stats(driver.stats, len(driver.record.prompt)),
+    )
+
+
+def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
+    outcomes = known.outcomes
+    ended = known.started if known.ended is None else known.ended
+    first = ended if known.first_token is None else known.first_token
+    positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
+    return pb.Stats(
+        prompt_tokens=prompt_tokens,
+        output_tokens=outcomes.total(),
+        target_forwards=known.target_forwards,
+        proposed=known.proposed,
+        accepted=outcomes[Outcome.ACCEPTED],
+        recovered=outcomes[Outcome.RECOVERED],
+        bonus=outcomes[Outcome.BONUS],
+        direct=outcomes[Outcome.DIRECT],
+        time_to_first_token_us=int((first - known.started) * 1e6),
+        duration_us=int((ended - known.started) * 1e6),
+        tested_at=known.tested_at[:positions],
+        accepted_at=known.accepted_at[:positions],
+    )

@@ -1,0 +1,83 @@
+"""From a client's request to a session's record: everything is checked here, before anything is started."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from orchestrator.sessions import Target
+from orchestrator.store.base import SessionRecord
+from specwire.core.limits import Stopping, check_prompt
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc import convert
+from specwire.text import encode
+from specwire.v1 import common_pb2, generation_pb2
+
+MOST_STOP_STRINGS = 16
+MOST_STOP_LENGTH = 256
+MOST_REQUEST_ID = 128
+SESSION_ID_BYTES = 24
+SEED_BITS = 64
+
+
+def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: str) -> SessionRecord:
+    """A new session's record.
+
+    Raises:
+        InvalidParameter: names the field and the value.
+    """
+    info = target.info
+    prompt = prompt_tokens(request, target)
+    check_prompt(prompt, info.vocabulary, info.context)
+    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))
+    return SessionRecord(
+        session_id=secrets.token_urlsafe(SESSION_ID_BYTES),
+        tenant=tenant,
+        request_id=checked_request_id(request.request_id),
+        prompt=tuple(prompt),
+        sampling=sampling,
+        stopping=stopping_of(request.stopping, info.vocabulary, info.context - len(prompt)),
+        stops=checked_stops(tuple(request.stop)),
+        drafting=drafting_of(request.drafting),
+        weights_fingerprint=info.weights_fingerprint,
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+        created_us=time.time_ns() // 1000,
+    )
+
+
+def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return encode(target.tokenizer, request.text)
+    return list(request.tokens.ids) if kind == "tokens" else []
+
+
+def stopping_of(wire: common_pb2.Stopping, vocabulary: int, room: int) -> Stopping:
+    """max_tokens 0 means all that the context has room for; more than that is refused, not clipped."""
+    if wire.max_tokens > room:
+        raise InvalidParameter(
+            "max_tokens", f"{wire.max_tokens} do not fit: the context has room for {room} more tokens"
+        )
+    return convert.stopping_from_wire(wire, default_max_tokens=room, vocabulary=vocabulary)
+
+
+def checked_stops(stop: tuple[str, ...]) -> tuple[str, ...]:
+    if len(stop) > MOST_STOP_STRINGS:
+        raise InvalidParameter("stop", f"at most {MOST_STOP_STRINGS} strings are allowed, not {len(stop)}")
+    for string in stop:
+        if not 0 < len(string) <= MOST_STOP_LENGTH:
+            raise InvalidParameter("stop", f"a string must have 1 to {MOST_STOP_LENGTH} characters, not {len(string)}")
+    return stop
+
+
+def checked_request_id(request_id: str) -> str:
+    if len(request_id) > MOST_REQUEST_ID:
+        raise InvalidParameter("request_id", f"at most {MOST_REQUEST_ID} characters are allowed, not {len(request_id)}")
+    return request_id
+
+
+def drafting_of(value: generation_pb2.Drafting) -> str:
+    """The mode's name; unspecified is automatic."""
+    if value not in generation_pb2.Drafting.values():
+        raise InvalidParameter("drafting", f"{value} is not a known value")
+    return "off" if value == generation_pb2.DRAFTING_OFF else "automatic"

@@ -1,0 +1,180 @@
+"""All sessions of one orchestrator, and the peers that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import grpc
+from tokenizers import Tokenizer
+
+from orchestrator.driver import SessionDriver
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers import DrafterPeer, Info, VerifierPeer, drafter_link, least_loaded, verifier_link
+from orchestrator.store.base import SessionRecord, SessionStore
+from specwire.core.session import State
+from specwire.rpc.errors import StatusError
+from specwire.text import OutputText, TokenizerError, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+FINISHED_KEPT = 256
+
+
+class StartError(RuntimeError):
+    """The orchestrator cannot start: a peer does not answer, or does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that this orchestrator serves: of the first verifier that answered; others must equal it."""
+
+    info: Info
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+
+
+class Orchestrator:
+    """Assigns sessions to peers and keeps them while they run.
+
+    Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
+    """
+
+    def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
+        self.options = options
+        self.store = store
+        self.target: Target | None = None
+        self.sessions: dict[str, SessionDriver] = {}
+        self.verifiers = [
+            VerifierPeer(verifier_link(a), self._rebalance, self._accept_target) for a in options.verifiers
+        ]
+        self.drafters = [DrafterPeer(drafter_link(a), self._rebalance, self._accept_drafter) for a in options.drafters]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+
+    # Peers
+
+    async def start(self) -> None:
+        """Connect to all peers; waits for one verifier and for every drafter.
+
+        Raises:
+            StartError: a needed peer did not answer in time, or was refused.
+        """
+        for verifier in self.verifiers:
+            self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
+        for drafter in self.drafters:
+            self._tasks.append(asyncio.create_task(drafter.link.run(drafter)))
+        try:
+            await asyncio.wait_for(self._until_ready(), self.options.start_timeout)
+        except TimeoutError:
+            missing = [p.link.address for p in self._peers() if not p.up]
+            raise StartError(f"no answer within {self.options.start_timeout:g} s from {', '.join(missing)}") from None
+
+    def _peers(self) -> list[VerifierPeer | DrafterPeer]:
+        return [*self.verifiers, *self.drafters]
+
+    async def _until_ready(self) -> None:
+        while True:
+            refused = [p for p in self._peers() if p.refusal is not None]
+            if refused:
+                raise StartError(f"{refused[0].link.address}: {refused[0].refusal}")
+            if any(v.up for v in self.verifiers) and all(d.up for d in self.drafters):
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _accept_target(self, info: Info) -> str | None:
+        """Why a verifier must not be used here, or None; the first one defines what is served."""
+        if self.target is None:
+            try:
+                self.target = Target(info, load_tokenizer(info.tokenizer_json), frozenset(info.eos_ids))
+            except TokenizerError as error:
+                return str(error)
+            for drafter in self.drafters:
+                drafter.refusal = None if drafter.info is None else vocabulary_mismatch(info, drafter.info)
+        served, offered = self.target.info.weights_fingerprint, info.weights_fingerprint
+        if served != offered:
+            return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
+        return None
+
+    def _accept_drafter(self, info: Info) -> str | None:
+        """Why a drafter must not be used here, or None; before the target is known every drafter may wait."""
+        return None if self.target is None else vocabulary_mismatch(self.target.info, info)
+
+    def _rebalance(self) -> None:
+        """Give waiting sessions a verifier, and sessions without one a drafter, if there are any."""
+        self._changed.set()
+        for driver in list(self.sessions.values()):
+            self.place(driver)
+
+    def place(self, driver: SessionDriver) -> None:
+        """Assign what the session lacks from what is up."""
+        if driver.session.state is State.WAITING and driver.verifier is None:
+            peer = least_loaded(self.verifiers)
+            if peer is not None and peer.info is not None:
+                driver.use_verifier(peer, self._shares_host(peer.info))
+        if driver.wants_drafter:
+            drafter = min((d for d in self.drafters if d.up), key=lambda d: len(d.subjects), default=None)
+            if drafter is not None:
+                driver.use_drafter(drafter)
+
+    def _shares_host(self, verifier: Info) -> bool:
+        """Whether a drafter would compete with the verifier for cores."""
+        return any(
+            d.info is not None and d.info.host_id == verifier.host_id and d.info.device == verifier.device
+            for d in self.drafters
+        )
+
+    # Sessions
+
+    def require_target(self) -> Target:
+        """The served model, once a verifier has said what it is."""
+        if self.target is None:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
+        return self.target
+
+    async def open(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
+        """Create the session in the log and set it going.
+
+        Raises:
+            StoreUnavailable: the log does not answer.
+        """
+        fence = await asyncio.wait_for(self.store.create(record, self.options.retention), self.options.store_timeout)
+        scanner = OutputText(self.require_target().tokenizer, record.stops)
+        driver = SessionDriver(record, fence, scanner, self.store, self.options, self._ended)
+        self.sessions[record.session_id] = driver
+        if deadline is not None:
+            driver.set_deadline(deadline)
+        driver.wait_for_verifier()
+        self.place(driver)
+        return driver
+
+    def _ended(self, _: SessionDriver) -> None:
+        """Keep an ended session a little for readers that come back; the log keeps it for longer."""
+        ended = [s for s, d in self.sessions.items() if d.output.end is not None]
+        for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
+            del self.sessions[session_id]
+
+    async def stop(self) -> None:
+        """Cancel what still runs, then close links and log; every task has ended when this returns."""
+        drivers = list(self.sessions.values())
+        for driver in drivers:
+            driver.cancel()
+        await asyncio.gather(*(driver.ended(timeout=2.0) for driver in drivers))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(driver.close() for driver in drivers))
+        await self.store.close()
+
+
+def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
+    """Why the drafter's ids do not mean what the target's mean, or None if they do."""
+    if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint:
+        return None
+    return (
+        f"vocabulary mismatch: drafter {drafter.model} has {drafter.vocabulary_fingerprint[:12]} "
+        f"({drafter.vocabulary} ids), target {target.model} has {target.vocabulary_fingerprint[:12]} "
+        f"({target.vocabulary} ids); both need the same tokenizer"
+    )

@@ -1,0 +1,41 @@
+"""A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import Emit
+from specwire.core.events import VerdictArrived
+
+MOST_POSITIONS = 32
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Instants are the loop's clock in seconds."""
+
+    started: float
+    first_token: float | None = None
+    ended: float | None = None
+    target_forwards: int = 0
+    proposed: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+
+    def count_verdict(self, verdict: VerdictArrived, tested: int) -> None:
+        if not verdict.tokens:
+            return
+        self.target_forwards += 1
+        self.proposed += tested
+        accepted = min(tested, verdict.outcomes.count(Outcome.ACCEPTED))
+        for index in range(min(tested, accepted + 1, MOST_POSITIONS)):
+            self.tested_at[index] += 1
+            self.accepted_at[index] += index < accepted
+
+    def count_emit(self, emit: Emit, now: float) -> None:
+        self.outcomes.update(emit.outcomes)
+        if self.first_token is None:
+            self.first_token = now
