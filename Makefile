@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 EXTRAS := lm,ray,embedded-redis,bench,dev
-CODE   := specwire draft_service verify_service orchestrator deploy demo_pair bench scripts tests
+CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process: the tests start several processes on few cores, and idle BLAS threads spin.
 export OMP_NUM_THREADS ?= 1
@@ -63,15 +63,15 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	echo "lint: mypy"
 	$(BIN)/mypy $(CODE)
 	echo "lint: import order"
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --no-logo
 	echo "lint: protocol"
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 
-format: $(STAMP) ## rewrite our code in the one format
-	$(BIN)/ruff check -q --fix-only --select I $(CODE)
+format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
+	$(BIN)/ruff check -q --fix-only $(CODE)
 	$(BIN)/ruff format -q $(CODE)
 
 proto: $(STAMP) ## regenerate specwire/v1 from proto/
