@@ -1,0 +1,7 @@
+"""Language models over an absolute-position slot cache, and the choice of tokens from their logits."""
+
+from specwire.lm.choose import RowSampling, choose
+from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo
+from specwire.lm.load import load_model
+
+__all__ = ["Feed", "LanguageModel", "ModelError", "ModelInfo", "RowSampling", "choose", "load_model"]

@@ -1,0 +1,116 @@
+"""The target's choice at every row of a forward: the vectorised twin of `specwire.core.acceptance.choose`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specwire.core.sampling import Sampling
+from specwire.lm.noise import Key, gumbel, gumbel_rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How to choose the token at `position`, whose logits are one row."""
+
+    position: int
+    sampling: Sampling
+
+    @property
+    def key(self) -> Key:
+        return Key(self.sampling.seed, self.sampling.choice, self.position)
+
+    @property
+    def filtered(self) -> bool:
+        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0
+
+
+@torch.inference_mode()
+def choose(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    """The target's token for each row, a function of the row's logits and its RowSampling alone.
+
+    Args:
+        logits: (rows, vocabulary), any float type. A masked id has -inf.
+
+    Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G); log p is used without its normaliser,
+    which is the same for all ids of a row.
+    """
+    if len(rows) != logits.shape[0]:
+        raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
+    if all(row.sampling.temperature == 0.0 for row in rows):
+        return _greedy(logits, rows)
+    chosen = [0] * len(rows)
+    for members, pick in zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True):
+        if members:
+            picked = pick(logits[members], [rows[member] for member in members])
+            for member, token in zip(members, picked, strict=True):
+                chosen[member] = token
+    return chosen
+
+
+def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[int]]:
+    """Indices of the greedy, the unfiltered and the filtered rows."""
+    kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for index, row in enumerate(rows):
+        kinds[0 if row.sampling.temperature == 0.0 else 1 + row.filtered].append(index)
+    return kinds
+
+
+def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> list[int]:
+    tokens: list[int] = logits.argmax(dim=1).tolist()
+    return tokens
+
+
+def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    noise = gumbel_rows([row.key for row in rows], logits.shape[1], logits.device)
+    tokens: list[int] = (_scaled(logits, rows) + noise).argmax(dim=1).tolist()
+    return tokens
+
+
+def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
+    scores = _scaled(logits, rows)
+    scores = _keep_top_k(scores, [row.sampling.top_k for row in rows])
+    scores = _keep_top_p(scores, [row.sampling.top_p for row in rows])
+    count = int((scores > -torch.inf).sum(dim=1).max())
+    best, ids = scores.topk(max(count, 1), dim=1)
+    winners = (best + gumbel([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
+    tokens: list[int] = ids.gather(1, winners).squeeze(1).tolist()
+    return tokens
+
+
+def _scaled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """float64 logits / temperature, as the reference computes them."""
+    return logits.double() / _column([row.sampling.temperature for row in rows], logits)
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)
+
+
+def _keep_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
+    """-inf below each row's k-th largest score; ties with it stay; k = 0 keeps all."""
+    vocabulary = scores.shape[1]
+    ranks = [k if 0 < k < vocabulary else 0 for k in top_k]
+    if not any(ranks):
+        return scores
+    best = scores.topk(max(ranks), dim=1).values
+    last = torch.tensor([max(rank - 1, 0) for rank in ranks], device=scores.device).unsqueeze(1)
+    off = torch.tensor([rank == 0 for rank in ranks], device=scores.device).unsqueeze(1)
+    threshold = best.gather(1, last).masked_fill(off, -torch.inf)
+    return scores.masked_fill(scores < threshold, -torch.inf)
+
+
+def _keep_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+    """-inf outside each row's smallest most-probable set of mass >= p (ties: lower id first); p = 1 keeps all."""
+    if all(p == 1.0 for p in top_p):
+        return scores
+    probabilities = scores.softmax(dim=1)
+    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
+    before = ordered.cumsum(dim=1) - ordered
+    # Above 1, for rounding may carry the mass before the last ids of an unfiltered row past 1.
+    limits = _column([p if p < 1.0 else 2.0 for p in top_p], scores)
+    removed = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, before >= limits)
+    return scores.masked_fill(removed, -torch.inf)

@@ -1,0 +1,79 @@
+"""Fingerprints and tokenizers: what makes two models, or two vocabularies, the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedConfig
+from transformers.utils.hub import cached_file
+
+# Configuration entries that say who saved the model and where, not what it is.
+INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+class Text(NamedTuple):
+    """A model's way from text to ids."""
+
+    tokenizer_json: bytes
+    chat_template: str
+
+
+def read_text(spec: str) -> Text:
+    """Tokenizer and chat template of a local directory or hub id; empty where the model has none."""
+    serialised = _read(spec, "tokenizer.json") or _converted(spec)
+    return Text(serialised, _chat_template(spec))
+
+
+def _read(spec: str, name: str) -> bytes:
+    """Content of one of the model's files, empty if it has none of this name."""
+    options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    path = cached_file(spec, name, **options)
+    return Path(path).read_bytes() if path else b""
+
+
+def _converted(spec: str) -> bytes:
+    """Tokenizers in older formats, converted by transformers where it can."""
+    if not _read(spec, "tokenizer_config.json"):
+        return b""
+    backend = getattr(AutoTokenizer.from_pretrained(spec), "backend_tokenizer", None)
+    return b"" if backend is None else str(backend.to_str()).encode()
+
+
+def _chat_template(spec: str) -> str:
+    jinja = _read(spec, "chat_template.jinja")
+    if jinja:
+        return jinja.decode()
+    template = json.loads(_read(spec, "tokenizer_config.json") or b"{}").get("chat_template", "")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
+    return str(template or "")
+
+
+def vocabulary_map(tokenizer_json: bytes, width: int) -> dict[int, str]:
+    """Token of each id. A model without a tokenizer calls its `width` ids by their numbers."""
+    if not tokenizer_json:
+        return {index: str(index) for index in range(width)}
+    vocabulary: dict[str, int] = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    return {index: token for token, index in vocabulary.items()}
+
+
+def vocabulary_fingerprint(vocabulary: Mapping[int, str]) -> str:
+    """sha256 (hex) of the sorted (id, token) pairs."""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, dtype: str) -> str:
+    """sha256 (hex) over dtype, configuration and every tensor by name."""
+    entries = {key: value for key, value in config.to_dict().items() if key not in INCIDENTAL}
+    digest = hashlib.sha256(json.dumps([dtype, entries], sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""What the engine and the drafters ask of a language model, whatever runtime computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded or cannot be served; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens for one slot in one forward.
+
+    They occupy positions `start .. start + len(tokens) - 1`. `start` may not exceed what the slot holds; a lower start
+    is a rollback. The logits of the last `wanted` tokens are returned.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    wanted: int
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model is: enough to compare two of them and to encode text for them.
+
+    Attributes:
+        architecture: the model's class, such as LlamaForCausalLM.
+        vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
+        context: positions a slot can hold.
+        weights_fingerprint: sha256 (hex) over dtype, configuration and weights.
+        vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
+        tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
+        chat_template: Jinja source, empty if the model has none.
+    """
+
+    name: str
+    architecture: str
+    vocabulary: int
+    context: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    weights_fingerprint: str
+    vocabulary_fingerprint: str
+    tokenizer_json: bytes = field(default=b"", repr=False)
+    chat_template: str = field(default="", repr=False)
+
+
+class LanguageModel(Protocol):
+    """A causal language model over `slots` independent texts, each rolled back by lowering an integer.
+
+    Not safe for use by two threads at once. Invariant: cached(slot) never exceeds what was fed, and what the slot holds
+    for position p was computed from the text [0, p].
+    """
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def failed(self) -> frozenset[int]:
+        """Slots whose logits in the last forward were not finite. Their contents are already discarded."""
+        ...
+
+    def cached(self, slot: int) -> int:
+        """Number of positions of the slot that are valid."""
+        ...
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Lower the slot's valid length to `length`; ValueError if it holds less."""
+        ...
+
+    def discard(self, slot: int) -> None:
+        """Empty the slot and zero what was written to it: at the end of a session, whatever ended it."""
+        ...
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Feed tokens of several slots in one pass.
+
+        Returns:
+            float32 logits (sum of wanted, vocabulary) on the model's device, in the order of the feeds.
+
+        Raises:
+            ValueError: a feed is invalid; nothing was fed.
+        """
+        ...

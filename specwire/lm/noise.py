@@ -1,0 +1,72 @@
+"""Philox4x32-10 and Gumbel noise in torch: the integers of `specwire.core.noise`, for many rows at once.
+
+Torch has no unsigned 64-bit arithmetic, so 32-bit words live in int64: a product of two of them wraps, but its low and
+high words come out right once masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specwire.core import noise as reference
+from specwire.core.noise import MULTIPLIERS, NOISE_BITS, ROUNDS, WEYL, WORD, Stream
+
+# Rows of full-vocabulary noise that are kept, and the largest vocabulary they are kept for: at most 16 MiB.
+KEPT_ROWS = 128
+KEPT_VOCABULARY = 16_384
+
+
+class Key(NamedTuple):
+    """Where one row's noise comes from."""
+
+    seed: int
+    choice: int
+    position: int
+
+
+def uniform_integers(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
+    """52-bit integers, int64 (rows, n), for token ids (rows, n) or (1, n)."""
+    first, second = MULTIPLIERS
+    low = _column([key.seed & WORD for key in keys], ids.device)
+    high = _column([key.seed >> 32 for key in keys], ids.device)
+    c0 = torch.full_like(low, int(Stream.GUMBEL))
+    c1 = _column([key.choice for key in keys], ids.device)
+    c2 = _column([key.position for key in keys], ids.device)
+    c3 = ids
+    for index in range(ROUNDS):
+        k0, k1 = (low + index * WEYL[0]) & WORD, (high + index * WEYL[1]) & WORD
+        product0, product1 = c0 * first, c2 * second
+        c0, c2 = ((product1 >> 32) ^ (c1 ^ k0)) & WORD, ((product0 >> 32) ^ (c3 ^ k1)) & WORD
+        c1, c3 = product1 & WORD, product0 & WORD
+    return (c0 << 20) | (c1 >> 12)
+
+
+def _column(words: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(words, dtype=torch.long, device=device).unsqueeze(1)
+
+
+def gumbel(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float64 (rows, n): -log(-log(u)), u = (integer + 1/2) / 2**52."""
+    uniform = uniform_integers(keys, ids).double().add_(0.5).mul_(2.0**-NOISE_BITS)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def gumbel_rows(keys: Sequence[Key], vocabulary: int, device: torch.device) -> torch.Tensor:
+    """Standard Gumbel noise of all ids, float64 (rows, vocabulary).
+
+    A position is usually asked for more than once (a window behind a refused token is computed again), and on a CPU the
+    noise of a row costs a tenth of a small model's forward: there the latest rows are kept.
+    """
+    if device.type == "cpu" and vocabulary <= KEPT_VOCABULARY:
+        return torch.from_numpy(np.stack([_kept_row(key, vocabulary) for key in keys]))
+    return gumbel(keys, torch.arange(vocabulary, device=device).unsqueeze(0))
+
+
+@lru_cache(maxsize=KEPT_ROWS)
+def _kept_row(key: Key, vocabulary: int) -> reference.Floats:
+    return reference.gumbel(*key, np.arange(vocabulary))

@@ -1,0 +1,195 @@
+"""ScriptedLM: a model whose logits are a known hash of the text it holds.
+
+For tests and demonstrations of everything around a model. The hash runs over the tokens that were fed to the slot and
+not rolled back, so a wrong rollback or a skipped token changes every later row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from specwire.lm.describe import vocabulary_fingerprint
+from specwire.lm.interface import Feed, ModelError, ModelInfo
+from specwire.lm.slots import SlotTable
+
+PREFIX = "scripted:"
+CONTEXT = 4096
+EOS_ID = 0
+UNKNOWN = "1"
+
+Row = npt.NDArray[np.float32]
+
+WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+# Logits lie in [0, SPREAD): at temperature 1 the best of 64 tokens has a probability of about 0.2.
+SPREAD = 16.0
+NEVER = -64.0
+# Streams of coins and logits, apart from one another.
+AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What "scripted:..." says.
+
+    Attributes:
+        agree: probability, by prefix, that the logits are those of the plain script of this seed; otherwise its best
+            token comes last, so `agree` is the rate of greedy agreement.
+        eos: probability, by prefix, that the end-of-sequence token is the best one; it is never drawn otherwise.
+        delay_ms: sleep in every forward. An emulation of a slower model, to be called so wherever it is used.
+    """
+
+    seed: int
+    vocab: int = 64
+    agree: float = 1.0
+    eos: float = 0.0
+    delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.vocab <= 1 << 20:
+            raise ModelError(f"vocab: must be from 2 to {1 << 20}, not {self.vocab}")
+        for name in ("agree", "eos"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ModelError(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
+        if not (math.isfinite(self.delay_ms) and 0.0 <= self.delay_ms <= 60_000.0):
+            raise ModelError(f"delay_ms: must be from 0 to 60000, not {self.delay_ms}")
+
+    @classmethod
+    def parse(cls, spec: str) -> Script:
+        """Read scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]."""
+        seed, *options = spec.removeprefix(PREFIX).split(":")
+        pairs = dict(option.partition("=")[::2] for option in options)
+        unknown = pairs.keys() - {"vocab", "agree", "eos", "delay_ms"}
+        if unknown or len(pairs) < len(options):
+            raise ModelError(f"model {spec!r}: expected scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]")
+        try:
+            vocab = int(pairs.pop("vocab", "64"))
+            return cls(int(seed) & WORD, vocab, **{name: float(value) for name, value in pairs.items()})
+        except ModelError:
+            raise
+        except ValueError as error:
+            raise ModelError(f"model {spec!r}: not a number: {error}") from error
+
+    def extend(self, prefix: int, token: int) -> int:
+        """64-bit hash of a text, from the hash of the text before its last token (0 for the empty text)."""
+        return _mix((prefix + GOLDEN * (token + 1)) & WORD)
+
+    def logits(self, prefix: int) -> Row:
+        """float32 (vocab,) after the text of this hash."""
+        plain = self._scores(prefix, 0)
+        plain[EOS_ID] = SPREAD if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
+        if self._coin(prefix, AGREE_STREAM) < self.agree:
+            return plain
+        other = self._scores(prefix, OTHER_STREAM)
+        other[EOS_ID] = NEVER
+        other[int(np.argmax(plain))] = 2 * NEVER
+        return other
+
+    def _coin(self, prefix: int, stream: int) -> float:
+        return self._hash(prefix, stream) / 2.0**64
+
+    def _hash(self, prefix: int, stream: int) -> int:
+        return _mix(prefix ^ _mix((self.seed + GOLDEN * (stream + 1)) & WORD))
+
+    def _scores(self, prefix: int, stream: int) -> Row:
+        state = np.arange(1, self.vocab + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(
+            self._hash(prefix, stream)
+        )
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        # 24 bits: exact in float32.
+        scores: Row = ((state ^ (state >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(
+            SPREAD / 2**24
+        )
+        return scores
+
+
+def _mix(word: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
+
+
+class ScriptedLM:
+    """A `LanguageModel` that plays a `Script`."""
+
+    failed: frozenset[int] = frozenset()
+
+    def __init__(self, script: Script, slots: int, context: int = CONTEXT) -> None:
+        self.script = script
+        self.info = _info(script, context)
+        self._table = SlotTable(slots, context, script.vocab)
+        # Hash of the text up to and including each position held, by slot.
+        self._hashes: list[list[int]] = [[] for _ in range(slots)]
+
+    @classmethod
+    def parse(cls, spec: str, *, slots: int, context: int | None = None) -> ScriptedLM:
+        if context is not None and not 2 <= context <= CONTEXT:
+            raise ModelError(f"context: a scripted model has from 2 to {CONTEXT} positions, not {context}")
+        return cls(Script.parse(spec), slots, context or CONTEXT)
+
+    @property
+    def slots(self) -> int:
+        return len(self._table)
+
+    def cached(self, slot: int) -> int:
+        return self._table.cached(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._table.rollback(slot, length)
+        del self._hashes[slot][length:]
+
+    def discard(self, slot: int) -> None:
+        self._table.clear(slot)
+        self._hashes[slot].clear()
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self._table.check(feeds)
+        rows = [row for feed in feeds for row in self._feed(feed)]
+        self._table.commit(feeds)
+        if self.script.delay_ms:
+            time.sleep(self.script.delay_ms / 1000)
+        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.script.vocab)
+
+    def _feed(self, feed: Feed) -> list[Row]:
+        hashes = self._hashes[feed.slot]
+        del hashes[feed.start :]
+        for token in feed.tokens:
+            hashes.append(self.script.extend(hashes[-1] if hashes else 0, token))
+        return [self.script.logits(prefix) for prefix in hashes[len(hashes) - feed.wanted :]]
+
+
+def _info(script: Script, context: int) -> ModelInfo:
+    vocabulary = {index: str(index) for index in range(script.vocab)}
+    identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos}"
+    return ModelInfo(
+        name=f"{PREFIX}{script.seed}",
+        architecture="Scripted",
+        vocabulary=script.vocab,
+        context=context,
+        eos_ids=(EOS_ID,),
+        dtype="float32",
+        device="cpu",
+        weights_fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        vocabulary_fingerprint=vocabulary_fingerprint(vocabulary),
+        tokenizer_json=_tokenizer(vocabulary),
+    )
+
+
+def _tokenizer(vocabulary: dict[int, str]) -> bytes:
+    """Tokens are numbers between spaces; any other word is read as UNKNOWN."""
+    tokenizer = Tokenizer(WordLevel({token: index for index, token in vocabulary.items()}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return str(tokenizer.to_str()).encode()

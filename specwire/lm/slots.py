@@ -1,0 +1,83 @@
+"""How far each slot of a model is valid, and whether feeds fit: integers only, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specwire.lm.interface import Feed
+
+
+class SlotTable:
+    """Valid lengths of the slots of one model.
+
+    Invariant: 0 <= cached <= written <= context for every slot; what lies in [cached, written) is stale.
+    """
+
+    def __init__(self, slots: int, context: int, vocabulary: int) -> None:
+        if slots < 1:
+            raise ValueError(f"slots: must be at least 1, not {slots}")
+        self.context = context
+        self._vocabulary = vocabulary
+        self._cached = [0] * slots
+        self._written = [0] * slots
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def cached(self, slot: int) -> int:
+        self._check_slot(slot)
+        return self._cached[slot]
+
+    def written(self, slot: int) -> int:
+        """Positions of the slot that may hold something other than zero."""
+        return self._written[slot]
+
+    def rollback(self, slot: int, length: int) -> None:
+        held = self.cached(slot)
+        if not 0 <= length <= held:
+            raise ValueError(f"length: slot {slot} holds {held} positions and cannot be rolled back to {length}")
+        self._cached[slot] = length
+
+    def clear(self, slot: int) -> None:
+        self._check_slot(slot)
+        self._cached[slot] = self._written[slot] = 0
+
+    def write(self, feeds: Sequence[Feed]) -> None:
+        """Record, before the forward, that the feeds' ranges will be overwritten."""
+        for feed in feeds:
+            self._cached[feed.slot] = min(feed.start, self._cached[feed.slot])
+            self._written[feed.slot] = max(feed.stop, self._written[feed.slot])
+
+    def commit(self, feeds: Sequence[Feed]) -> None:
+        """Record, after the forward, that the feeds' ranges are valid."""
+        for feed in feeds:
+            self._cached[feed.slot] = feed.stop
+
+    def check(self, feeds: Sequence[Feed]) -> None:
+        """ValueError, naming field and value, unless the feeds can be computed in one forward."""
+        if not feeds:
+            raise ValueError("feeds: at least one is needed")
+        for feed in feeds:
+            self._check_feed(feed)
+        if len({feed.slot for feed in feeds}) < len(feeds):
+            raise ValueError(f"feeds: a slot occurs twice among {[feed.slot for feed in feeds]}")
+
+    def _check_feed(self, feed: Feed) -> None:
+        held = self.cached(feed.slot)
+        if not feed.tokens:
+            raise ValueError(f"tokens: slot {feed.slot} was fed none")
+        if not 0 <= feed.start <= held:
+            raise ValueError(f"start: slot {feed.slot} holds {held} positions, cannot be fed from {feed.start}")
+        if feed.stop > self.context:
+            raise ValueError(
+                f"tokens: slot {feed.slot} would hold {feed.stop} positions, the context is {self.context}"
+            )
+        if not 0 <= feed.wanted <= len(feed.tokens):
+            raise ValueError(f"wanted: must be from 0 to the {len(feed.tokens)} tokens fed, not {feed.wanted}")
+        if min(feed.tokens) < 0 or max(feed.tokens) >= self._vocabulary:
+            wrong = next(token for token in feed.tokens if not 0 <= token < self._vocabulary)
+            raise ValueError(f"tokens: id {wrong} is outside the vocabulary of {self._vocabulary}")
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < len(self._cached):
+            raise ValueError(f"slot: must be from 0 to {len(self._cached) - 1}, not {slot}")
