@@ -13,6 +13,7 @@ import json
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 MANIFEST = Path(__file__).resolve().parent / "corpus.json"
 
@@ -49,6 +50,15 @@ def held_out(path: Path) -> bool:
     return not is_test(path) and number % HELD_OUT_ONE_IN == 0
 
 
+class Manifest(TypedDict):
+    """`rows`: path, digest and split of every file; `sha256` is over the rows."""
+
+    python: str
+    files: int
+    sha256: str
+    rows: list[list[str]]
+
+
 def read_corpus(root: Path | None = None) -> list[SourceFile]:
     """Read the library under `root` (default: the running interpreter's), sorted by path."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
@@ -66,17 +76,15 @@ def read_corpus(root: Path | None = None) -> list[SourceFile]:
     return files
 
 
-def manifest_of(files: list[SourceFile]) -> dict[str, object]:
+def manifest_of(files: list[SourceFile]) -> Manifest:
     rows = [[f.path, f.digest, "held_out" if f.held_out else "train"] for f in files]
     whole = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return {"python": sysconfig.get_python_version(), "files": len(rows), "sha256": whole, "rows": rows}
 
 
-def differences(files: list[SourceFile], manifest: dict[str, object]) -> list[str]:
+def differences(files: list[SourceFile], manifest: Manifest) -> list[str]:
     """Paths whose content differs between this machine's library and the recorded manifest."""
-    rows = manifest["rows"]
-    assert isinstance(rows, list)
-    recorded = {path: digest for path, digest, _ in rows}
+    recorded = {path: digest for path, digest, _ in manifest["rows"]}
     here = {f.path: f.digest for f in files}
     return sorted(p for p in recorded.keys() | here.keys() if recorded.get(p) != here.get(p))
 

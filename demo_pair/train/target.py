@@ -74,7 +74,7 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
         if step < first:
             continue
         loss = next_token_loss(model, windows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step(step)
         done = step + 1
         if done % 10 == 0:
@@ -87,7 +87,7 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
             state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").rename(checkpoint)
-    model.to(torch.bfloat16).save_pretrained(work / "target")
+    model.bfloat16().save_pretrained(work / "target")
     report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": losses}
     (work / "target.json").write_text(json.dumps(report, indent=1) + "\n")
 
@@ -95,8 +95,8 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=3400)
-    parser.add_argument("--decay", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=2900)
+    parser.add_argument("--decay", type=int, default=1000)
     parser.add_argument("--peak", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stop-after", type=int, default=1 << 30)

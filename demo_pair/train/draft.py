@@ -1,0 +1,128 @@
+"""Distil the demo pair's drafter: a 2-layer, 256-wide Llama that imitates the target, not the corpus.
+
+    python -m demo_pair.train.draft --work DIR
+
+Every other batch is the target's own text. The loss is the cross-entropy to the target's whole distribution (Hinton
+et al. 2015), which coupled acceptance rewards, plus that to its argmax, which greedy acceptance rewards. Two layers, because
+copying an identifier that stands further up takes two attention layers, and code is full of such copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from demo_pair.train.corpus import read_corpus
+from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, logits_of
+from demo_pair.train.own_text import own_windows
+from demo_pair.train.target import EVALUATION_WINDOWS
+from demo_pair.train.tokenizer import VOCABULARY
+
+ROWS = 12
+SEED = 20261122
+OWN_WINDOWS = 1536
+ARGMAX_WEIGHT = 0.5
+
+
+def draft_config() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def imitation_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy (nats per token) to the target's distribution plus ARGMAX_WEIGHT times that to its argmax."""
+    log_q = draft_logits.flatten(0, 1).log_softmax(-1)
+    target = target_logits.flatten(0, 1)
+    soft = -(target.softmax(-1) * log_q).sum(-1).mean()
+    return soft + ARGMAX_WEIGHT * nn.functional.nll_loss(log_q, target.argmax(-1))
+
+
+def mixed(corpus: Iterator[torch.Tensor], own: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    while True:
+        yield next(corpus)
+        yield next(own)
+
+
+def own_batches(windows: torch.Tensor, rows: int, seed: int) -> Iterator[torch.Tensor]:
+    """Endless shuffled batches of the target's own windows."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(windows), generator=generator)
+        yield from (windows[part] for part in order.split(rows) if len(part) == rows)
+
+
+def load_own_windows(work: Path, target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """The target's own text, generated the first time."""
+    path = work / "own_windows.pt"
+    if not path.exists():
+        stream = training_stream(read_corpus(), tokenizer)
+        torch.save(own_windows(target, stream, OWN_WINDOWS, SEED).to(torch.int32), path)
+    windows: torch.Tensor = torch.load(path, weights_only=True)
+    return windows.long()
+
+
+def train(work: Path, schedule: Schedule) -> None:
+    torch.manual_seed(SEED)
+    files = read_corpus()
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(work / "target")
+    target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    own = load_own_windows(work, target, tokenizer)
+    held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
+    model = LlamaForCausalLM(draft_config())
+    optimiser = Optimiser(model, schedule)
+    corpus = batches(training_stream(files, tokenizer), ROWS, SEED)
+    started = time.monotonic()
+    for step, windows in enumerate(mixed(corpus, own_batches(own, ROWS, SEED))):
+        if step == schedule.steps:
+            break
+        with torch.no_grad():
+            target_logits = logits_of(target, windows[:, :-1])
+        draft_logits = logits_of(model, windows[:, :-1])
+        loss = imitation_loss(draft_logits, target_logits)
+        loss.backward()
+        optimiser.step(step)
+        if (step + 1) % 20 == 0:
+            agreement = (draft_logits.argmax(-1) == target_logits.argmax(-1)).float().mean().item()
+            rate = (step + 1) * ROWS * WINDOW / (time.monotonic() - started)
+            progress = f"step {step + 1}/{schedule.steps} loss {loss.item():.3f} agreement {agreement:.3f}"
+            print(f"{progress} {rate:.0f} tokens/s", flush=True)
+    loss_held_out = held_out_loss(model, held_out)
+    model.bfloat16().save_pretrained(work / "draft")
+    tokenizer.save_pretrained(work / "draft")
+    report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": loss_held_out}
+    (work / "draft.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"held-out loss {loss_held_out:.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--decay", type=int, default=500)
+    parser.add_argument("--peak", type=float, default=4e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train(arguments.work, Schedule(arguments.peak, 50, arguments.steps, arguments.decay))
+
+
+if __name__ == "__main__":
+    main()
