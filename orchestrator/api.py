@@ -13,7 +13,8 @@ from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor
 from orchestrator.requests import record_of
 from orchestrator.sessions import Orchestrator
-from orchestrator.store.base import MissingSession, SessionRecord, StoredSession
+from orchestrator.statuses import store_statuses
+from orchestrator.store import SessionRecord, StoredSession
 from specwire.core.events import ClientTook
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
@@ -58,10 +59,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator")
 
     async def _stored(self, session_id: str) -> StoredSession:
-        try:
+        with store_statuses():
             return await self._orchestrator.store.read(session_id)
-        except MissingSession:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}") from None
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         driver = await self._known(request.session_id)
@@ -115,10 +114,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         if driver is not None:
             driver.cancel()
             return pb.CancelResponse()
-        try:
+        with store_statuses():
             await self._orchestrator.store.cancel(request.session_id)
-        except MissingSession:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {request.session_id!r}") from None
         return pb.CancelResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:

@@ -15,7 +15,8 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
-from orchestrator.store.base import (
+from orchestrator.statuses import status_of_store
+from orchestrator.store import Ending, SessionRecord, SessionStore, StoreError, StoreUnavailable
     Ending,
     Fenced,
     MissingSession,
@@ -383,11 +384,3 @@ def verdict_event(verdict: verify_pb2.Verdict) -> ev.VerdictArrived:
 def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
     return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
 
-
-def status_of_store(error: StoreError) -> grpc.StatusCode:
-    """What a client is told when its session's log fails."""
-    if isinstance(error, StoreUnavailable):
-        return grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, (Fenced, MissingSession)):
-        return grpc.StatusCode.FAILED_PRECONDITION
-    return grpc.StatusCode.DATA_LOSS

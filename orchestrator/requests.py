@@ -6,7 +6,7 @@ import secrets
 import time
 
 from orchestrator.sessions import Target
-from orchestrator.store.base import SessionRecord
+from orchestrator.store import SessionRecord
 from specwire.core.limits import Stopping, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from orchestrator.driver import SessionDriver
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, Info, VerifierPeer, drafter_link, least_loaded, verifier_link
-from orchestrator.store.base import SessionRecord, SessionStore
+from orchestrator.statuses import store_statuses
+from orchestrator.store import SessionRecord, SessionStore
 from specwire.core.session import State
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText, TokenizerError, load_tokenizer
@@ -138,9 +139,10 @@ class Orchestrator:
         """Create the session in the log and set it going.
 
         Raises:
-            StoreUnavailable: the log does not answer.
+            StatusError: the log does not answer.
         """
-        fence = await asyncio.wait_for(self.store.create(record, self.options.retention), self.options.store_timeout)
+        with store_statuses():
+            fence = await self.store.create(record, self.options.retention)
         scanner = OutputText(self.require_target().tokenizer, record.stops)
         driver = SessionDriver(record, fence, scanner, self.store, self.options, self._ended)
         self.sessions[record.session_id] = driver

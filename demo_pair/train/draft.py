@@ -3,8 +3,8 @@
     python -m demo_pair.train.draft --work DIR
 
 Every other batch is the target's own text. The loss is the cross-entropy to the target's whole distribution (Hinton
-et al. 2015), which coupled acceptance rewards, plus that to its argmax, which greedy acceptance rewards. Two layers, because
-copying an identifier that stands further up takes two attention layers, and code is full of such copies.
+et al. 2015), which coupled acceptance rewards, plus that to its argmax, which greedy acceptance rewards. Two layers,
+because copying an identifier that stands further up takes two attention layers, and code is full of such copies.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def last_full_statement(source: str) -> str:
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.NEWLINE:
-                ends.append((token.end[0] if token.end[1] == 0 else token.start[0], previous == ":"))
+                ends.append((token.start[0], previous == ":"))
             elif token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
                 previous = token.string
     except (tokenize.TokenError, IndentationError, SyntaxError):
@@ -71,8 +71,7 @@ def last_full_statement(source: str) -> str:
 def parses(before: str, continuation: str) -> bool:
     """Whether the whole file so far with the completion, cut at the last full statement, is Python.
 
-    The completion must
-        contribute at least one statement. The completion's last line is dropped first: the token limit cut it.
+    The completion must contribute at least one statement. Its last line is dropped first: the token limit cut it.
     """
     whole_lines = continuation[: continuation.rfind("\n") + 1]
     cut = last_full_statement(before + whole_lines)

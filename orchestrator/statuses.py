@@ -1,0 +1,30 @@
+"""What a client is told when the session log fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from orchestrator.store import Fenced, MissingSession, StoreError, StoreUnavailable
+from specwire.rpc.errors import StatusError
+
+
+def status_of_store(error: StoreError) -> grpc.StatusCode:
+    if isinstance(error, StoreUnavailable):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, MissingSession):
+        return grpc.StatusCode.NOT_FOUND
+    if isinstance(error, Fenced):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.DATA_LOSS
+
+
+@contextmanager
+def store_statuses() -> Iterator[None]:
+    """Within it, a StoreError becomes the StatusError that the caller is told."""
+    try:
+        yield
+    except StoreError as error:
+        raise StatusError(status_of_store(error), str(error)) from error
