@@ -17,14 +17,6 @@ from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_store
 from orchestrator.store import Ending, SessionRecord, SessionStore, StoreError, StoreUnavailable
-    Ending,
-    Fenced,
-    MissingSession,
-    SessionRecord,
-    SessionStore,
-    StoreError,
-    StoreUnavailable,
-)
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.controller import Controller
@@ -383,4 +375,3 @@ def verdict_event(verdict: verify_pb2.Verdict) -> ev.VerdictArrived:
 
 def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
     return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
-
