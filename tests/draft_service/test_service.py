@@ -1,0 +1,297 @@
+"""A drafter over real gRPC: chains, rollback, run-ahead, several sessions and links, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from specwire.core.sampling import Sampling
+from specwire.core.text import hash_of
+from specwire.v1 import draft_pb2
+from tests.draft_service.peer import GREEDY, Peer, connected, continuation, pace, serving, tokens_of
+
+MODEL = "scripted:7"
+PROMPT = [3, 1, 4, 1, 5]
+COUPLED = Sampling(temperature=0.7, seed=11)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+async def test_a_drafter_of_the_targets_mind_proposes_the_targets_text(sampling: Sampling) -> None:
+    expected = continuation(MODEL, PROMPT, 12, sampling)
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(4, 12), sampling)
+        chunks = [await peer.proposal(1) for _ in range(3)]
+        assert [tokens_of(chunk) for chunk in chunks] == [expected[:4], expected[4:8], expected[8:]]
+        assert [(chunk.chain, chunk.base, chunk.offset) for chunk in chunks] == [(0, 5, 0), (0, 5, 4), (0, 5, 8)]
+        assert chunks[0].prefix_hash == hash_of(PROMPT)
+        assert not chunks[1].HasField("prefix_hash")
+        assert peer.opened == [1]
+
+
+async def test_filters_are_applied_as_the_target_applies_them() -> None:
+    sampling = Sampling(temperature=1.3, top_k=5, top_p=0.8, seed=5)
+    expected = continuation(MODEL, PROMPT, 12, sampling)
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(12, 12), sampling)
+        assert tokens_of(await peer.proposal(1)) == expected
+
+
+async def test_a_contradiction_starts_a_new_chain_from_the_decided_text() -> None:
+    """The scripted model's logits depend on every token that it holds: a wrong rollback shows."""
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(4, 4))
+        first = tokens_of(await peer.proposal(1))
+        other = (first[1] + 1) % 64
+        await peer.advance(1, 5, [first[0], other])
+        text = [*PROMPT, first[0], other]
+        proposal = await peer.proposal(1)
+        assert tokens_of(proposal) == continuation(MODEL, text, 4)
+        assert (proposal.chain, proposal.base, proposal.offset) == (1, 7, 0)
+        assert proposal.prefix_hash == hash_of(text)
+
+
+async def test_after_full_acceptance_and_a_bonus_the_cache_lacks_no_token() -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(4, 4))
+        text = list(PROMPT)
+        for _ in range(5):
+            proposal = await peer.proposal(1)
+            accepted = tokens_of(proposal)
+            assert accepted == continuation(MODEL, text, 4)
+            decided = [*accepted, (accepted[-1] + 5) % 64]
+            await peer.advance(1, len(text), decided)
+            text += decided
+
+
+async def test_the_run_ahead_is_never_exceeded_and_an_advance_frees_it() -> None:
+    expected = continuation(MODEL, PROMPT, 8)
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(2, 3))
+        assert tokens_of(await peer.proposal(1)) == expected[:2]
+        assert tokens_of(await peer.proposal(1)) == expected[2:3]
+        assert await peer.quiet(1)
+        await peer.advance(1, 5, expected[:2], pace(2, 3))
+        assert tokens_of(await peer.proposal(1)) == expected[3:5]
+        assert await peer.quiet(1)
+
+
+async def test_a_pause_ends_with_an_advance_that_only_changes_the_pace() -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(1, 0))
+        assert await peer.quiet(1)
+        await peer.advance(1, 5, [], pace(1, 1))
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 1)
+
+
+async def test_an_advance_may_go_back() -> None:
+    """A verifier was replaced: decided tokens are taken back, the cache follows."""
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(4, 4))
+        first = tokens_of(await peer.proposal(1))
+        await peer.advance(1, 5, first[:3], pace(4, 4))
+        await peer.proposal(1)
+        await peer.advance(1, 6, [])
+        assert tokens_of(await peer.proposal(1)) == first[1:4] + continuation(MODEL, PROMPT, 5)[4:]
+        await peer.advance(1, 6, [9])
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, [*PROMPT, first[0], 9], 4)
+
+
+async def test_opening_an_open_handle_replaces_its_session_with_newer_chains() -> None:
+    async with serving(MODEL, slots=2) as running, connected(running) as peer:
+        await peer.open(1, PROMPT)
+        first = await peer.proposal(1)
+        await peer.open(1, [8, 8])
+        second = await peer.proposal(1)
+        assert tokens_of(second) == continuation(MODEL, [8, 8], 4)
+        assert second.chain > first.chain
+
+
+async def test_sessions_share_forwards_without_touching_each_other() -> None:
+    prompts = {handle: [handle, 2, handle] for handle in range(1, 7)}
+    async with serving(MODEL, slots=6) as running, connected(running) as peer:
+        opens = [peer.opening(handle, prompt, pace(8, 8)) for handle, prompt in prompts.items()]
+        await peer.send(draft_pb2.ConnectDraftRequest(opens=opens))
+        for handle, prompt in prompts.items():
+            assert tokens_of(await peer.proposal(handle)) == continuation(MODEL, prompt, 8)
+
+
+async def test_a_long_prompt_is_fed_in_portions() -> None:
+    prompt = [token % 64 for token in range(700)]
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, prompt, pace(2, 2))
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, prompt, 2)
+
+
+async def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> None:
+    async with serving(MODEL, context=8) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(16, 16))
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 3)
+        assert await peer.quiet(1)
+        await peer.open(2, [1] * 20)
+        assert await peer.quiet(2)
+
+
+async def test_a_confidence_floor_cuts_chains_short() -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, pace(16, 16, 0.9))
+        tokens = tokens_of(await peer.proposal(1))
+        assert len(tokens) < 16
+        assert tokens == continuation(MODEL, PROMPT, len(tokens))
+
+
+async def test_links_have_handles_of_their_own_and_a_lost_one_frees_its_slots() -> None:
+    async with serving(MODEL, slots=2) as running, connected(running) as peer:
+        async with connected(running) as other:
+            await peer.open(1, PROMPT)
+            await other.open(1, [9, 9])
+            assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 4)
+            assert tokens_of(await other.proposal(1)) == continuation(MODEL, [9, 9], 4)
+            await peer.open(2, PROMPT)
+            assert (await peer.refused(2)).code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+            other.call.cancel()
+            await other.call.code()
+        async with connected(running) as third:
+            await third.open(1, [7], pace(1, 1))
+            await third.proposal(1)
+
+
+async def test_closing_frees_the_slot() -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+        for handle in range(1, 5):
+            await peer.open(handle, PROMPT)
+            await peer.proposal(handle)
+            await peer.close(handle)
+
+
+async def test_one_message_may_open_advance_and_close() -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+        message = draft_pb2.ConnectDraftRequest(
+            opens=[peer.opening(1, PROMPT, pace(1, 0))],
+            advances=[draft_pb2.Advance(handle=1, position=5, tokens=[2], pace=pace(1, 1))],
+        )
+        await peer.send(message)
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, [*PROMPT, 2], 1)
+
+
+async def test_the_model_is_described_once() -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        info = await peer.info()
+        assert (info.vocabulary, info.context, info.slots, info.architecture) == (64, 4096, 4, "Scripted")
+        assert info.tokenizer_json
+        short = await peer.info(info.tokenizer_hash)
+        assert not short.tokenizer_json
+        assert short.tokenizer_hash == info.tokenizer_hash
+
+
+# What is refused
+
+
+Spoil = Callable[[draft_pb2.OpenDraft], None]
+
+
+def no_tokens(opening: draft_pb2.OpenDraft) -> None:
+    del opening.tokens[:]
+
+
+def bad_token(opening: draft_pb2.OpenDraft) -> None:
+    opening.tokens.append(64)
+
+
+def huge_token(opening: draft_pb2.OpenDraft) -> None:
+    opening.tokens.append((1 << 32) - 1)
+
+
+def no_pace(opening: draft_pb2.OpenDraft) -> None:
+    opening.ClearField("pace")
+
+
+def nan_floor(opening: draft_pb2.OpenDraft) -> None:
+    opening.pace.confidence_floor = float("nan")
+
+
+def no_seed(opening: draft_pb2.OpenDraft) -> None:
+    opening.sampling.ClearField("seed")
+
+
+def nan_temperature(opening: draft_pb2.OpenDraft) -> None:
+    opening.sampling.temperature = float("nan")
+
+
+def unknown_rule(opening: draft_pb2.OpenDraft) -> None:
+    opening.sampling.rule = "wishful"
+
+
+def no_vocabulary(opening: draft_pb2.OpenDraft) -> None:
+    opening.vocabulary_fingerprint = ""
+
+
+def other_vocabulary(opening: draft_pb2.OpenDraft) -> None:
+    opening.vocabulary_fingerprint = "deadbeefdeadbeef"
+
+
+INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "message"),
+    [
+        (no_tokens, INVALID, "tokens: must not be empty"),
+        (bad_token, INVALID, "tokens: token id 64 is outside 0..63"),
+        (huge_token, INVALID, "tokens: token id 4294967295 is outside 0..63"),
+        (no_pace, INVALID, "pace.chunk: must be at least 1, not 0"),
+        (nan_floor, INVALID, "pace.confidence_floor: must be from 0 to below 1, not nan"),
+        (no_seed, INVALID, "seed: is required"),
+        (nan_temperature, INVALID, "temperature: must be a finite number from 0 to 100, not nan"),
+        (unknown_rule, INVALID, "rule: must be one of greedy, coupled, not 'wishful'"),
+        (no_vocabulary, FAILED, "vocabulary_fingerprint: the verifier's vocabulary is (none)..., this drafter's is "),
+        (
+            other_vocabulary,
+            FAILED,
+            "vocabulary_fingerprint: the verifier's vocabulary is deadbeefdead..., this drafter's",
+        ),
+    ],
+)
+async def test_a_bad_open_is_refused_and_the_link_goes_on(spoil: Spoil, code: grpc.StatusCode, message: str) -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        opening = peer.opening(1, PROMPT, pace())
+        spoil(opening)
+        await peer.send(draft_pb2.ConnectDraftRequest(opens=[opening]))
+        refused = await peer.refused(1)
+        assert refused.code == code.value[0]
+        assert refused.message.startswith(message)
+        await still_drafts(peer)
+
+
+@pytest.mark.parametrize(
+    ("advance", "code", "message"),
+    [
+        ((9, [1]), FAILED, "position: advance at 9, but only 5 positions are known as decided"),
+        ((5, [64]), INVALID, "tokens: token id 64 is outside 0..63"),
+        ((0, []), INVALID, "position: 0 without tokens leaves no text"),
+    ],
+)
+async def test_a_bad_advance_drops_its_session_alone(
+    advance: tuple[int, list[int]], code: grpc.StatusCode, message: str
+) -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+        await peer.open(1, PROMPT)
+        await peer.proposal(1)
+        await peer.advance(1, *advance)
+        refused = await peer.refused(1)
+        assert (refused.code, refused.message) == (code.value[0], message)
+        await still_drafts(peer)
+
+
+async def test_advances_and_closes_of_unknown_sessions_are_ignored() -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.advance(77, 5, [1])
+        await peer.close(78)
+        await peer.send(draft_pb2.ConnectDraftRequest())
+        await still_drafts(peer)
+
+
+async def still_drafts(peer: Peer) -> None:
+    await peer.open(50, PROMPT)
+    assert tokens_of(await peer.proposal(50)) == continuation(MODEL, PROMPT, 4)
