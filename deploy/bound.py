@@ -1,8 +1,7 @@
 """Replace this process by a command that ends when its parent does and that adopts the orphans below it.
 
-Run by path, never imported by the rest: ``python -I bound.py PARENT_PID COMMAND [ARGUMENT ...]``. It is a process of its
-own because both settings are made by the child itself, after the fork: doing that between fork and exec in a parent with
-running threads may deadlock. Both survive the exec.
+Run by path: ``python -I bound.py PARENT_PID COMMAND [ARGUMENT ...]``. A program of its own, because the child itself must
+make both settings, and code between fork and exec in a parent with running threads may deadlock. Both survive the exec.
 """
 
 from __future__ import annotations

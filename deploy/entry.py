@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from specwire.rpc.process import SIGNALS, one_line, say
-
 from deploy.processes import adopt_orphans, end_descendants
+from specwire.rpc.process import SIGNALS, one_line, say
 
 Work = Callable[[Path], Awaitable[int]]
 

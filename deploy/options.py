@@ -83,11 +83,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
     """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
     target, draft = default_pair()
-    if args.target is not None:
-        target, draft = args.target, None  # the demo drafter has the demo target's vocabulary only
+    # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
+    default_draft = draft if args.target is None else None
     return StackOptions(
-        target=target,
-        draft=None if args.no_draft else args.draft or draft,
+        target=args.target or target,
+        draft=None if args.no_draft else args.draft or default_draft,
         redis_url=args.redis_url,
         listen=listen,
         dtype=args.dtype,

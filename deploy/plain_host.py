@@ -8,10 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from specwire.rpc.process import ModelServiceOptions
-
 from deploy.options import StackError
 from deploy.processes import Child
+from specwire.rpc.process import ModelServiceOptions
 
 MODULES = {"verifier": "verify_service", "drafter": "draft_service"}
 STOP_GRACE = 5.0
@@ -80,7 +79,7 @@ class PlainService:
 
     async def _launch(self, listen: str) -> str:
         """Start a process; return the address in its ready line."""
-        self._child = child = await Child.start(self._command(listen), lambda line: None)
+        self._child = child = await Child.start(self._command(listen))
         try:
             line = await asyncio.wait_for(child.line(), self._start_timeout)
         except TimeoutError:

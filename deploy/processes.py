@@ -24,17 +24,17 @@ LINE_LIMIT = 1 << 20
 class Child:
     """A process bound to this one, in a session of its own so that a terminal's Ctrl-C reaches only us.
 
-    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`; the last are kept.
+    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`, if any; the last are kept.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, report: Callable[[str], None]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, report: Callable[[str], None] | None) -> None:
         self.process = process
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._report = report
         self._reading = asyncio.create_task(self._read_errors())
 
     @classmethod
-    async def start(cls, command: Sequence[str], report: Callable[[str], None]) -> Child:
+    async def start(cls, command: Sequence[str], report: Callable[[str], None] | None = None) -> Child:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", bound.__file__, str(os.getpid()), *command),
             stdin=asyncio.subprocess.PIPE,
@@ -60,7 +60,7 @@ class Child:
         return code
 
     async def stop(self, grace: float, number: signal.Signals | None = signal.SIGTERM) -> None:
-        """Ask it to end (close its stdin, send the signal), wait `grace` seconds, then end its whole tree. Idempotent."""
+        """Ask it to end (stdin's end, a signal), wait `grace` seconds, then end its whole tree. Idempotent."""
         if self.process.returncode is None:
             if self.process.stdin is not None:
                 self.process.stdin.close()
@@ -78,7 +78,8 @@ class Child:
         while pipe is not None and (line := await pipe.readline()):
             text = line.decode(errors="replace").rstrip()
             self.last_lines.append(text)
-            self._report(text)
+            if self._report is not None:
+                self._report(text)
 
 
 def environment() -> dict[str, str]:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import draft_service.server
 import verify_service.server
-from specwire.rpc.process import ModelServiceOptions
-
 from deploy.service_thread import Outcome, ServiceThread, Start
+from specwire.rpc.process import ModelServiceOptions
 
 
 class ServiceActor:

@@ -1,5 +1,6 @@
 """A local Ray, seen from the main process: a child process holds it, so that Ray's threads, signal handlers and exits
-stay out of the orchestrator, and so that all of Ray's processes are one tree that can be ended."""
+stay out of the orchestrator, and so that all of Ray's processes are one tree that can be ended.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from specwire.rpc.process import ModelServiceOptions
-
 from deploy.options import StackError
 from deploy.processes import Child
 from deploy.ray_messages import RayAnswer, RayOrder
+from specwire.rpc.process import ModelServiceOptions
 
 STOP_GRACE = 8.0
 ANSWER_SLACK = 10.0  # the process judges the deadline itself; this is for one that hangs
@@ -38,7 +38,7 @@ class RayCluster:
             raise StackError("Ray is not installed: install the extra specwire[ray], or use --no-ray")
         self._report("starting Ray")
         command = [sys.executable, "-m", "deploy.ray_host", self._order.to_json()]
-        self._child = await Child.start(command, lambda line: None)  # Ray's own words; kept for a failure
+        self._child = await Child.start(command)  # its stderr has Ray's own words, kept for a failure
         try:
             return await asyncio.wait_for(self._addresses(self._child), self._order.start_timeout + ANSWER_SLACK)
         except TimeoutError:

@@ -5,25 +5,49 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, cast
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from specwire.rpc.process import ModelServiceOptions, one_line
-
+from deploy.options import StackError
 from deploy.processes import end_descendants
 from deploy.ray_actors import ACTORS
 from deploy.ray_messages import RayAnswer, RayOrder
 from deploy.service_thread import Outcome
+from specwire.rpc.process import ModelServiceOptions, one_line
 
 NAMESPACE = "specwire"
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
+
+
+class RemoteOutcome(Protocol):
+    """ServiceActor.outcome as it is called from here."""
+
+    def remote(self) -> ray.ObjectRef[Outcome]: ...
+
+
+class RemoteStop(Protocol):
+    """ServiceActor.stop as it is called from here."""
+
+    def remote(self) -> ray.ObjectRef[None]: ...
+
+
+class Handle(Protocol):
+    """A ServiceActor as it is seen from here."""
+
+    @property
+    def outcome(self) -> RemoteOutcome: ...
+
+    @property
+    def stop(self) -> RemoteStop: ...
 
 
 def main() -> None:
@@ -31,13 +55,11 @@ def main() -> None:
     try:
         _start_ray(order)
         actors = {role: _actor(role, options, order) for role, options in order.services.items()}
-        answer = _await_services(actors, order)
-    except RayError as error:
-        answer = RayAnswer(error=f"Ray did not start: {one_line(error)}")
-    _say(answer)
-    if not answer.error:
+        _say(RayAnswer(addresses=_addresses(actors, order.start_timeout)))
         sys.stdin.read()  # until the parent closes it
-        _stop_services(actors)
+        _stop(actors)
+    except Exception as error:  # whatever it is, the parent has a user to tell
+        _say(RayAnswer(error=one_line(error)))
     ray.shutdown()
     end_descendants(os.getpid())
 
@@ -57,54 +79,47 @@ def _start_ray(order: RayOrder) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         _temp_dir=order.directory,
     )
 
 
-def _actor(role: str, options: ModelServiceOptions, order: RayOrder) -> ActorHandle[Outcome]:
+def _actor(role: str, options: ModelServiceOptions, order: RayOrder) -> Handle:
     _say(RayAnswer(progress=f"{role}: loading {options.model}"))
     address_file = Path(order.directory) / f"{role}.address"
-    return (
-        ray.remote(ACTORS[role])
-        .options(name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1)
-        .remote(options, address_file)
-    )
+    actor = ray.remote(ACTORS[role]).options(name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1)
+    return cast(Handle, actor.remote(options, address_file))
 
 
-def _await_services(actors: dict[str, ActorHandle[Outcome]], order: RayOrder) -> RayAnswer:
-    """Return all addresses, or the first error."""
+def _addresses(actors: dict[str, Handle], limit: float) -> dict[str, str]:
+    """Wait for every service; StackError with the first that cannot start."""
     began = time.monotonic()
     roles = {actor.outcome.remote(): role for role, actor in actors.items()}
     addresses: dict[str, str] = {}
     while roles:
-        done, _ = ray.wait(list(roles), timeout=order.start_timeout - (time.monotonic() - began))
+        done, _ = ray.wait(list(roles), timeout=max(0.0, limit - (time.monotonic() - began)))
         if not done:
-            waiting = ", ".join(sorted(roles.values()))
-            return RayAnswer(error=f"{waiting}: not ready within {order.start_timeout:.0f} s")
+            raise StackError(f"{', '.join(sorted(roles.values()))}: not ready within {limit:.0f} s")
         role = roles.pop(done[0])
-        outcome = _outcome(done[0])
-        if outcome.error:
-            return RayAnswer(error=f"{role}: {outcome.error}")
-        addresses[role] = outcome.address
+        addresses[role] = _address(role, done[0])
         _say(RayAnswer(progress=f"{role}: ready after {time.monotonic() - began:.1f} s"))
-    return RayAnswer(addresses=addresses)
+    return addresses
 
 
-def _outcome(reference: ray.ObjectRef[Outcome]) -> Outcome:
+def _address(role: str, reference: ray.ObjectRef[Outcome]) -> str:
     try:
-        return ray.get(reference, timeout=STOP_LIMIT)
+        outcome = ray.get(reference)
     except RayActorError as error:
-        return Outcome(error=f"its process died while starting: {one_line(error)}")
+        raise StackError(f"{role}: its process died while starting: {one_line(error)}") from None
+    if outcome.error:
+        raise StackError(f"{role}: {outcome.error}")
+    return outcome.address
 
 
-def _stop_services(actors: dict[str, ActorHandle[Outcome]]) -> None:
-    """Let the services close their links, so that nobody sees a reset connection."""
-    stops = [actor.stop.remote() for actor in actors.values()]
-    try:
-        ray.get(stops, timeout=STOP_LIMIT)
-    except (GetTimeoutError, RayError):
-        return  # ray.shutdown ends them
+def _stop(actors: dict[str, Handle]) -> None:
+    """Let the services close their links, so that nobody sees a reset connection; ray.shutdown then ends them."""
+    with suppress(GetTimeoutError, RayError):
+        ray.get([actor.stop.remote() for actor in actors.values()], timeout=STOP_LIMIT)
 
 
 def _resource(role: str) -> str:

@@ -115,5 +115,5 @@ async def check_redis(url: str, limit: float = 5.0) -> None:
 def without_password(url: str) -> str:
     """Return `url` with its user part masked."""
     scheme, separator, rest = url.partition("://")
-    user, at, place = rest.rpartition("@")
+    _, at, place = rest.rpartition("@")
     return f"{scheme}{separator}***@{place}" if at else url

@@ -1,4 +1,4 @@
-"""A service in a thread with an event loop of its own, for a process whose main thread belongs to someone else (Ray)."""
+"""A service in a thread with an event loop of its own, for a process whose main thread is another's (Ray's)."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class ServiceThread:
 
     async def _run(self, running: Running) -> None:
         """Serve until a stop is asked for; a service that cannot go on ends its process, for a successor."""
-        failure = asyncio.ensure_future(running.failed())
-        stopping = asyncio.wrap_future(self._stop_requests)
+        failure: asyncio.Future[object] = asyncio.ensure_future(running.failed())
+        stopping: asyncio.Future[object] = asyncio.wrap_future(self._stop_requests)
         await asyncio.wait({failure, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             os._exit(1)

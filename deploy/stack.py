@@ -9,17 +9,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
-import orchestrator.server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from orchestrator.options import OrchestratorOptions
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import one_line
 
+import orchestrator.server
 from deploy.hosts import Host
 from deploy.options import StackError, StackOptions
 from deploy.plain_host import PlainHost
 from deploy.ray_cluster import RayCluster
 from deploy.redis_server import RedisServer, check_redis, without_password
+from orchestrator.options import OrchestratorOptions
+from specwire.rpc.process import one_line
 
 Report = Callable[[str], None]
 
@@ -54,7 +53,7 @@ class Stack:
             for wait in waits:
                 wait.cancel()
 
-    async def stop(self, grace: float = DRAIN_GRACE) -> None:
+    async def stop(self) -> None:
         """End everything, the newest part first. Idempotent."""
         await self._cleanup.aclose()
 

@@ -7,12 +7,11 @@ import asyncio
 import json
 from pathlib import Path
 
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import say
-
 from deploy import stack
 from deploy.entry import run_owned
 from deploy.options import DEFAULT_LISTEN, StackOptions, add_stack_arguments, stack_options
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,78 @@
+"""Generated text for a terminal: each piece in the colour of how its token came to be decided."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+from specwire.v1 import common_pb2, generation_pb2
+
+RESET = "\x1b[0m"
+GREEN = "\x1b[32m"
+YELLOW = "\x1b[33m"
+BLUE = "\x1b[36m"
+COLOURS: dict[int, str] = {
+    common_pb2.OUTCOME_ACCEPTED: GREEN,
+    common_pb2.OUTCOME_RECOVERED: YELLOW,
+    common_pb2.OUTCOME_BONUS: BLUE,
+    common_pb2.OUTCOME_DIRECT: BLUE,
+}
+NAMES = {GREEN: "accepted", YELLOW: "recovered", BLUE: "bonus or direct"}
+
+
+def wants_colour() -> bool:
+    """Whether stdout is a terminal whose user has not asked for plain text (the NO_COLOR convention)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def legend() -> str:
+    """Return what the colours mean."""
+    return "  ".join(f"{colour}{name}{RESET}" for colour, name in NAMES.items())
+
+
+class Painter:
+    """Turns released text into coloured text.
+
+    Text is released later than its tokens are told (it may begin a stop string), so the tokens wait here.
+    """
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+        self._at = 0  # code points returned so far
+        self._tokens: deque[tuple[int, str]] = deque()  # (where the token's text ends, its colour)
+
+    def chunk(self, chunk: generation_pb2.Chunk) -> str:
+        """Return the text that a chunk releases."""
+        return self.push(chunk.text, chunk.text_ends, chunk.outcomes)
+
+    def push(self, text: str, text_ends: Sequence[int], outcomes: Sequence[int]) -> str:
+        """Take in tokens and released text; return that text, painted."""
+        colours = (COLOURS.get(outcome, "") for outcome in outcomes)
+        self._tokens.extend(zip(text_ends, colours, strict=True))
+        return self._paint(text) if self._colour else text
+
+    def _paint(self, text: str) -> str:
+        pieces = []
+        while text:
+            while len(self._tokens) > 1 and self._tokens[0][0] <= self._at:
+                self._tokens.popleft()
+            end, colour = self._tokens[0] if self._tokens else (0, "")
+            length = end - self._at if end > self._at else len(text)  # behind the last token: what was incomplete
+            piece, text = text[:length], text[length:]
+            pieces.append(f"{colour}{piece}{RESET}" if colour else piece)
+            self._at += len(piece)
+        return "".join(pieces)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as aligned columns: the first to the left, the others to the right; the first row is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    return "  ".join(cells).rstrip()

