@@ -60,7 +60,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _stored(self, session_id: str) -> StoredSession:
         with store_statuses():
-            return await self._orchestrator.store.read(session_id)
+            log = await self._orchestrator.store.read(session_id)
+        if log is None:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}")
+        return log
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         driver = await self._known(request.session_id)
@@ -104,8 +107,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         log = await self._stored(request.session_id)
         return pb.GetSessionResponse(
             prompt_tokens=len(log.record.prompt),
-            tokens=log.tokens,
-            finish_reason=convert.reason_to_wire(log.ending.reason if log.ending else None),
+            tokens=[*log.record.prompt, *log.tokens],
+            finish_reason=convert.reason_to_wire(log.reason),
             fence=log.fence,
         )
 

@@ -16,7 +16,7 @@ from orchestrator.output import Output, Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_store
-from orchestrator.store import Ending, SessionRecord, SessionStore, StoreError, StoreUnavailable
+from orchestrator.store import SessionRecord, SessionStore, StoreError, StoreUnavailable
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.controller import Controller
@@ -76,7 +76,7 @@ class SessionDriver:
     @property
     def wants_drafter(self) -> bool:
         running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
-        return running and self.drafter is None and self.record.drafting != "off"
+        return running and self.drafter is None and self.record.drafting
 
     # Events in
 
@@ -307,8 +307,8 @@ class SessionDriver:
         """Returns whether a cancellation was asked for in the log."""
         session_id, tokens, outcomes = self.record.session_id, effect.tokens, effect.outcomes
         if effect.end is not None:
-            ending = Ending(effect.end.reason, effect.end.text_length)
-            await self._store.finish(session_id, self.fence, effect.position, tokens, outcomes, ending)
+            reason, length = effect.end.reason, effect.end.text_length
+            await self._store.finish(session_id, self.fence, effect.position, tokens, outcomes, reason, length)
             return False
         return (await self._store.append(session_id, self.fence, effect.position, tokens, outcomes)).cancelled
 

@@ -37,11 +37,11 @@ def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: s
         prompt=tuple(prompt),
         sampling=sampling,
         stopping=stopping_of(request.stopping, info.vocabulary, info.context - len(prompt)),
-        stops=checked_stops(tuple(request.stop)),
+        stop=checked_stop(tuple(request.stop)),
         drafting=drafting_of(request.drafting),
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
-        created_us=time.time_ns() // 1000,
+        created=time.time(),
     )
 
 
@@ -61,7 +61,7 @@ def stopping_of(wire: common_pb2.Stopping, vocabulary: int, room: int) -> Stoppi
     return convert.stopping_from_wire(wire, default_max_tokens=room, vocabulary=vocabulary)
 
 
-def checked_stops(stop: tuple[str, ...]) -> tuple[str, ...]:
+def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
     if len(stop) > MOST_STOP_STRINGS:
         raise InvalidParameter("stop", f"at most {MOST_STOP_STRINGS} strings are allowed, not {len(stop)}")
     for string in stop:
@@ -76,8 +76,8 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
-def drafting_of(value: generation_pb2.Drafting) -> str:
-    """The mode's name; unspecified is automatic."""
+def drafting_of(value: generation_pb2.Drafting) -> bool:
+    """Whether drafters may take part."""
     if value not in generation_pb2.Drafting.values():
         raise InvalidParameter("drafting", f"{value} is not a known value")
-    return "off" if value == generation_pb2.DRAFTING_OFF else "automatic"
+    return value != generation_pb2.DRAFTING_OFF

@@ -143,7 +143,7 @@ class Orchestrator:
         """
         with store_statuses():
             fence = await self.store.create(record, self.options.retention)
-        scanner = OutputText(self.require_target().tokenizer, record.stops)
+        scanner = OutputText(self.require_target().tokenizer, record.stop)
         driver = SessionDriver(record, fence, scanner, self.store, self.options, self._ended)
         self.sessions[record.session_id] = driver
         if deadline is not None:
