@@ -64,7 +64,7 @@ class SessionDriver:
         self._ledger_us = 0
         self._controller: Controller | None = None
         self._verdicts = 0
-        self._timings = Timings()
+        self._timings = Timings(verify_pb2.StepTimings())
         self._store = store
         self._options = options
         self._on_ended = on_ended
@@ -153,7 +153,7 @@ class SessionDriver:
         except InvalidParameter as error:
             self.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
             return
-        self._timings = Timings(timings.forward_ended_ns, received_ns)
+        self._timings = Timings(timings, received_ns)
         self._ledger_us = verdict.ledger_us
         if event.attach == self.session.attach:
             self.stats.count_verdict(event, verdict.tested)

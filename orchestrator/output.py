@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
+from specwire.v1 import verify_pb2
 
 
 @dataclass(slots=True)
 class Timings:
-    """Monotonic nanoseconds of the newest token's way; 0 where unknown."""
+    """Monotonic nanoseconds of the newest token's way; 0 where unknown. `step` is the verifier's own account."""
 
-    forward_ended_ns: int = 0
+    step: verify_pb2.StepTimings
     verdict_received_ns: int = 0
     durable_ns: int = 0
 

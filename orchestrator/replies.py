@@ -40,10 +40,11 @@ def chunk(piece: Piece) -> pb.Chunk:
 
 def timings(known: Timings) -> pb.ChunkTimings:
     return pb.ChunkTimings(
-        forward_ended_ns=known.forward_ended_ns,
+        forward_ended_ns=known.step.forward_ended_ns,
         verdict_received_ns=known.verdict_received_ns,
         durable_ns=known.durable_ns,
         emitted_ns=time.monotonic_ns(),
+        step=known.step,
     )
 
 
