@@ -1,0 +1,155 @@
+"""All that passes between the service (event loop) and the engine (its thread): commands in, reports out.
+
+A link is one `Connect` stream, known to the engine by a number; a handle names a session on its link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from specwire.core.chain import Proposal
+from specwire.core.limits import Stopping
+from specwire.core.sampling import Sampling
+from specwire.core.verification import Allowance, Verdict
+
+
+class Code(IntEnum):
+    """Status codes (google.rpc.Code) that the engine itself refuses with.
+
+    Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
+    the same text would fail again here.
+    """
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none."""
+
+    handle: int
+    session_id: str
+    fence: int
+    attach: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sampling: Sampling
+    stopping: Stopping
+    allowance: Allowance
+    deadline_us: float | None = None
+    ledger_us: int = 0
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        return self.fence, self.attach
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    handle: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock)."""
+
+    link: int
+    arrived_us: float
+    opens: tuple[Opening, ...] = ()
+    proposals: tuple[Proposed, ...] = ()
+    progress: tuple[tuple[int, Allowance], ...] = ()
+    closes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The stream is over: its sessions go at once."""
+
+    link: int
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Score tokens[from_position:]; `reply` gets log-probabilities, or a code and a message, in the engine's thread."""
+
+    tokens: tuple[int, ...]
+    from_position: int
+    reply: Callable[[list[float] | Refusal], None]
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine's thread."""
+
+
+Command = Tick | LinkLost | Scoring | Stop
+
+
+# Reports
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A session (or a Score: handle 0) that the engine refused or dropped."""
+
+    handle: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    handle: int
+    attach: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A verdict and its session's measurements; see Verdict in verify.proto."""
+
+    handle: int
+    attach: int
+    verdict: Verdict
+    proposal_delay_us: int
+    ledger_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """See StepTimings in verify.proto."""
+
+    step: int
+    sessions: int
+    rows: int
+    forward_us: int
+    choose_us: int
+    gap_us: int
+    waited_us: int
+    forward_ended_ns: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What one step says to one link."""
+
+    admitted: list[Admitted] = field(default_factory=list)
+    decided: list[Decided] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    timings: Timings | None = None
+
+
+Reports = dict[int, Report]

@@ -1,0 +1,39 @@
+"""What steps cost: V(m), the plain step of a batch, and the software around a forward. Pure; microseconds."""
+
+from __future__ import annotations
+
+from specwire.core.speed import ForwardTimes, smoothed
+
+
+class StepCosts:
+    """Learned from steps; the ledger charges against `plain`.
+
+    Args:
+        forward: V(m), measured at start with nothing else running.
+    """
+
+    def __init__(self, forward: ForwardTimes) -> None:
+        self.forward = forward
+        self._plain: dict[int, float] = {}
+        self._overhead: float | None = None
+
+    def V(self, rows: int) -> float:  # noqa: N802 the equations' name
+        """A forward of `rows` positions, all sessions together (a first approximation for batches)."""
+        return self.forward.at(rows)
+
+    def plain(self, sessions: int) -> float:
+        """A step that decides one token for each of `sessions`: the forward and the software around it."""
+        forward = self._plain.get(sessions) or self.forward.at(sessions)
+        return forward + min(self._overhead or 0.0, forward)
+
+    def observe(self, sessions: int, rows: int, forward_us: float, drafting: bool) -> None:
+        """A step without prefill ran. A plain one counts as such only while no drafter was at work (`drafting`)."""
+        plain = rows == sessions
+        if sessions == 1 and not (plain and drafting):
+            self.forward.observe(rows, forward_us)
+        if sessions > 1 and plain and not drafting:
+            self._plain[sessions] = smoothed(self._plain.get(sessions), forward_us, 0.05)
+
+    def observe_overhead(self, overhead_us: float) -> None:
+        """Between one step's forward and the next: choosing, resolving, commands; no waiting, no idling."""
+        self._overhead = smoothed(self._overhead, overhead_us, 0.05)

@@ -1,0 +1,249 @@
+"""The engine: the one owner of the target model, in a thread of its own.
+
+A step: take commands, plan, run one forward over all sessions, choose, let each session decide, report. It decides at
+least one token for every session that has room, proposals or not. Invariant: after a step, what a slot holds is a
+prefix of its session's text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from specwire.lm import Feed, LanguageModel, RowSampling, choose
+from verify_service.clock import monotonic_us
+from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
+from verify_service.costs import StepCosts
+from verify_service.reception import Reception
+from verify_service.roster import Held
+from verify_service.scheduler import MOST_WINDOW, Awaited, Candidate, Share, schedule
+from verify_service.scoring import Scorer
+
+logger = logging.getLogger(__name__)
+
+MOST_SLEEP_S = 3600.0
+MOST_UINT32 = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to compute before `until_us` or a command. waiting: on purpose, for proposals that are due."""
+
+    until_us: float
+    waiting: bool
+
+
+class Part(NamedTuple):
+    """One session's part of a step."""
+
+    share: Share
+    held: Held
+    window: tuple[int, ...]
+
+    @property
+    def wanted(self) -> int:
+        """Rows of logits: one more than the window, none before the prompt's end."""
+        return len(self.window) + 1 if self.share.decides else 0
+
+    def rows(self) -> list[RowSampling]:
+        session = self.held.session
+        return [RowSampling(session.position + index, session.sampling) for index in range(self.wanted)]
+
+
+@dataclass(slots=True)
+class Pauses:
+    """Time since the end of the last forward that was not work; microseconds."""
+
+    forward_ended_us: float
+    waited_us: float = 0.0
+    idle_us: float = 0.0
+
+    def gap_us(self, now_us: float) -> float:
+        return max(0.0, now_us - self.forward_ended_us - self.waited_us - self.idle_us)
+
+
+class Engine:
+    """Commands go into `inbox`, from any thread; `deliver` gets what a step says to each link.
+
+    `deliver` is called in the engine's thread, once a step, and must not block.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        costs: StepCosts,
+        deliver: Callable[[Reports], None],
+        now_us: Callable[[], float] = monotonic_us,
+    ) -> None:
+        self.lm = lm
+        self.costs = costs
+        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.reception = Reception(lm, now_us)
+        self.roster = self.reception.roster
+        self.steps = 0
+        self.stopped = False
+        self._scorer = Scorer(lm, self.roster)
+        self._deliver = deliver
+        self._now_us = now_us
+        self._pauses = Pauses(now_us())
+
+    def run(self) -> None:
+        """Until a Stop arrives."""
+        while not self.stopped:
+            rest = self.step()
+            if rest is not None:
+                self._sleep(rest)
+        self._scorer.abandon()
+
+    def step(self) -> Rest | None:
+        """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
+        self._take_commands()
+        self.reception.expire(self._now_us())
+        runnable = {held.slot: held for held in self.roster if held.session.room > 0}
+        plan = schedule([self._candidate(held) for held in runnable.values()], self._now_us(), self.costs.V)
+        self._flush()
+        if plan.wait_until_us is not None and not self._scorer.busy:
+            return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
+        if plan.shares:
+            self._compute([(share, runnable[share.slot]) for share in plan.shares])
+        if self._scorer.busy:
+            self._score()
+            return None
+        return None if plan.shares else Rest(self.reception.next_deadline_us, waiting=False)
+
+    # Commands and reports
+
+    def _take_commands(self) -> None:
+        while not self.inbox.empty():
+            self._apply(self.inbox.get_nowait())
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Tick():
+                self.reception.tick(command)
+            case LinkLost():
+                self.reception.link_lost(command.link)
+            case Scoring():
+                self._scorer.add(command)
+            case Stop():
+                self.stopped = True
+
+    def _sleep(self, rest: Rest) -> None:
+        """Until a command arrives or the rest is over."""
+        began_us = self._now_us()
+        try:
+            seconds = min(MOST_SLEEP_S, max(0.0, (rest.until_us - began_us) / 1e6))
+            self._apply(self.inbox.get(timeout=0.0 if self.stopped else seconds))
+        except Empty:
+            pass  # the rest is over
+        slept_us = self._now_us() - began_us
+        if rest.waiting:
+            self._pauses.waited_us += slept_us
+        else:
+            self._pauses.idle_us += slept_us
+
+    def _flush(self) -> None:
+        if self.reception.reports:
+            self._deliver(self.reception.take_reports())
+
+    # A step's parts
+
+    def _candidate(self, held: Held) -> Candidate:
+        session = held.session
+        drafted = len(session.window(MOST_WINDOW))
+        indebted = session.ledger.in_debt(self.costs.plain(1))
+        uncached = session.position - self.lm.cached(held.slot)
+        awaited = self._awaited(held, drafted)
+        return Candidate(held.slot, session.room, uncached, drafted, indebted, session.acceptance, awaited)
+
+    def _awaited(self, held: Held, drafted: int) -> Awaited | None:
+        more = min(held.session.allowance.due, MOST_WINDOW, held.session.room - 1) - drafted
+        due = held.expectation.due(self.costs.plain(1)) if more > 0 else None
+        return None if due is None else Awaited(more, *due, held.expectation.chance)
+
+    def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
+        """One forward. Whatever fails in it ends its sessions, not the engine."""
+        try:
+            self._forward([Part(share, held, held.session.window(share.window)) for share, held in shares])
+        except Exception:
+            logger.exception("a step failed")
+            for _, held in shares:
+                if self.roster.contains(held):
+                    self.reception.fail(held, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+        self._flush()
+
+    def _forward(self, parts: Sequence[Part]) -> None:
+        feeds = [self._feed(part) for part in parts]
+        began_us = self._now_us()
+        logits = self.lm.forward(feeds)
+        ended_us = self._now_us()
+        chosen = choose(logits, [row for part in parts for row in part.rows()])
+        chosen_us = self._now_us()
+        pauses, self._pauses = self._pauses, Pauses(ended_us)
+        timings = Timings(
+            step=self.steps,
+            sessions=len(parts),
+            rows=sum(part.share.rows for part in parts),
+            forward_us=round(ended_us - began_us),
+            choose_us=round(chosen_us - ended_us),
+            gap_us=round(pauses.gap_us(began_us)),
+            waited_us=round(pauses.waited_us),
+            forward_ended_ns=round(ended_us * 1000),
+        )
+        self.steps += 1
+        failed = self.lm.failed
+        # A proposal that arrived during the forward still meets the last row; what was closed is gone.
+        self._take_commands()
+        self._decide(parts, chosen, failed, timings)
+
+    def _feed(self, part: Part) -> Feed:
+        slot, fresh = part.share.slot, part.share.fresh
+        start = self.lm.cached(slot)
+        return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.window], part.wanted)
+
+    def _decide(self, parts: Sequence[Part], chosen: Sequence[int], failed: frozenset[int], timings: Timings) -> None:
+        plain_us = self._learn(parts, timings)
+        row = 0
+        for part in parts:
+            rows, row = chosen[row : row + part.wanted], row + part.wanted
+            if not self.roster.contains(part.held):
+                continue
+            self.reception.report(part.held.link).timings = timings
+            if part.share.slot in failed:
+                message = f"the target's logits before position {part.held.session.position} are not finite"
+                self.reception.fail(part.held, Code.ABORTED, message)
+            elif rows:
+                self._resolve(part, rows, plain_us, timings)
+
+    def _learn(self, parts: Sequence[Part], timings: Timings) -> float | None:
+        """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
+        if timings.gap_us and self.steps > 1:
+            self.costs.observe_overhead(timings.gap_us)
+        if any(part.share.fresh > 1 or not part.share.decides for part in parts):
+            return None
+        drafting = any(part.held.session.allowance.due for part in parts)
+        self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting)
+        plain = timings.rows == len(parts) and timings.waited_us == 0
+        return None if plain else self.costs.plain(len(parts))
+
+    def _resolve(self, part: Part, rows: Sequence[int], plain_us: float | None, timings: Timings) -> None:
+        held, session = part.held, part.held.session
+        verdict = session.resolve(rows, part.window)
+        self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
+        now_us = self._now_us()
+        held.charge(now_us, len(verdict.tokens), plain_us)
+        delay_us = held.expectation.verdict(session.position, now_us, timings.waited_us > 0)
+        balance_us = round(session.ledger.balance_us)
+        decided = Decided(held.handle, held.attach, verdict, min(round(delay_us), MOST_UINT32), balance_us)
+        self.reception.report(held.link).decided.append(decided)
+        if verdict.finish is not None:
+            self.reception.release(held)
+
+    def _score(self) -> None:
+        """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""
+        began_us = self._now_us()
+        self._scorer.run_chunk()
+        self._pauses.idle_us += self._now_us() - began_us

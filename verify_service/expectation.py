@@ -1,0 +1,90 @@
+"""When a session's next proposal is due, from its own history. Pure: it is told times; microseconds throughout."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from specwire.core.speed import smoothed
+
+REMEMBERED_VERDICTS = 8
+MEMORY = 0.2
+# A first guess before anything was measured, as shares of a plain step.
+GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
+LEAST_SLACK_US = 100.0
+# After so many steps without waiting, the delay is taken to be half of what was measured: it was measured while the
+# verifier computed, and on shared cores a wait shortens it. The ledger pays for a wrong guess.
+PROBE_AFTER = 16
+PROBE_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Expectation:
+    """The delay from a verdict to the proposal that answers it: mean, mean deviation, and how often it kept its time.
+
+    A new chain answers the verdict that ended at its base, wherever later verdicts stand; a chunk of a chain that goes
+    on answers the last verdict. `chance` is judged on every verdict, waited for or not.
+    """
+
+    delay_us: float | None = None
+    deviation_us: float = 0.0
+    chance: float = 1.0
+    arrived: bool = True
+    skipped: int = 0
+    last_delay_us: float = 0.0
+    _verdicts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_VERDICTS))
+
+    def verdict(self, end: int, now_us: float, waited: bool) -> float:
+        """A verdict that ends at position `end` goes out; returns the delay to be reported with it, 0 if none."""
+        if waited:
+            self.skipped = 0
+        if not self.arrived and self._verdicts:
+            self.skipped += not waited
+            if self.delay_us is not None:
+                self._judge(now_us - self._verdicts[-1][1] <= self._latest())
+        told, self.last_delay_us = self.last_delay_us, 0.0
+        self._verdicts.append((end, now_us))
+        self.arrived = False
+        return told
+
+    def proposal(self, base: int, offset: int, arrived_us: float, live: bool) -> None:
+        """A proposal arrived. live: it agrees with the text; one that does not answered an older verdict."""
+        asked_us = self._asked(base, offset)
+        first = not self.arrived
+        self.arrived = self.arrived or live
+        if asked_us is None or not (first or offset == 0):
+            return
+        self._learn(max(0.0, arrived_us - asked_us))
+
+    def due(self, plain_step_us: float) -> tuple[float, float] | None:
+        """(expected, latest) arrival of the answer to the last verdict; None if it is here or none was asked for."""
+        if self.arrived or not self._verdicts:
+            return None
+        since = self._verdicts[-1][1]
+        if self.delay_us is None:
+            expected = GUESSED_DELAY * plain_step_us
+            return since + expected, since + expected + 2 * GUESSED_DEVIATION * plain_step_us
+        share = PROBE_SHARE if self.skipped >= PROBE_AFTER else 1.0
+        return since + share * self.delay_us, since + self._latest()
+
+    def _learn(self, delay_us: float) -> None:
+        if self.delay_us is None:
+            self.deviation_us = delay_us / 4
+        else:
+            self._judge(delay_us <= self._latest())
+            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), MEMORY)
+        self.delay_us = smoothed(self.delay_us, delay_us, MEMORY)
+        self.last_delay_us = self.last_delay_us or delay_us
+
+    def _asked(self, base: int, offset: int) -> float | None:
+        if not self._verdicts:
+            return None
+        if offset == 0:
+            return next((at for end, at in self._verdicts if end == base), None)
+        return self._verdicts[-1][1]
+
+    def _latest(self) -> float:
+        return (self.delay_us or 0.0) + max(LEAST_SLACK_US, 2 * self.deviation_us)
+
+    def _judge(self, kept: bool) -> None:
+        self.chance += MEMORY * ((1.0 if kept else 0.0) - self.chance)

@@ -1,0 +1,154 @@
+"""What the next step does: a pure function of what it is shown (no model, no clock, no queue).
+
+Every session with room gets at least one row behind its text, so a step decides at least one token for each whose
+prompt is in the cache. Prompts come in chunks under a budget: a long one delays the others by no more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specwire.core.speed import AcceptanceByPosition, expected_tokens, worth_waiting
+
+MOST_WINDOW = 16
+PREFILL_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Draft tokens that should arrive around `expected_us`; waiting beyond `latest_us` is pointless."""
+
+    tokens: int
+    expected_us: float
+    latest_us: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A session with room, as the scheduler sees it.
+
+    Attributes:
+        slot: where its cache lies; names the session in the plan.
+        room: tokens that it may decide now, at least 1.
+        uncached: decided tokens that the slot does not hold; at least 1.
+        drafted: draft tokens at hand behind the decided text.
+        indebted: its ledger forbids windows and waiting.
+    """
+
+    slot: int
+    room: int
+    uncached: int
+    drafted: int
+    indebted: bool
+    acceptance: AcceptanceByPosition
+    awaited: Awaited | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A session's part of a forward: `fresh` decided tokens, then `window` draft tokens.
+
+    `decides`: the last decided token is among them, so the step decides window + 1 rows.
+    """
+
+    slot: int
+    fresh: int
+    window: int
+    decides: bool
+
+    @property
+    def rows(self) -> int:
+        return self.fresh + self.window
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Run `shares` now, or first wait until `wait_until_us` for proposals that are due."""
+
+    shares: tuple[Share, ...]
+    wait_until_us: float | None = None
+
+
+V = Callable[[int], float]
+
+
+def schedule(candidates: Sequence[Candidate], now_us: float, V: V, prefill_rows: int = PREFILL_ROWS) -> Plan:
+    """Plan a step. V(m): expected microseconds of a forward of m rows."""
+    shares, budget, rows, expected = [], prefill_rows, 0, 0.0
+    for candidate in sorted(candidates, key=_uncached):
+        share = _share(candidate, budget, rows, expected, V)
+        if share is None:
+            continue
+        if candidate.uncached > 1:
+            budget -= share.fresh
+        shares.append(share)
+        rows += share.rows
+        if share.decides:
+            expected += _expected(candidate, share.window)
+    if all(share.fresh == 1 and share.decides for share in shares):
+        return Plan(tuple(shares), _wait(candidates, shares, now_us, rows, expected, V))
+    return Plan(tuple(shares))
+
+
+def _uncached(candidate: Candidate) -> bool:
+    """Decoding sessions first, then prompts in the order given."""
+    return candidate.uncached > 1
+
+
+def _share(candidate: Candidate, budget: int, rows: int, expected: float, V: V) -> Share | None:
+    if candidate.uncached == 1:
+        return Share(candidate.slot, 1, _window(candidate, rows, expected, V), True)
+    fresh = min(candidate.uncached, budget)
+    return Share(candidate.slot, fresh, 0, fresh == candidate.uncached) if fresh else None
+
+
+def _window(candidate: Candidate, rows: int, expected: float, V: V) -> int:
+    """The window of the drafted tokens with the best expected rate, beside `rows` that decide `expected` tokens.
+
+    At least one drafted token is tested where the ledger allows any: rates are learned only from tests.
+    """
+    most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
+    if candidate.indebted or most <= 0:
+        return 0
+    rates = candidate.acceptance.rates(most)
+    best, best_rate, tokens, product = 1, 0.0, 1.0, 1.0
+    for window in range(1, most + 1):
+        product *= rates[window - 1]
+        tokens += product
+        rate = (expected + tokens) / V(rows + 1 + window)
+        if rate > best_rate:
+            best, best_rate = window, rate
+    return best
+
+
+def _expected(candidate: Candidate, window: int) -> float:
+    return expected_tokens(candidate.acceptance.rates(window), window) if window else 1.0
+
+
+def _wait(
+    candidates: Sequence[Candidate], shares: Sequence[Share], now_us: float, rows: int, B: float, V: V
+) -> float | None:
+    """Until when to wait, if the proposals due by then are worth it: (B + g) / (V(m + n) + w) > B / V(m).
+
+    A session in debt vetoes: its tokens would wait for the others' proposals.
+    """
+    if any(candidate.indebted for candidate in candidates):
+        return None
+    windows = {share.slot: share.window for share in shares}
+    due = sorted(
+        ((c.awaited, c) for c in candidates if c.awaited is not None and c.awaited.latest_us > now_us),
+        key=lambda pair: pair[0].expected_us,
+    )
+    until, best_rate, g, n, w = None, 0.0, 0.0, 0, 0.0
+    for awaited, candidate in due:
+        window = windows[candidate.slot]
+        more = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+        g += awaited.chance * (_expected(candidate, more) - _expected(candidate, window))
+        n += more - window
+        w = max(w, awaited.expected_us - now_us)
+        rate = (B + g) / (V(rows + n) + w)
+        if worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
+            until, best_rate = awaited.latest_us, rate
+    return until

@@ -1,0 +1,91 @@
+"""A verifier as a service: load, measure, listen, stop. Used by the command line and by actors alike."""
+
+from __future__ import annotations
+
+import argparse
+
+from specwire.rpc.model_info import model_info_to_wire
+from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say
+from specwire.rpc.server import RunningServer, Service, serve
+from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.service import EngineWorker, VerifyServicer
+from verify_service.worker import Deliver, Load, Runnable, Worker
+
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+
+
+class RunningVerifier:
+    """A verifier that answers at `address`."""
+
+    def __init__(self, worker: EngineWorker, server: RunningServer, info: common_pb2.GetModelInfoResponse) -> None:
+        self._worker = worker
+        self._server = server
+        self.info = info
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    async def failed(self) -> str:
+        """Return, with the reason, once the verifier cannot go on."""
+        return await self._worker.failed()
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
+        await self._server.stop(grace)
+        await self._worker.stop()
+
+
+async def start(options: ModelServiceOptions) -> RunningVerifier:
+    """Load and measure the model, then listen; health says SERVING from the first answer on.
+
+    Raises:
+        ModelError: the model cannot be served.
+        ListenError: the address cannot be listened on.
+    """
+    worker = Worker(_loader(options))
+    info = await worker.start()
+    servicer = VerifyServicer(worker, info)
+    service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
+    try:
+        server = await serve([service], options.listen, allow_insecure=options.insecure)
+    except BaseException:
+        await worker.stop()
+        raise
+    return RunningVerifier(worker, server, info)
+
+
+def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoResponse]:
+    def load(deliver: Deliver) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
+        # torch comes with these; a process that only parses its arguments does without.
+        from specwire.lm import load_model
+        from verify_service.calibrate import calibrate
+        from verify_service.costs import StepCosts
+        from verify_service.engine import Engine
+
+        say(f"specwire verify: loading {options.model}")
+        lm = load_model(
+            options.model,
+            slots=options.slots,
+            dtype=options.dtype,
+            device=options.device,
+            context=options.context,
+            threads=options.threads,
+        )
+        say("specwire verify: measuring forward times")
+        times = calibrate(lm)
+        info = model_info_to_wire(lm.info, lm.slots)
+        for rows, microseconds in times.points.items():
+            info.forward_times.add(rows=rows, microseconds=round(microseconds))
+        return Engine(lm, StepCosts(times), deliver), info
+
+    return load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    return run_model_service(args, "verify", start)

@@ -1,0 +1,146 @@
+"""Messages of VerifyService <-> commands and reports. What is invalid is refused here, with the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from specwire.core.limits import Stopping
+from specwire.core.sampling import InvalidParameter
+from specwire.core.verification import Allowance
+from specwire.rpc.convert import (
+    outcomes_to_wire,
+    proposal_from_wire,
+    reason_to_wire,
+    sampling_from_wire,
+    stopping_from_wire,
+)
+from specwire.rpc.errors import StatusError
+from specwire.v1 import common_pb2, verify_pb2
+from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Tick, Timings
+
+MOST_SESSION_ID = 256
+SHOWN_HEX = 12
+
+
+def tick_from_wire(
+    link: int, message: verify_pb2.ConnectVerifyRequest, info: common_pb2.GetModelInfoResponse, now_us: float
+) -> tuple[Tick, list[Refusal]]:
+    """One message of a link; what is refused in it counts as closed, so that nothing stays under its handle."""
+    opens: list[Opening] = []
+    refusals: list[Refusal] = []
+    for opening in message.opens:
+        try:
+            opens.append(opening_from_wire(opening, info, now_us))
+        except InvalidParameter as error:
+            refusals.append(Refusal(opening.handle, Code.INVALID_ARGUMENT, str(error)))
+        except StatusError as error:
+            refusals.append(Refusal(opening.handle, Code.FAILED_PRECONDITION, error.message))
+    tick = Tick(
+        link,
+        now_us,
+        tuple(opens),
+        tuple(Proposed(proposal.handle, proposal_from_wire(proposal)) for proposal in message.proposals),
+        tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
+        (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
+    )
+    return tick, refusals
+
+
+def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse, now_us: float = 0.0) -> Opening:
+    """Raises InvalidParameter, or StatusError (FAILED_PRECONDITION) for another vocabulary."""
+    check_vocabulary(message.vocabulary_fingerprint, info.vocabulary_fingerprint)
+    if not 1 <= len(message.session_id) <= MOST_SESSION_ID:
+        raise InvalidParameter(
+            "session_id", f"must have 1 to {MOST_SESSION_ID} characters, not {len(message.session_id)}"
+        )
+    check_tokens(message.tokens, info.vocabulary, 1, info.context - 1)
+    if not 1 <= message.prompt_length <= len(message.tokens):
+        raise InvalidParameter(
+            "prompt_length", f"must be from 1 to the {len(message.tokens)} tokens, not {message.prompt_length}"
+        )
+    return Opening(
+        message.handle,
+        message.session_id,
+        message.fence,
+        message.attach,
+        tuple(message.tokens),
+        message.prompt_length,
+        sampling_from_wire(message.sampling)[0],
+        _stopping(message, info),
+        allowance_from_wire(message.progress),
+        now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
+        message.ledger_us,
+    )
+
+
+def _stopping(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse) -> Stopping:
+    if not message.HasField("progress"):
+        raise InvalidParameter("progress", "is required")
+    return stopping_from_wire(message.stopping, vocabulary=info.vocabulary)
+
+
+def check_vocabulary(theirs: str, ours: str) -> None:
+    if theirs != ours:
+        raise StatusError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"vocabulary_fingerprint: the session's vocabulary is {theirs[:SHOWN_HEX] or '(none)'}, "
+            f"this target's is {ours[:SHOWN_HEX]}",
+        )
+
+
+def check_tokens(tokens: Sequence[int], vocabulary: int, least: int, most: int) -> None:
+    if not least <= len(tokens) <= most:
+        raise InvalidParameter("tokens", f"must be from {least} to {most} tokens, not {len(tokens)}")
+    if max(tokens) >= vocabulary:
+        raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
+
+
+def allowance_from_wire(message: verify_pb2.Progress) -> Allowance:
+    return Allowance(message.durable, message.credit, message.due)
+
+
+def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
+    return verify_pb2.ConnectVerifyResponse(
+        opened=[_opened(each) for each in report.admitted],
+        verdicts=[_verdict(each) for each in report.decided],
+        refused=[refusal_to_wire(each) for each in report.refused],
+        timings=_timings(report.timings) if report.timings else None,
+    )
+
+
+def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
+    return common_pb2.Refused(handle=refusal.handle, code=int(refusal.code), message=refusal.message)
+
+
+def _opened(admitted: Admitted) -> verify_pb2.Opened:
+    return verify_pb2.Opened(handle=admitted.handle, attach=admitted.attach, position=admitted.position)
+
+
+def _verdict(decided: Decided) -> verify_pb2.Verdict:
+    verdict = decided.verdict
+    return verify_pb2.Verdict(
+        handle=decided.handle,
+        attach=decided.attach,
+        position=verdict.position,
+        tokens=verdict.tokens,
+        outcomes=outcomes_to_wire(verdict.outcomes),
+        tested=verdict.tested,
+        finish_reason=reason_to_wire(verdict.finish),
+        proposal_delay_us=decided.proposal_delay_us,
+        ledger_us=decided.ledger_us,
+    )
+
+
+def _timings(timings: Timings) -> verify_pb2.StepTimings:
+    return verify_pb2.StepTimings(
+        step=timings.step,
+        sessions=timings.sessions,
+        rows=timings.rows,
+        forward_us=timings.forward_us,
+        choose_us=timings.choose_us,
+        gap_us=timings.gap_us,
+        waited_us=timings.waited_us,
+        forward_ended_ns=timings.forward_ended_ns,
+    )
