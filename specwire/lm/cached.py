@@ -35,7 +35,7 @@ class CachedLM:
         """`unassigned` are ids below info.vocabulary that no token has: their logits are masked."""
         self.info = info
         self.failed: frozenset[int] = frozenset()
-        self._runner = runner
+        self.runner = runner
         self._table = SlotTable(slots, info.context, info.vocabulary)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device) if unassigned else None
 
@@ -50,7 +50,7 @@ class CachedLM:
         self._table.rollback(slot, length)
 
     def discard(self, slot: int) -> None:
-        self._runner.zero(slot, self._table.written(slot))
+        self.runner.zero(slot, self._table.written(slot))
         self._table.clear(slot)
 
     @torch.inference_mode()
@@ -58,7 +58,7 @@ class CachedLM:
         self._table.check(feeds)
         self.failed = frozenset()
         self._table.write(feeds)
-        rows = self._runner.run(feeds)[:, : self.info.vocabulary].float()
+        rows = self.runner.run(feeds)[:, : self.info.vocabulary].float()
         self._table.commit(feeds)
         if not _all_finite(rows):
             self._contain(feeds, rows)

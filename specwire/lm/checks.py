@@ -33,25 +33,24 @@ def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
     return wanted
 
 
-def check_config(config: PreTrainedConfig, context: int) -> None:
-    """ModelError unless every layer keeps keys and values for every position of the context."""
+def check_kind(config: PreTrainedConfig) -> None:
+    """ModelError unless every layer keeps keys and values by position."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} models have an encoder; a causal, decoder-only model is needed")
-    text = config.get_text_config()
-    for layer in sorted(set(getattr(text, "layer_types", None) or ())):
-        _check_layer_type(kind, layer)
-    window = _sliding_window(text)
+    for layer in sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())):
+        if layer not in (FULL_ATTENTION, SLIDING_ATTENTION):
+            raise ModelError(f"this {kind} model has {layer} layers, whose state cannot be rolled back to a position")
+
+
+def check_window(config: PreTrainedConfig, context: int) -> None:
+    """ModelError if a layer forgets positions of the context."""
+    window = _sliding_window(config.get_text_config())
     if window is not None and window < context:
         raise ModelError(
-            f"this {kind} model attends to a sliding window of {window} positions, shorter than the context of "
-            f"{context}: what it has slid past cannot be rolled back; give a context of at most {window}"
+            f"this {config.model_type} model attends to a sliding window of {window} positions, shorter than the "
+            f"context of {context}: what it has slid past cannot be rolled back; give a context of at most {window}"
         )
-
-
-def _check_layer_type(kind: str, layer: str) -> None:
-    if layer not in (FULL_ATTENTION, SLIDING_ATTENTION):
-        raise ModelError(f"this {kind} model has {layer} layers, whose state cannot be rolled back to a position")
 
 
 def _sliding_window(config: PreTrainedConfig) -> int | None:

@@ -30,16 +30,18 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | None:
     """The oneDNN layer, or None where this build or processor has none that agrees with the plain one."""
     try:
-        reorder = torch.ops.mkldnn._reorder_linear_weight
-        pointwise = torch.ops.mkldnn._linear_pointwise.default
-        layout = reorder(weight.contiguous())
-        compute = _bind(pointwise, layout, bias)
+        compute = _bind(torch.ops.mkldnn._linear_pointwise.default, _reorder(weight), bias)
         probe = torch.linspace(-1, 1, PROBE_ROWS * weight.shape[1]).view(PROBE_ROWS, -1).to(weight.dtype)
         got, expected = compute(probe).float(), functional.linear(probe, weight, bias).float()
     except (AttributeError, RuntimeError):
         return None
     scale = max(float(expected.abs().max()), 1e-6)
     return compute if float((got - expected).abs().max()) <= PROBE_TOLERANCE[weight.dtype] * scale else None
+
+
+def _reorder(weight: torch.Tensor) -> torch.Tensor:
+    layout: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return layout
 
 
 def _bind(pointwise: Callable[..., torch.Tensor], layout: torch.Tensor, bias: torch.Tensor | None) -> Linear:

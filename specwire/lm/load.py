@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from specwire.lm.cached import CachedLM, Runner
-from specwire.lm.checks import check_config, check_model, context_of, deviation
+from specwire.lm.checks import check_kind, check_model, check_window, context_of, deviation
 from specwire.lm.describe import read_text, vocabulary_fingerprint, vocabulary_map, weights_fingerprint
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
@@ -51,8 +51,9 @@ def load_model(
         return ScriptedLM.parse(spec, slots=slots, context=context)
     target = _device(device)
     config = _config(spec)
+    check_kind(config)
     positions = context_of(config, context)
-    check_config(config, positions)
+    check_window(config, positions)
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
     return _serve(spec, model, config, dtype, slots, positions, lean)
@@ -83,8 +84,8 @@ def _device(name: str) -> torch.device:
 
 
 def _config(spec: str) -> PreTrainedConfig:
-    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1 or not spec
-    if looks_local and not Path(spec).expanduser().is_dir():
+    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
+    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
         raise ModelError(f"model {spec!r}: there is no such directory")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
@@ -154,7 +155,11 @@ def _runner(model: PreTrainedModel, slots: int, context: int, vocabulary: int, l
         if runner is not None:
             return runner
     generic = HuggingFaceRunner(model, slots, context)
-    error = deviation(model, generic, slots, context, vocabulary)
+    try:
+        error = deviation(model, generic, slots, context, vocabulary)
+    except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
+        name = type(model).__name__
+        raise ModelError(f"{name} cannot be run with a cache by absolute position: {_first_line(failure)}") from failure
     if not error <= 1:
         raise ModelError(
             f"{type(model).__name__} gives other logits with a cache by absolute position than without a cache "

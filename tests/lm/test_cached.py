@@ -1,0 +1,146 @@
+"""CachedLM gives the logits of the model's own cache-less forward, whatever was fed and rolled back before."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.hugging_face import HuggingFaceRunner
+from specwire.lm.llama import LlamaRunner
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+
+SLOTS = 3
+PATHS = [
+    ("llama", True),
+    ("llama", False),
+    ("llama-biased-tied", True),
+    ("mistral", True),
+    ("qwen2", True),
+    ("qwen2", False),
+    ("qwen3", True),
+    ("qwen3", False),
+    ("gpt2", True),
+]
+
+
+def _load(kind: str, lean: bool, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
+    model = build(config(kind))
+    return model, load_model(save(model, folder), slots=SLOTS, lean=lean)
+
+
+class Texts:
+    """What each slot should hold, and a random walk of feeds and rollbacks over it."""
+
+    def __init__(self, model: PreTrainedModel, lm: LanguageModel, seed: int) -> None:
+        self.model, self.lm = model, lm
+        self.random = random.Random(seed)
+        self.held: list[list[int]] = [[] for _ in range(lm.slots)]
+
+    def roll_back(self, slot: int) -> None:
+        length = self.random.randint(0, len(self.held[slot]))
+        self.lm.rollback(slot, length)
+        self.lm.rollback(slot, length)  # idempotent
+        del self.held[slot][length:]
+
+    def feed(self, slot: int) -> Feed:
+        start = self.random.randint(max(0, len(self.held[slot]) - 4), min(len(self.held[slot]), CONTEXT - 1))
+        count = self.random.randint(1, min(7, CONTEXT - start))
+        tokens = [self.random.randrange(VOCABULARY) for _ in range(count)]
+        self.held[slot][start:] = tokens
+        return Feed(slot, start, tokens, self.random.randint(0, count))
+
+    def step(self) -> None:
+        if self.random.random() < 0.3:
+            self.roll_back(self.random.randrange(self.lm.slots))
+        chosen = self.random.sample(range(self.lm.slots), self.random.randint(1, self.lm.slots))
+        feeds = [self.feed(slot) for slot in chosen]
+        logits = self.lm.forward(feeds)
+        expected = [plain(self.model, self.held[feed.slot])[feed.stop - feed.wanted :] for feed in feeds]
+        torch.testing.assert_close(logits, torch.cat(expected), atol=TOLERANCE, rtol=TOLERANCE)
+        assert [self.lm.cached(slot) for slot in range(self.lm.slots)] == [len(text) for text in self.held]
+        assert self.lm.failed == frozenset()
+
+
+@pytest.mark.parametrize(("kind", "lean"), PATHS)
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, lean: bool, tmp_path: Path) -> None:
+    model, lm = _load(kind, lean, tmp_path)
+    texts = Texts(model, lm, seed=len(kind))
+    for _ in range(60):
+        texts.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "lean", "runner"),
+    [
+        ("llama", True, LlamaRunner),
+        ("qwen3", True, LlamaRunner),
+        ("llama", False, HuggingFaceRunner),
+        ("gpt2", True, HuggingFaceRunner),
+    ],
+)
+def test_the_lean_decoder_is_really_the_one_compared(kind: str, lean: bool, runner: type, tmp_path: Path) -> None:
+    _, lm = _load(kind, lean, tmp_path)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, runner)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_bfloat16_stays_within_its_tolerance_of_float32(lean: bool, tmp_path: Path) -> None:
+    model = build(config("llama"))
+    lm = load_model(save(model, tmp_path), slots=1, dtype="bfloat16", lean=lean)
+    text = [(5 * index + 1) % VOCABULARY for index in range(20)]
+    lm.forward([Feed(0, 0, text[:11], 0)])
+    logits = lm.forward([Feed(0, 11, text[11:], 9)])
+    expected = plain(model.bfloat16(), text)[11:]
+    assert float((logits - expected).abs().max()) <= float(expected.abs().max()) / 16
+    assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_logits_that_are_not_finite_cost_their_own_slot_only(lean: bool, tmp_path: Path) -> None:
+    model = build(config("llama"))
+    poison(model, 7, float("nan"))
+    lm = load_model(save(model, tmp_path), slots=2, lean=lean)
+    text = [1, 3, 9, 4, 8]
+    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
+    logits = lm.forward([Feed(0, 5, [7, 3], 1), Feed(1, 5, [6, 3], 1)])
+    assert lm.failed == {0}
+    assert lm.cached(0) == 0
+    torch.testing.assert_close(logits[1], plain(model, [*text, 6, 3])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+
+    again = lm.forward([Feed(0, 0, text, 5), Feed(1, 7, [5], 1)])
+    assert lm.failed == frozenset()
+    torch.testing.assert_close(again[:5], plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(again[5], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_feed_that_wants_no_logits_is_watched_too(lean: bool, tmp_path: Path) -> None:
+    model = build(config("llama"))
+    poison(model, 7, float("inf"))
+    lm = load_model(save(model, tmp_path), slots=1, lean=lean)
+    assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
+    assert lm.failed == {0}
+    assert lm.cached(0) == 0
+
+
+def test_a_discarded_slot_starts_empty(tmp_path: Path) -> None:
+    model, lm = _load("llama", True, tmp_path)
+    lm.forward([Feed(0, 0, [1, 2, 3], 1)])
+    lm.discard(0)
+    assert lm.cached(0) == 0
+    torch.testing.assert_close(lm.forward([Feed(0, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path) -> None:
+    """Packed layers compute a row alike at any width (measured on oneDNN); a loose bound, for other builds."""
+    _, lm = _load("llama", True, tmp_path)
+    text = [(3 * index) % VOCABULARY for index in range(16)]
+    together = lm.forward([Feed(0, 0, text, 16), Feed(1, 0, text[:5], 5)])
+    torch.testing.assert_close(together[:5], together[16:], atol=TOLERANCE, rtol=TOLERANCE)

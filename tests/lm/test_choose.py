@@ -1,0 +1,99 @@
+"""`choose` in torch decides what the numpy reference decides; the noise has the same integers."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from specwire.core import acceptance
+from specwire.core import noise as reference
+from specwire.core.sampling import Sampling
+from specwire.lm import RowSampling, choose
+from specwire.lm.noise import KEPT_VOCABULARY, Key, gumbel, gumbel_rows, uniform_integers
+
+CPU = torch.device("cpu")
+KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
+
+
+def test_integers_are_those_of_the_reference() -> None:
+    ids = np.array([0, 1, 2, 77, 4095, 151_935, (1 << 31) - 1])
+    got = uniform_integers(KEYS, torch.from_numpy(ids).unsqueeze(0)).numpy()
+    for row, key in zip(got, KEYS, strict=True):
+        assert row.tolist() == reference.uniform_integers(*key, ids).tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [50, KEPT_VOCABULARY + 1])
+def test_noise_is_that_of_the_reference(vocabulary: int) -> None:
+    rows = gumbel_rows(KEYS, vocabulary, CPU).numpy()
+    for row, key in zip(rows, KEYS, strict=True):
+        np.testing.assert_allclose(row, reference.gumbel(*key, np.arange(vocabulary)), rtol=1e-12, atol=1e-12)
+
+
+def test_noise_does_not_depend_on_which_ids_it_is_made_for() -> None:
+    ids = torch.tensor([[5, 3, 40], [1, 49, 2]])
+    every = gumbel(KEYS[:2], torch.arange(50).unsqueeze(0))
+    assert torch.equal(gumbel(KEYS[:2], ids), every.gather(1, ids))
+
+
+def _sampling(source: random.Random, vocabulary: int) -> Sampling:
+    return Sampling(
+        temperature=source.choice([0.0, 0.3, 0.8, 1.0, 1.7]),
+        top_k=source.choice([0, 0, 1, 3, vocabulary - 1, vocabulary, vocabulary + 5]),
+        top_p=source.choice([1.0, 1.0, 0.1, 0.5, 0.9, 0.999]),
+        seed=source.getrandbits(64),
+        choice=source.randrange(4),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mixed_batch_is_chosen_as_the_reference_chooses_each_row(seed: int) -> None:
+    source = random.Random(seed)
+    vocabulary, count = source.choice([(5, 9), (60, 30)])
+    logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
+    logits[:, 4] = -torch.inf  # an id that no token has
+    rows = [RowSampling(source.randrange(5000), _sampling(source, vocabulary)) for _ in range(count)]
+    expected = [acceptance.choose(row.numpy(), by.position, by.sampling) for row, by in zip(logits, rows, strict=True)]
+    assert choose(logits, rows) == expected
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0.7, top_k=2, seed=3), Sampling(temperature=0.7, top_p=0.4, seed=3)]
+)
+def test_ties_at_the_edge_of_a_filter_are_kept_as_the_reference_keeps_them(sampling: Sampling) -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 1.0]]).expand(200, -1)
+    rows = [RowSampling(position, sampling) for position in range(200)]
+    expected = [acceptance.choose(logits[0].numpy(), row.position, row.sampling) for row in rows]
+    assert choose(logits, rows) == expected
+    assert set(expected) == {1, 2, 3} if sampling.top_k else set(expected) == {1, 2}
+
+
+def test_greedy_ties_go_to_the_lowest_id() -> None:
+    logits = torch.zeros(3, 4096)
+    logits[1, 17:] = 1.0
+    logits[2, [4000, 31]] = 2.0
+    assert choose(logits, [RowSampling(position, Sampling()) for position in range(3)]) == [0, 17, 31]
+
+
+def test_a_row_is_chosen_alike_alone_and_in_company() -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    samplings = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.5, top_k=3, seed=2)] * 2
+    rows = [RowSampling(index, sampling) for index, sampling in enumerate(samplings)]
+    alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    assert choose(logits, rows) == alone
+
+
+def test_half_precision_logits_are_taken() -> None:
+    logits = torch.randn(2, 30).bfloat16()
+    rows = [RowSampling(3, Sampling(temperature=1.0, seed=9)), RowSampling(4, Sampling())]
+    expected = [
+        acceptance.choose(row.float().numpy(), by.position, by.sampling) for row, by in zip(logits, rows, strict=True)
+    ]
+    assert choose(logits, rows) == expected
+
+
+def test_rows_must_match() -> None:
+    with pytest.raises(ValueError, match="rows: 1 given for 2 rows of logits"):
+        choose(torch.zeros(2, 4), [RowSampling(0, Sampling())])

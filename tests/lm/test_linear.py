@@ -1,0 +1,33 @@
+"""Linear layers, packed or not, are x @ weight.T + bias."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from specwire.lm.linear import linear
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_linear(rows: int, biased: bool, dtype: torch.dtype) -> None:
+    source = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 16, generator=source).to(dtype)
+    bias = torch.randn(24, generator=source).to(dtype) if biased else None
+    x = torch.randn(rows, 16, generator=source).to(dtype)
+    expected = functional.linear(x, weight, bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(linear(weight, bias)(x), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_layer_is_packed_only_where_the_operators_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(8, 4)
+
+    def missing(*_: object) -> torch.Tensor:
+        raise RuntimeError("no such operator in this build")
+
+    monkeypatch.setattr("specwire.lm.linear._reorder", missing)
+    x = torch.randn(2, 4)
+    assert torch.equal(linear(weight, None)(x), functional.linear(x, weight))

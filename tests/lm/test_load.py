@@ -1,0 +1,163 @@
+"""What a loaded model says of itself, and what is refused at load, in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import BloomConfig, MambaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, T5Config
+
+from specwire.lm import Feed, ModelError, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.hugging_face import HuggingFaceRunner
+from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
+
+
+def test_info(tmp_path: Path) -> None:
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    folder = save(build(config("llama")), tmp_path / "tiny", words)
+    (tmp_path / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
+    info = load_model(folder, slots=1, context=20).info
+    assert (info.name, info.architecture, info.vocabulary, info.context) == ("tiny", "LlamaForCausalLM", VOCABULARY, 20)
+    assert (info.eos_ids, info.dtype, info.device, info.chat_template) == ((2,), "float32", "cpu", "{{ messages }}")
+    assert Tokenizer.from_str(info.tokenizer_json.decode()).encode("w3 w9").ids == [3, 9]
+    assert len(info.weights_fingerprint) == len(info.vocabulary_fingerprint) == 64
+
+
+def test_fingerprints_tell_models_apart_and_vocabularies_together(tmp_path: Path) -> None:
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    first = save(build(config("llama")), tmp_path / "a", words)
+    copy = save(build(config("llama")), tmp_path / "b", words)
+    other = save(build(config("llama"), seed=1), tmp_path / "c", words)
+    renamed = save(build(config("llama")), tmp_path / "d", {**words, "w1": 2, "w2": 1})
+    a, b, c, d = (load_model(folder, slots=1).info for folder in (first, copy, other, renamed))
+    half = load_model(first, slots=1, dtype="bfloat16").info
+    assert a.weights_fingerprint == b.weights_fingerprint == d.weights_fingerprint
+    assert len({a.weights_fingerprint, c.weights_fingerprint, half.weights_fingerprint}) == 3
+    assert a.vocabulary_fingerprint == b.vocabulary_fingerprint == c.vocabulary_fingerprint
+    assert a.vocabulary_fingerprint != d.vocabulary_fingerprint
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_ids_that_no_token_has_are_masked(lean: bool, tmp_path: Path) -> None:
+    """The output layer is wider than the tokenizer (Qwen2.5 pads it), and the tokenizer may leave ids out."""
+    words = {f"w{index}": index for index in range(40) if index != 17}
+    model = build(config("llama"))
+    lm = load_model(save(model, tmp_path, words), slots=1, lean=lean)
+    logits = lm.forward([Feed(0, 0, [1, 2, 3], 1)])
+    assert lm.info.vocabulary == 40
+    assert logits.shape == (1, 40)
+    assert torch.isneginf(logits[0]).nonzero().flatten().tolist() == [17]
+    assigned = sorted(words.values())
+    torch.testing.assert_close(logits[:, assigned], plain(model, [1, 2, 3])[-1:, assigned], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="tokens: id 40 is outside the vocabulary of 40"):
+        lm.forward([Feed(0, 3, [40], 1)])
+
+
+def _saved_config(made: PreTrainedConfig, folder: Path) -> str:
+    made.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_sliding_window_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    folder = save(build(MistralConfig(**ROTARY, sliding_window=16)), tmp_path)
+    with pytest.raises(ModelError, match="sliding window of 16 positions, shorter than the context of 48"):
+        load_model(folder, slots=1)
+    lm = load_model(folder, slots=1, context=16)
+    assert lm.info.context == 16
+
+
+def test_a_window_on_some_layers_is_a_window(tmp_path: Path) -> None:
+    made = Qwen2Config(**ROTARY, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    with pytest.raises(ModelError, match="sliding window of 16"):
+        load_model(_saved_config(made, tmp_path), slots=1)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1),
+            "linear_attention layers, whose state cannot be",
+        ),
+        (T5Config(vocab_size=50, d_model=16, num_layers=1), "t5 models have an encoder"),
+    ],
+)
+def test_models_without_a_cache_by_position_are_refused(made: PreTrainedConfig, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(_saved_config(made, tmp_path), slots=1)
+
+
+def test_a_model_that_disagrees_with_itself_is_refused(tmp_path: Path) -> None:
+    """BLOOM derives its position bias from a two-dimensional mask, so it cannot be given ours."""
+    made = BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2)
+    folder = save(build(made), tmp_path)
+    with pytest.raises(ModelError, match="the model states no maximum length"):
+        load_model(folder, slots=1)
+    with pytest.raises(ModelError, match="BloomForCausalLM"):
+        load_model(folder, slots=1, context=32)
+
+
+def test_a_rotation_that_depends_on_the_length_takes_the_generic_path(tmp_path: Path) -> None:
+    made = config("llama")
+    made.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    lm = load_model(save(build(made), tmp_path), slots=1)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, HuggingFaceRunner)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots: must be at least 1, not 0"),
+        ({"dtype": "int4"}, "dtype: must be one of float32, bfloat16, float16, not 'int4'"),
+        ({"device": "warp"}, "device: 'warp' cannot be used here"),
+        ({"threads": 0}, "threads: must be at least 1, not 0"),
+        ({"context": 1}, "context: must be at least 2 positions, not 1"),
+        ({"context": CONTEXT + 1}, f"context: the model was made for {CONTEXT} positions, not {CONTEXT + 1}"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, int | str], message: str, tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_model(folder, **{"slots": 1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["/no/such/model", "./no-such-model", "~/no/such/model", ""])
+def test_an_unknown_path_is_an_error_at_once(spec: str) -> None:
+    with pytest.raises(ModelError, match="there is no such directory"):
+        load_model(spec, slots=1)
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no configuration that can be read"):
+        load_model(str(tmp_path), slots=1)
+    with pytest.raises(ModelError, match="cannot be loaded as a causal model"):
+        load_model(_saved_config(config("llama"), tmp_path), slots=1)
+
+
+def test_a_hub_model_that_cannot_be_had() -> None:
+    with pytest.raises(ModelError, match="'nobody/no-such-model' has no configuration"):
+        load_model("nobody/no-such-model", slots=1)
+
+
+def test_threads_are_set() -> None:
+    before = torch.get_num_threads()
+    try:
+        load_model("scripted:1", slots=1, threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_eos_ids_of_the_generation_settings_come_first(tmp_path: Path) -> None:
+    model = build(config("qwen2"))
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [4, 5]
+    assert load_model(save(model, tmp_path), slots=1).info.eos_ids == (4, 5)
+
+
+def test_learned_positions_are_the_context(tmp_path: Path) -> None:
+    assert COMMON["max_position_embeddings"] == load_model(save(build(config("gpt2")), tmp_path), slots=1).info.context

@@ -1,0 +1,107 @@
+"""ScriptedLM: a pure function of the text a slot holds, with an agreement that can be set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+
+
+def _load(spec: str, slots: int = 2) -> LanguageModel:
+    return load_model(spec, slots=slots)
+
+
+def test_logits_depend_on_the_text_alone() -> None:
+    text = [5, 9, 1, 33, 2, 8]
+    whole = _load("scripted:7").forward([Feed(0, 0, text, 6)])
+    lm = _load("scripted:7")
+    lm.forward([Feed(1, 0, [5, 9, 40, 41], 2)])
+    lm.rollback(1, 2)
+    parts = [
+        lm.forward([Feed(1, 2, [1], 1)]),
+        lm.forward([Feed(1, 3, [33, 2, 60], 3)]),
+        lm.forward([Feed(1, 5, [8], 1)]),
+    ]
+    assert torch.equal(torch.cat([parts[0], parts[1][:2], parts[2]]), whole[2:])
+    assert whole.dtype == torch.float32
+    assert bool(whole.isfinite().all())
+
+
+def test_a_wrong_rollback_changes_every_later_row() -> None:
+    right, wrong = _load("scripted:7"), _load("scripted:7")
+    for lm in (right, wrong):
+        lm.forward([Feed(0, 0, [5, 9, 1], 1)])
+    right.rollback(0, 2)
+    expected = right.forward([Feed(0, 2, [4, 6], 2)])
+    got = wrong.forward([Feed(0, 3, [4, 6], 2)])
+    assert not any(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_a_discarded_slot_is_empty() -> None:
+    lm = _load("scripted:7")
+    first = lm.forward([Feed(0, 0, [5], 1)])
+    lm.discard(0)
+    assert lm.cached(0) == 0
+    assert torch.equal(lm.forward([Feed(0, 0, [5], 1)]), first)
+
+
+@pytest.mark.parametrize("agree", [0.0, 0.7, 1.0])
+def test_a_drafter_agrees_as_often_as_it_is_told(agree: float) -> None:
+    text = [index * 7 % 64 for index in range(2000)]
+    target = _load("scripted:3").forward([Feed(0, 0, text, 2000)])
+    draft = _load(f"scripted:3:agree={agree}").forward([Feed(0, 0, text, 2000)])
+    rate = float((target.argmax(1) == draft.argmax(1)).float().mean())
+    assert abs(rate - agree) < 0.04
+
+
+@pytest.mark.parametrize(("eos", "low", "high"), [(0.0, 0.0, 0.0), (0.1, 0.07, 0.13), (1.0, 1.0, 1.0)])
+def test_the_end_comes_as_often_as_told(eos: float, low: float, high: float) -> None:
+    logits = _load(f"scripted:3:eos={eos}").forward([Feed(0, 0, [1] * 2000, 2000)])
+    assert low <= float((logits.argmax(1) == 0).float().mean()) <= high
+
+
+def test_info() -> None:
+    target, draft = _load("scripted:3").info, _load("scripted:9:agree=0.5:delay_ms=1").info
+    assert (target.vocabulary, target.context, target.eos_ids) == (64, 4096, (0,))
+    assert target.vocabulary_fingerprint == draft.vocabulary_fingerprint
+    assert target.vocabulary_fingerprint != _load("scripted:3:vocab=65").info.vocabulary_fingerprint
+    assert target.weights_fingerprint != draft.weights_fingerprint
+    assert target == _load("scripted:3").info
+    assert load_model("scripted:3", slots=1, context=64).info.context == 64
+
+
+def test_text_and_ids_convert() -> None:
+    tokenizer = Tokenizer.from_str(_load("scripted:3").info.tokenizer_json.decode())
+    assert tokenizer.encode("3 17 63").ids == [3, 17, 63]
+    assert tokenizer.decode([3, 17, 63], skip_special_tokens=True) == "3 17 63"
+    assert tokenizer.encode("def 5").ids == [1, 5]
+
+
+def test_no_rows_wanted() -> None:
+    assert _load("scripted:3").forward([Feed(0, 0, [1, 2], 0)]).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("scripted:", "not a number"),
+        ("scripted:x", "not a number"),
+        ("scripted:1:vocab=many", "not a number"),
+        ("scripted:1:vocab=1", "vocab: must be from 2"),
+        ("scripted:1:agree=1.5", "agree: must be from 0 to 1, not 1.5"),
+        ("scripted:1:agree=nan", "agree: must be from 0 to 1, not nan"),
+        ("scripted:1:delay_ms=inf", "delay_ms: must be from 0 to 60000, not inf"),
+        ("scripted:1:speed=9", "expected scripted:SEED"),
+        ("scripted:1:agree=1:agree=0", "expected scripted:SEED"),
+    ],
+)
+def test_a_bad_script_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        _load(spec)
+
+
+def test_a_context_out_of_range_is_refused() -> None:
+    with pytest.raises(ModelError, match="context: a scripted model has from 2 to 4096 positions, not 5000"):
+        load_model("scripted:1", slots=1, context=5000)
