@@ -1,7 +1,7 @@
 """Replace this process by a command that ends when its parent does and that adopts the orphans below it.
 
-Run by path: ``python -I bound.py PARENT_PID COMMAND [ARGUMENT ...]``. A program of its own, because the child itself must
-make both settings, and code between fork and exec in a parent with running threads may deadlock. Both survive the exec.
+Run by path: ``python -I bound.py PARENT_PID COMMAND [ARGUMENT ...]``. A program of its own, because the child itself
+must make both settings, and code between fork and exec in a parent with threads may deadlock. Both survive the exec.
 """
 
 from __future__ import annotations

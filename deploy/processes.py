@@ -24,7 +24,7 @@ LINE_LIMIT = 1 << 20
 class Child:
     """A process bound to this one, in a session of its own so that a terminal's Ctrl-C reaches only us.
 
-    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`, if any; the last are kept.
+    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`; the last are kept.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, report: Callable[[str], None] | None) -> None:

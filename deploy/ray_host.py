@@ -24,6 +24,7 @@ from deploy.service_thread import Outcome
 from specwire.rpc.process import ModelServiceOptions, one_line
 
 NAMESPACE = "specwire"
+LOOPBACK = "127.0.0.1"  # else Ray listens on the machine's own address
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
 
@@ -81,6 +82,7 @@ def _start_ray(order: RayOrder) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _temp_dir=order.directory,
+        _node_ip_address=LOOPBACK,
     )
 
 

@@ -7,18 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.client import Chunk
+from specwire.core.acceptance import Outcome
 
 RESET = "\x1b[0m"
 GREEN = "\x1b[32m"
 YELLOW = "\x1b[33m"
 BLUE = "\x1b[36m"
-COLOURS: dict[int, str] = {
-    common_pb2.OUTCOME_ACCEPTED: GREEN,
-    common_pb2.OUTCOME_RECOVERED: YELLOW,
-    common_pb2.OUTCOME_BONUS: BLUE,
-    common_pb2.OUTCOME_DIRECT: BLUE,
-}
+COLOURS = {Outcome.ACCEPTED: GREEN, Outcome.RECOVERED: YELLOW, Outcome.BONUS: BLUE, Outcome.DIRECT: BLUE}
 NAMES = {GREEN: "accepted", YELLOW: "recovered", BLUE: "bonus or direct"}
 
 
@@ -43,14 +39,13 @@ class Painter:
         self._at = 0  # code points returned so far
         self._tokens: deque[tuple[int, str]] = deque()  # (where the token's text ends, its colour)
 
-    def chunk(self, chunk: generation_pb2.Chunk) -> str:
-        """Return the text that a chunk releases."""
-        return self.push(chunk.text, chunk.text_ends, chunk.outcomes)
+    def chunk(self, chunk: Chunk) -> str:
+        """Take in a chunk's tokens; return the text that it releases, painted."""
+        self._tokens.extend(zip(chunk.text_ends, (COLOURS[outcome] for outcome in chunk.outcomes), strict=True))
+        return self.text(chunk.text)
 
-    def push(self, text: str, text_ends: Sequence[int], outcomes: Sequence[int]) -> str:
-        """Take in tokens and released text; return that text, painted."""
-        colours = (COLOURS.get(outcome, "") for outcome in outcomes)
-        self._tokens.extend(zip(text_ends, colours, strict=True))
+    def text(self, text: str) -> str:
+        """Return released text, painted."""
         return self._paint(text) if self._colour else text
 
     def _paint(self, text: str) -> str:

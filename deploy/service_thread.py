@@ -39,7 +39,7 @@ class ServiceThread:
         self._options = options
         self._address_file = address_file
         self._outcome: Future[Outcome] = Future()
-        self._stop_requests: Future[None] = Future()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="service", daemon=True)
         self._thread.start()
 
@@ -49,8 +49,7 @@ class ServiceThread:
 
     def stop(self) -> None:
         """Stop the service and wait for that."""
-        if not self._stop_requests.done():
-            self._stop_requests.set_result(None)
+        self._stopping.set()
         self._thread.join()
 
     async def _serve(self) -> None:
@@ -79,7 +78,7 @@ class ServiceThread:
     async def _run(self, running: Running) -> None:
         """Serve until a stop is asked for; a service that cannot go on ends its process, for a successor."""
         failure: asyncio.Future[object] = asyncio.ensure_future(running.failed())
-        stopping: asyncio.Future[object] = asyncio.wrap_future(self._stop_requests)
+        stopping: asyncio.Future[object] = asyncio.ensure_future(asyncio.to_thread(self._stopping.wait))
         await asyncio.wait({failure, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             os._exit(1)

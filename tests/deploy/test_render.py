@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, table
-from specwire.v1 import common_pb2
+from specwire.client import Chunk
+from specwire.core.acceptance import Outcome
 
-ACCEPTED, RECOVERED = common_pb2.OUTCOME_ACCEPTED, common_pb2.OUTCOME_RECOVERED
-BONUS, DIRECT = common_pb2.OUTCOME_BONUS, common_pb2.OUTCOME_DIRECT
+ACCEPTED, RECOVERED, BONUS, DIRECT = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
+
+
+def chunk(text: str, text_ends: list[int], outcomes: list[Outcome]) -> Chunk:
+    return Chunk(0, tuple(range(len(outcomes))), tuple(outcomes), text, tuple(text_ends), None, 0)
 
 
 def test_each_token_has_its_colour() -> None:
-    painted = Painter(True).push("abcde", [1, 3, 4, 5], [ACCEPTED, RECOVERED, BONUS, DIRECT])
+    painted = Painter(True).chunk(chunk("abcde", [1, 3, 4, 5], [ACCEPTED, RECOVERED, BONUS, DIRECT]))
     assert painted == f"{GREEN}a{RESET}{YELLOW}bc{RESET}{BLUE}d{RESET}{BLUE}e{RESET}"
 
 
 def test_text_released_later_keeps_the_colour_of_its_token() -> None:
     painter = Painter(True)
-    assert painter.push("a", [1, 4], [ACCEPTED, RECOVERED]) == f"{GREEN}a{RESET}"
-    assert painter.push("bcd", [], []) == f"{YELLOW}bcd{RESET}"
-    assert painter.push("e", [5], [BONUS]) == f"{BLUE}e{RESET}"
+    assert painter.chunk(chunk("a", [1, 4], [ACCEPTED, RECOVERED])) == f"{GREEN}a{RESET}"
+    assert painter.text("bcd") == f"{YELLOW}bcd{RESET}"
+    assert painter.chunk(chunk("e", [5], [BONUS])) == f"{BLUE}e{RESET}"
 
 
 def test_a_token_without_text_colours_nothing() -> None:
     painter = Painter(True)
-    assert painter.push("", [0, 0], [ACCEPTED, RECOVERED]) == ""
-    assert painter.push("x", [1], [BONUS]) == f"{BLUE}x{RESET}"
+    assert painter.chunk(chunk("", [0, 0], [ACCEPTED, RECOVERED])) == ""
+    assert painter.chunk(chunk("x", [1], [BONUS])) == f"{BLUE}x{RESET}"
 
 
 def test_text_behind_the_last_token_is_not_lost() -> None:
     painter = Painter(True)
-    painter.push("a", [1], [ACCEPTED])
-    assert painter.push("\ufffd", [], []) == f"{GREEN}\ufffd{RESET}"
+    painter.chunk(chunk("a", [1], [ACCEPTED]))
+    assert painter.text("\ufffd") == f"{GREEN}\ufffd{RESET}"
 
 
 def test_plain_text_stays_plain() -> None:
-    assert Painter(False).push("ab", [1, 2], [ACCEPTED, DIRECT]) == "ab"
+    assert Painter(False).chunk(chunk("ab", [1, 2], [ACCEPTED, DIRECT])) == "ab"
 
 
 def test_table_aligns_its_columns() -> None:

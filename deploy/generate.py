@@ -1,0 +1,194 @@
+"""`specwire generate`: one completion, from a running stack or one started for the purpose."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy import stack
+from deploy.entry import run_owned
+from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
+from deploy.render import Painter, wants_colour
+from deploy.up import progress
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client.events import Gathering
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
+from specwire.rpc.process import say
+
+DEFAULT_TOKENS = 128
+ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to complete, where, and how to show it. `own` is the stack to start where no address is given."""
+
+    prompt: str
+    options: Options
+    timeout: float
+    address: str | None
+    own: StackOptions
+    as_json: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
+    parser.add_argument("--prompt-file", metavar="F", help="read the prompt from a file, - for stdin")
+    parser.add_argument("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens, 0 all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the most probable mass P")
+    parser.add_argument("--stop", action="append", default=[], metavar="S", help="end before S; may be repeated")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the noise (default: drawn, and told)")
+    parser.add_argument("--rule", default="", metavar="R", help=f"{' or '.join(Rule)} (default: by the temperature)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
+    parser.add_argument("--address", metavar="ADDR", help=f"a running stack (default: ${ADDRESS_VARIABLE}, else none)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    add_stack_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        request = request_of(args)
+    except InvalidParameter as error:
+        say(f"specwire generate: error: {error}")
+        return 2
+    return run_owned("generate", lambda folder: _generate(request, folder))
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """Return what the command line asks for; InvalidParameter names what is wrong."""
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed or 0)
+    resolve_rule(args.rule, sampling)
+    if args.max_tokens < 1:
+        raise InvalidParameter("max_tokens", f"must be at least 1, not {args.max_tokens}")
+    if not 0 < args.timeout < float("inf"):
+        raise InvalidParameter("timeout", f"must be a positive number of seconds, not {args.timeout}")
+    if not all(args.stop):
+        raise InvalidParameter("stop", "must not be empty")
+    own = stack_options(args)
+    given = args.target is not None or args.draft is not None
+    if given and args.address is not None:
+        raise InvalidParameter("address", "names a running stack, --target and --draft one to start")
+    options = Options(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        stop=args.stop,
+        seed=args.seed,
+        rule=args.rule,
+        drafting=not args.no_draft,
+        ignore_eos=args.ignore_eos,
+    )
+    address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
+    return Request(_prompt(args), options, args.timeout, address, own, args.json)
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if (args.prompt is None) == (args.prompt_file is None):
+        raise InvalidParameter("prompt", "give either PROMPT or --prompt-file")
+    prompt = args.prompt if args.prompt_file is None else _read(args.prompt_file)
+    if not prompt:
+        raise InvalidParameter("prompt", "must not be empty")
+    return str(prompt)
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter("prompt_file", f"{name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParameter("prompt_file", f"{name} is not UTF-8 at byte {error.start}") from None
+
+
+async def _generate(request: Request, folder: Path) -> int:
+    async with _address(request, folder) as address, AsyncClient(address) as client:
+        try:
+            completion = await _stream(client, request)
+        except SpecwireError as error:
+            raise StackError(error.message) from None
+    if request.as_json:
+        print(json.dumps(as_object(completion)))
+    else:
+        say(summary(completion))
+    if completion.finish_reason is FinishReason.ERROR:
+        say(f"specwire generate: error: {completion.message}")
+        return 1
+    return 0
+
+
+@asynccontextmanager
+async def _address(request: Request, folder: Path) -> AsyncIterator[str]:
+    """The running stack's address, or that of one that lives as long as the context."""
+    if request.address is not None:
+        yield request.address
+        return
+    running = await stack.start(request.own, folder, progress)
+    try:
+        yield running.address
+    finally:
+        await running.stop()
+
+
+async def _stream(client: AsyncClient, request: Request) -> Completion:
+    """Show the text as it comes, unless the whole is wanted as JSON."""
+    painter, gathering = Painter(wants_colour()), Gathering()
+    async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
+        async for event in events:
+            gathering.add(event)
+            if isinstance(event, Chunk) and not request.as_json:
+                print(painter.chunk(event), end="", flush=True)
+            elif isinstance(event, Finished) and not request.as_json:
+                print(painter.text(event.text), flush=True)
+    return gathering.completion()
+
+
+def tokens_per_second(completion: Completion) -> float:
+    """Output tokens over the time from the request's arrival to its end."""
+    stats = completion.stats
+    return stats.output_tokens / (stats.duration_us / 1e6) if stats.duration_us else 0.0
+
+
+def as_object(completion: Completion) -> dict[str, object]:
+    """Return the completion as --json prints it."""
+    stats = completion.stats
+    return {
+        "text": completion.text,
+        "tokens": list(completion.tokens),
+        "prompt_tokens": completion.prompt_tokens,
+        "finish_reason": completion.finish_reason.name.lower(),
+        "seed": completion.seed,
+        "rule": completion.sampling.rule,
+        "stats": {
+            "tokens_per_second": round(tokens_per_second(completion), 2),
+            "time_to_first_token_ms": round(stats.time_to_first_token_us / 1e3, 3),
+            "target_forwards": stats.target_forwards,
+            "proposed": stats.proposed,
+            "accepted": stats.accepted,
+            "recovered": stats.recovered,
+            "bonus": stats.bonus,
+            "direct": stats.direct,
+        },
+    }
+
+
+def summary(completion: Completion) -> str:
+    """Return one line of figures."""
+    stats = completion.stats
+    return (
+        f"{stats.output_tokens} tokens in {stats.duration_us / 1e6:.2f} s ({tokens_per_second(completion):.0f}/s), "
+        f"first after {stats.time_to_first_token_us / 1e3:.0f} ms, {stats.target_forwards} target forwards, "
+        f"{stats.accepted} of {stats.proposed} proposed accepted, end: {completion.finish_reason.name.lower()}, "
+        f"seed {completion.seed}"
+    )
