@@ -78,14 +78,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._drafter = drafter
         self._info = info
 
-    async def GetModelInfo(  # noqa: N802
+    async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context
     ) -> common_pb2.GetModelInfoResponse:
         return answer(self._info, request)
 
-    async def Connect(  # noqa: N802
-        self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context
-    ) -> None:
+    async def Connect(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context) -> None:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outbox = Outbox(context.write, lambda _: broken.set_result(None))
         link = OrchestratorLink(outbox)

@@ -83,7 +83,7 @@ class Peer:
 
     async def _read(self) -> None:
         message = await asyncio.wait_for(self.call.read(), LIMIT_S)
-        if message is grpc.aio.EOF:
+        if not isinstance(message, draft_pb2.ConnectDraftResponse):
             raise EOFError(f"the drafter closed the stream: {await self.call.code()}")
         self.opened += [opened.handle for opened in message.opened]
         self._proposals += message.proposals

@@ -1,0 +1,31 @@
+"""Client of GenerationService: `Client` blocks, `AsyncClient` is for asyncio. Both speak in the same events."""
+
+from specwire.client.aio import AsyncClient
+from specwire.client.blocking import Client
+from specwire.client.errors import SpecwireError
+from specwire.client.events import (
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    SamplingInForce,
+    SessionState,
+    Started,
+    Stats,
+    Timings,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Event",
+    "Finished",
+    "SamplingInForce",
+    "SessionState",
+    "SpecwireError",
+    "Started",
+    "Stats",
+    "Timings",
+]

@@ -1,0 +1,26 @@
+"""The one exception of the client."""
+
+from __future__ import annotations
+
+import grpc
+
+
+class SpecwireError(Exception):
+    """A call failed, or was refused before it was sent; `message` is one sentence."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+
+
+def from_rpc(error: grpc.RpcError, address: str) -> SpecwireError:
+    """What gRPC raised, for a reader; `error` is a finished call, blocking or of asyncio."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
+        details = f"cannot connect to {address}"
+    return SpecwireError(code, details or f"the call to {address} failed")
+
+
+def invalid(field: str, message: str) -> SpecwireError:
+    return SpecwireError(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {message}")

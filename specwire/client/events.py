@@ -1,0 +1,239 @@
+"""What the service says, as values. `received_ns` is this process's monotonic clock when the message was read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import grpc
+
+from specwire.client.errors import SpecwireError
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.convert import outcomes_from_wire, reason_from_wire
+from specwire.v1 import common_pb2, generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInForce:
+    """How tokens are drawn, with the seed and the rule filled in by the service."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The session exists; whoever knows `session_id` may watch and cancel it."""
+
+    session_id: str
+    prompt_tokens: int
+    sampling: SamplingInForce
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Nanoseconds on the hosts' monotonic clocks; comparable only between processes of one machine."""
+
+    forward_ended_ns: int
+    verdict_received_ns: int
+    durable_ns: int
+    emitted_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Durable tokens at absolute positions position, position + 1, ... and the text that they release.
+
+    text_ends: for each token, where its text ends in the whole output, in code points.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    text: str
+    text_ends: tuple[int, ...]
+    timings: Timings | None
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A session's figures; see Stats in generation.proto. Times in microseconds."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    target_forwards: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    recovered: int = 0
+    bonus: int = 0
+    direct: int = 0
+    time_to_first_token_us: int = 0
+    duration_us: int = 0
+    tested_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The session is over; `text` is what was withheld until now, `message` says what failed with reason ERROR."""
+
+    reason: FinishReason
+    message: str
+    text: str
+    text_length: int
+    stats: Stats
+    received_ns: int
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole generation."""
+
+    session_id: str
+    prompt_tokens: int
+    sampling: SamplingInForce
+    text: str
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    finish_reason: FinishReason
+    message: str
+    stats: Stats
+
+    @property
+    def seed(self) -> int:
+        return self.sampling.seed
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """A session as the log has it: `tokens` begin with the prompt; finish_reason None while it runs."""
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    fence: int
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Events of one stream on their way to a Completion."""
+
+    started: Started | None = None
+    finished: Finished | None = None
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.started = event
+            case Chunk():
+                self.texts.append(event.text)
+                self.tokens += event.tokens
+                self.outcomes += event.outcomes
+            case Finished():
+                self.texts.append(event.text)
+                self.finished = event
+
+    def completion(self) -> Completion:
+        if self.started is None or self.finished is None:
+            raise SpecwireError(grpc.StatusCode.DATA_LOSS, "the stream ended before the session was finished")
+        return Completion(
+            session_id=self.started.session_id,
+            prompt_tokens=self.started.prompt_tokens,
+            sampling=self.started.sampling,
+            text="".join(self.texts),
+            tokens=tuple(self.tokens),
+            outcomes=tuple(self.outcomes),
+            finish_reason=self.finished.reason,
+            message=self.finished.message,
+            stats=self.finished.stats,
+        )
+
+
+Response = generation_pb2.GenerateResponse | generation_pb2.WatchResponse
+
+
+def event_from_wire(message: Response) -> Event:
+    """Raises SpecwireError (INTERNAL) for a message that the protocol does not allow."""
+    received_ns = time.monotonic_ns()
+    kind = message.WhichOneof("event")
+    try:
+        if kind == "started":
+            return _started(message.started, received_ns)
+        if kind == "chunk":
+            return _chunk(message.chunk, received_ns)
+        if kind == "finished":
+            return _finished(message.finished, received_ns)
+    except InvalidParameter as error:
+        raise SpecwireError(grpc.StatusCode.INTERNAL, f"the service answered with {error}") from error
+    raise SpecwireError(grpc.StatusCode.INTERNAL, "the service answered with an event of no known kind")
+
+
+def _started(message: generation_pb2.Started, received_ns: int) -> Started:
+    return Started(message.session_id, message.prompt_tokens, _sampling(message.sampling), received_ns)
+
+
+def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
+    top_p = message.top_p if message.HasField("top_p") else 1.0
+    return SamplingInForce(message.temperature, message.top_k, top_p, message.seed, message.rule)
+
+
+def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
+    return Chunk(
+        position=message.position,
+        tokens=tuple(message.tokens),
+        outcomes=outcomes_from_wire(message.outcomes),
+        text=message.text,
+        text_ends=tuple(message.text_ends),
+        timings=_timings(message.timings) if message.HasField("timings") else None,
+        received_ns=received_ns,
+    )
+
+
+def _timings(message: generation_pb2.ChunkTimings) -> Timings:
+    return Timings(message.forward_ended_ns, message.verdict_received_ns, message.durable_ns, message.emitted_ns)
+
+
+def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
+    reason = reason_from_wire(message.reason)
+    if reason is None:
+        raise InvalidParameter("finish_reason", "is missing")
+    return Finished(reason, message.message, message.text, message.text_length, _stats(message.stats), received_ns)
+
+
+def _stats(message: generation_pb2.Stats) -> Stats:
+    return Stats(
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        target_forwards=message.target_forwards,
+        proposed=message.proposed,
+        accepted=message.accepted,
+        recovered=message.recovered,
+        bonus=message.bonus,
+        direct=message.direct,
+        time_to_first_token_us=message.time_to_first_token_us,
+        duration_us=message.duration_us,
+        tested_at=tuple(message.tested_at),
+        accepted_at=tuple(message.accepted_at),
+    )
+
+
+def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionState:
+    """Raises SpecwireError (INTERNAL) for a reason that the protocol does not have."""
+    try:
+        reason = reason_from_wire(message.finish_reason)
+    except InvalidParameter as error:
+        raise SpecwireError(grpc.StatusCode.INTERNAL, f"the service answered with {error}") from error
+    return SessionState(message.prompt_tokens, tuple(message.tokens), reason, message.fence)

@@ -1,0 +1,162 @@
+"""The asyncio client against a scripted service."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from specwire.client import AsyncClient, Chunk, Finished, SessionState, SpecwireError, Started
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from specwire.rpc.errors import StatusError
+from specwire.v1 import common_pb2, generation_pb2
+from tests.client.service import FIRST, STARTED, Scripted, serving
+
+
+async def test_events_come_in_order_with_all_that_they_say() -> None:
+    async with serving(Scripted()) as address, AsyncClient(address) as client:
+        started, first, second, finished = [event async for event in client.generate("hello")]
+    assert isinstance(started, Started)
+    assert (started.session_id, started.prompt_tokens) == ("s-1", 2)
+    assert (started.sampling.seed, started.sampling.rule, started.sampling.top_p) == (7, "coupled", 0.9)
+    assert isinstance(first, Chunk)
+    assert isinstance(second, Chunk)
+    assert (first.position, first.tokens, first.text, first.text_ends) == (2, (5, 6), "ab", (1, 2))
+    assert first.outcomes == (Outcome.ACCEPTED, Outcome.BONUS)
+    assert first.timings is not None
+    assert first.timings.emitted_ns == 4
+    assert second.timings is None
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.text, finished.text_length) == (FinishReason.LENGTH, "c", 3)
+    assert finished.stats.target_forwards == 2
+    assert started.received_ns <= first.received_ns <= second.received_ns <= finished.received_ns
+
+
+async def test_complete_gathers_the_stream() -> None:
+    async with serving(Scripted()) as address, AsyncClient(address) as client:
+        completion = await client.complete([1, 2])
+    assert (completion.text, completion.tokens, completion.seed) == ("abc", (5, 6, 7), 7)
+    assert completion.outcomes == (Outcome.ACCEPTED, Outcome.BONUS, Outcome.DIRECT)
+    assert (completion.finish_reason, completion.prompt_tokens) == (FinishReason.LENGTH, 2)
+
+
+async def test_options_reach_the_service() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        await client.complete(
+            [3, 0],
+            max_tokens=9,
+            temperature=0.5,
+            top_k=4,
+            top_p=0.25,
+            stop=["x", "y"],
+            seed=0,
+            rule="coupled",
+            drafting=False,
+            stop_ids=[8],
+            ignore_eos=True,
+            request_id="r",
+        )
+        await client.complete("text", stop="\n\n")
+    assert servicer.asked == [
+        generation_pb2.GenerateRequest(
+            tokens=generation_pb2.TokenIds(ids=[3, 0]),
+            sampling=common_pb2.Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0, rule="coupled"),
+            stopping=common_pb2.Stopping(max_tokens=9, stop_ids=[8], ignore_eos=True),
+            stop=["x", "y"],
+            drafting=generation_pb2.DRAFTING_OFF,
+            request_id="r",
+        ),
+        generation_pb2.GenerateRequest(
+            text="text",
+            sampling=common_pb2.Sampling(top_p=1.0),
+            stopping=common_pb2.Stopping(),
+            stop=["\n\n"],
+            drafting=generation_pb2.DRAFTING_AUTOMATIC,
+        ),
+    ]
+
+
+async def test_an_empty_list_of_ids_is_sent_as_such() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        await client.complete([])
+    request = servicer.asked[0]
+    assert isinstance(request, generation_pb2.GenerateRequest)
+    assert request.WhichOneof("prompt") == "tokens"
+
+
+async def test_watching_a_session() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        events = [event async for event in client.watch("s-1", 3, prefix_hash=5)]
+    assert len(events) == 4
+    assert servicer.asked == [generation_pb2.WatchRequest(session_id="s-1", from_position=3, prefix_hash=5)]
+
+
+async def test_sessions_can_be_read_and_cancelled() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        assert await client.get_session("s-1") == SessionState(2, (1, 2, 5), None, 9)
+        await client.cancel("s-1")
+        assert (await client.server_info()).durability == "memory"
+
+
+async def test_a_refusal_has_its_code_and_message() -> None:
+    servicer = Scripted(events=(), failure=StatusError(grpc.StatusCode.INVALID_ARGUMENT, "prompt: must not be empty"))
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        with pytest.raises(SpecwireError, match="INVALID_ARGUMENT: prompt: must not be empty") as raised:
+            await client.complete("")
+        assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(SpecwireError, match="prompt: must not be empty"):
+            await client.cancel("s-1")
+
+
+async def test_a_failure_within_the_stream_comes_after_its_events() -> None:
+    servicer = Scripted(events=(STARTED, FIRST), failure=StatusError(grpc.StatusCode.DATA_LOSS, "the log is short"))
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        events = client.generate("x")
+        assert [type(await anext(events)) for _ in range(2)] == [Started, Chunk]
+        with pytest.raises(SpecwireError, match="DATA_LOSS: the log is short"):
+            await anext(events)
+
+
+async def test_a_stream_that_ends_too_early_is_an_error() -> None:
+    async with serving(Scripted(events=(STARTED, FIRST))) as address, AsyncClient(address) as client:
+        with pytest.raises(SpecwireError, match="DATA_LOSS: the stream ended before the session was finished"):
+            await client.complete("x")
+
+
+def chunk_of_no_known_outcome() -> generation_pb2.Chunk:
+    return generation_pb2.Chunk.FromString(b"\x1a\x01\x63")  # outcomes: 99
+
+
+async def test_what_the_protocol_does_not_allow_is_an_error() -> None:
+    for event in (chunk_of_no_known_outcome(), generation_pb2.Finished()):
+        async with serving(Scripted(events=(STARTED, event))) as address, AsyncClient(address) as client:
+            with pytest.raises(SpecwireError, match="INTERNAL: the service answered with"):
+                await client.complete("x")
+
+
+async def test_every_call_has_a_deadline() -> None:
+    async with serving(Scripted(events=(STARTED,), hangs=True)) as address, AsyncClient(address) as client:
+        with pytest.raises(SpecwireError) as raised:
+            await client.complete("x", timeout=0.2)
+        assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_leaving_early_cancels_the_call() -> None:
+    servicer = Scripted(events=(STARTED,), hangs=True)
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        events = client.generate("x")
+        assert isinstance(await anext(events), Started)
+        await events.aclose()
+        await asyncio.wait_for(servicer.left.wait(), 10)
+
+
+async def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
+    async with AsyncClient(dead_address) as client:
+        with pytest.raises(SpecwireError, match=f"UNAVAILABLE: cannot connect to {dead_address}"):
+            await client.complete("x")

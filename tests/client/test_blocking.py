@@ -1,0 +1,62 @@
+"""The blocking client against a scripted service, each call in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from specwire.client import Client, SessionState, SpecwireError, Started
+from specwire.core.limits import FinishReason
+from specwire.rpc.errors import StatusError
+from tests.client.service import STARTED, Scripted, serving
+
+
+async def test_a_generation_and_the_rest_of_the_service() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+            assert len(list(client.generate("x"))) == 4
+            completion = client.complete([1, 2], max_tokens=3)
+            assert (completion.text, completion.finish_reason) == ("abc", FinishReason.LENGTH)
+            assert len(list(client.watch("s-1"))) == 4
+            assert client.get_session("s-1") == SessionState(2, (1, 2, 5), None, 9)
+            client.cancel("s-1")
+            assert client.server_info().durability == "memory"
+
+    async with serving(Scripted()) as address:
+        await asyncio.to_thread(work, address)
+
+
+async def test_failures_have_their_code_and_message() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+            with pytest.raises(SpecwireError, match="NOT_FOUND: no such session"):
+                client.get_session("s-2")
+            with pytest.raises(SpecwireError, match="NOT_FOUND: no such session"):
+                client.complete("x")
+
+    failure = StatusError(grpc.StatusCode.NOT_FOUND, "no such session")
+    async with serving(Scripted(events=(), failure=failure)) as address:
+        await asyncio.to_thread(work, address)
+
+
+async def test_leaving_early_cancels_the_call_and_deadlines_hold() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+            for event in client.generate("x"):
+                assert isinstance(event, Started)
+                break
+            with pytest.raises(SpecwireError) as raised:
+                client.complete("x", timeout=0.2)
+            assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    servicer = Scripted(events=(STARTED,), hangs=True)
+    async with serving(servicer) as address:
+        await asyncio.to_thread(work, address)
+        await asyncio.wait_for(servicer.left.wait(), 10)
+
+
+def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
+    with Client(dead_address) as client, pytest.raises(SpecwireError, match=f"cannot connect to {dead_address}"):
+        client.server_info()

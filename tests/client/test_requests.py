@@ -1,0 +1,40 @@
+"""What the client itself refuses: values that the wire cannot carry."""
+
+from __future__ import annotations
+
+import pytest
+
+from specwire.client import SpecwireError
+from specwire.client.requests import Options, generate_request, watch_request
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(max_tokens=-5), "max_tokens: must be from 0 to 4294967295, not -5"),
+        (Options(top_k=-1), "top_k: must be from 0 to 4294967295, not -1"),
+        (Options(seed=1 << 64), "seed: must be from 0 to 18446744073709551615, not 18446744073709551616"),
+        (Options(stop_ids=[3, -1]), "stop_ids: must be from 0 to 4294967295, not -1"),
+        (Options(stop=["a", "\ud800"]), "stop: is not valid Unicode at index 0"),
+        (Options(request_id="x\udc80"), "request_id: is not valid Unicode at index 1"),
+    ],
+)
+def test_options_that_do_not_fit(options: Options, message: str) -> None:
+    with pytest.raises(SpecwireError, match=f"INVALID_ARGUMENT: {message}"):
+        generate_request("x", **options)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [1 << 32], "\udc80"])
+def test_prompts_that_do_not_fit(prompt: str | list[int]) -> None:
+    with pytest.raises(SpecwireError, match="INVALID_ARGUMENT: prompt: "):
+        generate_request(prompt)
+
+
+def test_watching_from_a_position_that_cannot_be() -> None:
+    with pytest.raises(SpecwireError, match="from_position"):
+        watch_request("s", -1, None)
+
+
+def test_a_seed_is_sent_only_if_given() -> None:
+    assert not generate_request("x").sampling.HasField("seed")
+    assert generate_request("x", seed=0).sampling.HasField("seed")
