@@ -1,0 +1,127 @@
+"""An engine without its thread: the test gives commands, steps it, and reads what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specwire.core.acceptance import Outcome, choose
+from specwire.core.chain import Proposal
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from specwire.core.speed import ForwardTimes
+from specwire.core.text import hash_of
+from specwire.core.verification import Allowance
+from specwire.lm import LanguageModel, load_model
+from verify_service.commands import Opening, Proposed, Refusal, Report, Reports, Tick
+from verify_service.costs import StepCosts
+from verify_service.engine import Engine, Rest
+
+FLAT = {1: 1000.0, 32: 1000.0}
+GREEDY = Sampling()
+COUPLED = Sampling(temperature=1.0, seed=11)
+FAR = Allowance(0, 1 << 20)
+
+
+def oracle(lm: LanguageModel, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
+    """`count` tokens that the scripted model alone decides, by the reference rules; past any end of sequence."""
+    script = lm.script  # type: ignore[attr-defined]
+    prefix, tokens = 0, []
+    for token in prompt:
+        prefix = script.extend(prefix, token)
+    for position in range(len(prompt), len(prompt) + count):
+        tokens.append(choose(script.logits(prefix).astype(np.float64), position, sampling))
+        prefix = script.extend(prefix, tokens[-1])
+    return tokens
+
+
+class Rig:
+    """Session handles are numbers; all commands come from link 0 unless said otherwise."""
+
+    def __init__(self, spec: str = "scripted:5", slots: int = 4, context: int = 512) -> None:
+        self.lm = load_model(spec, slots=slots, context=context)
+        self.now = 0.0
+        self.engine = Engine(self.lm, StepCosts(ForwardTimes(FLAT)), self._take, self._clock)
+        self.tokens: dict[int, list[int]] = {}
+        self.outcomes: dict[int, list[Outcome]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.positions: dict[int, int] = {}
+        self.refused: list[Refusal] = []
+        self.reports: list[Report] = []
+
+    def _clock(self) -> float:
+        """Every look at the clock takes a microsecond."""
+        self.now += 1.0
+        return self.now
+
+    def _take(self, reports: Reports) -> None:
+        for link, report in reports.items():
+            self.reports.append(report)
+            for admitted in report.admitted:
+                self.tokens.setdefault(admitted.handle, [])
+                self.positions[admitted.handle] = admitted.position
+            for decided in report.decided:
+                verdict = decided.verdict
+                assert verdict.position == self.positions[decided.handle], link
+                self.positions[decided.handle] += len(verdict.tokens)
+                self.tokens[decided.handle] += verdict.tokens
+                self.outcomes.setdefault(decided.handle, []).extend(verdict.outcomes)
+                if verdict.finish is not None:
+                    self.finished[decided.handle] = verdict.finish
+            self.refused += report.refused
+
+    def tick(self, link: int = 0, **parts: tuple[object, ...]) -> None:
+        self.engine.inbox.put(Tick(link, self.now, **parts))  # type: ignore[arg-type]
+
+    def open(self, handle: int, prompt: Sequence[int], link: int = 0, **changes: object) -> None:
+        self.tick(link, opens=(opening(handle, prompt, **changes),))
+
+    def propose(self, handle: int, *proposals: Proposal) -> None:
+        self.tick(proposals=tuple(Proposed(handle, proposal) for proposal in proposals))
+
+    def step(self) -> Rest | None:
+        return self.engine.step()
+
+    def run(self, before_step: Callable[[], None] = lambda: None, most: int = 2000) -> None:
+        """Step until nothing is left to do; a deliberate wait passes as if nobody sent anything."""
+        for _ in range(most):
+            before_step()
+            rest = self.step()
+            if rest is not None and not rest.waiting:
+                return
+            if rest is not None:
+                self.now = max(self.now, rest.until_us)
+        raise AssertionError(f"still busy after {most} steps")
+
+    def held_slots(self) -> int:
+        return len(self.engine.roster)
+
+
+def opening(
+    handle: int,
+    prompt: Sequence[int],
+    max_tokens: int = 40,
+    sampling: Sampling = GREEDY,
+    allowance: Allowance = FAR,
+    stop_ids: frozenset[int] = frozenset(),
+    decided: Sequence[int] = (),
+    **changes: object,
+) -> Opening:
+    fields: dict[str, object] = {"session_id": f"session-{handle}", "fence": 1, "attach": 1, **changes}
+    tokens = (*prompt, *decided)
+    stopping = Stopping(max_tokens, stop_ids)
+    return Opening(
+        handle=handle,
+        tokens=tokens,
+        prompt_length=len(prompt),
+        sampling=sampling,
+        stopping=stopping,
+        allowance=Allowance(allowance.durable, allowance.credit, allowance.due),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def chain(number: int, text: Sequence[int], tokens: Sequence[int], offset: int = 0, source: int = 0) -> Proposal:
+    """A chunk of a chain that starts behind `text`."""
+    return Proposal(source, number, len(text), offset, tuple(tokens), hash_of(text) if offset == 0 else None)

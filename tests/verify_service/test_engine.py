@@ -1,0 +1,450 @@
+"""The engine decides what the target alone would, whatever is proposed, and holds no session longer than it must."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from specwire.core.verification import Allowance
+from specwire.lm import Feed
+from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
+from verify_service.commands import Code, LinkLost, Refusal, Scoring, Stop
+
+PROMPT = (7, 3, 9)
+
+
+def test_without_proposals_every_token_is_direct() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+    rig.run()
+    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
+    assert set(rig.outcomes[1]) == {Outcome.DIRECT}
+    assert rig.finished[1] is FinishReason.LENGTH
+    assert rig.held_slots() == 0
+
+
+def test_perfect_proposals_are_accepted_many_at_a_time() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT)
+    rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert rig.tokens[1] == truth
+    assert rig.engine.steps <= 4
+    assert rig.outcomes[1].count(Outcome.ACCEPTED) >= 37
+
+
+class Proposer:
+    """Before every step, proposes `length` tokens behind the decided text, of which the first `right` are right."""
+
+    def __init__(self, rig: Rig, truth: Sequence[int], right: int, length: int, seed: int = 0) -> None:
+        self.rig, self.truth, self.right, self.length = rig, truth, right, length
+        self.random = random.Random(seed)
+        self.number = 0
+
+    def __call__(self) -> None:
+        done = len(self.rig.tokens.get(1, []))
+        text = (*PROMPT, *self.truth[:done])
+        guess = list(self.truth[done : done + self.right])
+        guess += [self.random.randrange(1, 64) for _ in range(self.length - self.right)]
+        self.rig.propose(1, chain(self.number, text, guess))
+        self.number += 1
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, Sampling(0.8, 5, 0.9, 3)])
+@pytest.mark.parametrize(("right", "length"), [(0, 4), (1, 4), (3, 4), (4, 4), (6, 20)])
+def test_text_does_not_depend_on_proposals(sampling: Sampling, right: int, length: int) -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 60, sampling)
+    rig.open(1, PROMPT, max_tokens=60, sampling=sampling)
+    rig.run(Proposer(rig, truth, right, length))
+    assert rig.tokens[1] == truth
+
+
+def test_late_duplicated_reordered_and_hostile_proposals_change_no_text() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 80)
+    rig.open(1, PROMPT, max_tokens=80)
+    chance = random.Random(3)
+
+    def mischief() -> None:
+        at = chance.randrange(0, 80)
+        text = (*PROMPT, *truth[:at])
+        good = chain(chance.randrange(50), text, truth[at : at + 5])
+        rig.propose(1, good, good, chain(60, text, [1] * 300), chain(3, (1, 2), [99999, 5], 4), chain(1 << 40, (), []))
+
+    rig.run(mischief)
+    assert rig.tokens[1] == truth
+
+
+def test_several_sessions_share_forwards() -> None:
+    rig = Rig()
+    prompts = {handle: tuple(range(handle, handle + 3 * handle)) for handle in (1, 2, 3)}
+    for handle, prompt in prompts.items():
+        rig.open(handle, prompt, sampling=Sampling(1.0, seed=handle))
+    rig.run()
+    for handle, prompt in prompts.items():
+        assert rig.tokens[handle] == oracle(rig.lm, prompt, 40, Sampling(1.0, seed=handle))
+    assert rig.engine.steps == 40
+
+
+def test_long_prompt_comes_in_chunks_and_stalls_nobody() -> None:
+    rig = Rig(context=2000)
+    long = tuple(index % 60 + 1 for index in range(1500))
+    rig.open(1, PROMPT)
+    rig.open(2, long, max_tokens=5)
+    rig.step()
+    assert len(rig.tokens[1]) == 1
+    assert rig.tokens[2] == []
+    rig.run()
+    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
+    assert rig.tokens[2] == oracle(rig.lm, long, 5)
+    assert max(report.timings.rows for report in rig.reports if report.timings) <= 513
+
+
+def test_reopened_text_goes_on_where_it_was() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 20)
+    rig.open(1, PROMPT, max_tokens=20, decided=truth[:7])
+    rig.run()
+    assert rig.tokens[1] == truth[7:]
+
+
+def test_text_that_holds_its_end_is_finished_at_once() -> None:
+    rig = Rig(slots=1)
+    rig.open(1, PROMPT, max_tokens=3, decided=(4, 5, 6))
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == ([], FinishReason.LENGTH)
+    assert rig.held_slots() == 0
+
+
+def test_credit_is_respected_and_more_of_it_wakes_the_session() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT, allowance=Allowance(3, 8))
+    rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert rig.tokens[1] == truth[:5]
+    rig.tick(progress=((1, Allowance(8, 9)),))
+    rig.run()
+    assert rig.tokens[1] == truth[:6]
+    rig.tick(progress=((1, Allowance(9, 1 << 32)),))
+    rig.run()
+    assert rig.tokens[1] == truth
+
+
+def test_no_credit_at_all() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT, allowance=Allowance(0, 0))
+    rig.run()
+    assert rig.tokens[1] == []
+    assert rig.held_slots() == 1
+
+
+@pytest.mark.parametrize("proposed", [False, True])
+def test_end_of_sequence_ends_the_text_inside_an_accepted_run(proposed: bool) -> None:
+    rig = Rig("scripted:5:eos=0.1")
+    truth = oracle(rig.lm, PROMPT, 60)
+    end = truth.index(0) + 1
+    rig.open(1, PROMPT, max_tokens=60)
+    if proposed:
+        rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == (truth[:end], FinishReason.EOS)
+
+
+def test_stop_id_ends_the_text_inside_an_accepted_run() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    stop = truth[6]
+    rig.open(1, PROMPT, stop_ids=frozenset({stop}))
+    rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == (truth[: truth.index(stop) + 1], FinishReason.STOP_ID)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 16, 17])
+def test_max_tokens_inside_an_accepted_run(most: int) -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT, max_tokens=most)
+    rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == (truth[:most], FinishReason.LENGTH)
+
+
+def test_context_ends_the_text() -> None:
+    rig = Rig(context=20)
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT)
+    rig.propose(1, chain(0, PROMPT, truth))
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == (truth[:17], FinishReason.LENGTH)
+
+
+def test_deadline_ends_the_session_even_without_credit() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT, allowance=Allowance(3, 3), deadline_us=5000.0)
+    rest = rig.step()
+    assert rest is not None
+    assert rest.until_us == 5000.0
+    rig.now = 5000.0
+    rig.run()
+    assert (rig.tokens[1], rig.finished[1]) == ([], FinishReason.DEADLINE)
+    assert rig.held_slots() == 0
+
+
+def during_forward(rig: Rig, action: object) -> None:
+    """Run `action` in the middle of the next forward."""
+    forward = rig.lm.forward
+
+    def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
+        rig.lm.forward = forward  # type: ignore[method-assign]
+        logits = forward(feeds)
+        action()  # type: ignore[operator]
+        return logits
+
+    rig.lm.forward = interrupted  # type: ignore[method-assign]
+
+
+def test_close_during_a_forward_frees_the_slot_for_another_session() -> None:
+    rig = Rig(slots=1)
+    rig.open(1, PROMPT)
+    rig.step()
+
+    def swap() -> None:
+        rig.tick(closes=(1,))
+        rig.open(2, (5, 5))
+
+    during_forward(rig, swap)
+    rig.run()
+    assert len(rig.tokens[1]) == 1
+    assert rig.tokens[2] == oracle(rig.lm, (5, 5), 40)
+    assert rig.held_slots() == 0
+
+
+def test_proposal_that_arrives_during_the_forward_meets_the_last_row() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT)
+    rig.step()
+    during_forward(rig, lambda: rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:3])))
+    rig.step()
+    assert rig.outcomes[1] == [Outcome.DIRECT, Outcome.ACCEPTED]
+
+
+def test_lost_link_drops_its_sessions_and_no_other() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT, link=1, session_id="a")
+    rig.open(2, PROMPT, link=2, session_id="b")
+    rig.step()
+    rig.engine.inbox.put(LinkLost(1))
+    rig.run()
+    assert 2 in rig.finished
+    assert 1 not in rig.finished
+    assert rig.held_slots() == 0
+
+
+def test_full_house_is_refused_until_a_session_closes() -> None:
+    rig = Rig(slots=1)
+    rig.open(1, PROMPT, allowance=Allowance(0, 0))
+    rig.open(2, PROMPT)
+    rig.run()
+    assert [(each.handle, each.code) for each in rig.refused] == [(2, Code.RESOURCE_EXHAUSTED)]
+    rig.tick(closes=(1,), opens=())
+    rig.open(3, PROMPT)
+    rig.run()
+    assert 3 in rig.finished
+
+
+def test_newest_generation_wins_and_an_older_one_is_refused() -> None:
+    rig = Rig()
+    quiet = Allowance(0, 0)
+    rig.open(1, PROMPT, session_id="s", fence=2, attach=5, allowance=quiet)
+    rig.open(2, PROMPT, session_id="s", fence=3, attach=1, link=1, allowance=quiet)
+    rig.open(3, PROMPT, session_id="s", fence=2, attach=9)
+    rig.run()
+    assert [(each.handle, each.code) for each in rig.refused] == [
+        (1, Code.FAILED_PRECONDITION),
+        (3, Code.FAILED_PRECONDITION),
+    ]
+    rig.tick(link=1, closes=(2,))
+    rig.open(4, PROMPT, session_id="s", fence=3, attach=0)
+    rig.run()
+    assert rig.refused[-1].handle == 4
+    assert rig.held_slots() == 0
+
+
+def test_reattach_on_the_same_handle_replaces_the_session_silently() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT, attach=1, allowance=Allowance(0, 0))
+    rig.run()
+    rig.open(1, PROMPT, attach=2)
+    rig.run()
+    assert rig.refused == []
+    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
+
+
+def test_messages_for_unknown_handles_are_ignored_and_counted() -> None:
+    rig = Rig()
+    rig.propose(9, chain(0, PROMPT, (1, 2)))
+    rig.tick(progress=((9, FAR),), closes=(9, 9))
+    rig.run()
+    assert sum(rig.engine.reception.counts.values()) == 2
+
+
+def test_session_opened_and_closed_in_one_message_leaves_nothing() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+    rig.tick(closes=(1,))
+    rig.run()
+    assert rig.held_slots() == 0
+
+
+def test_failing_forward_ends_its_sessions_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+
+    def explode() -> None:
+        raise RuntimeError("out of memory")
+
+    during_forward(rig, explode)
+    rig.run()
+    assert [(each.handle, each.code) for each in rig.refused] == [(1, Code.INTERNAL)]
+    assert "out of memory" in caplog.text
+    rig.open(2, PROMPT)
+    rig.run()
+    assert rig.tokens[2] == oracle(rig.lm, PROMPT, 40)
+
+
+def test_non_finite_logits_end_that_session_alone() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT, sampling=COUPLED)
+    rig.open(2, (5, 5))
+    rig.step()
+    broken = next(held.slot for held in rig.engine.roster if held.handle == 1)
+    forward = rig.lm.forward
+
+    def nan(feeds: Sequence[Feed]) -> torch.Tensor:
+        logits = forward(feeds)
+        index = [feed.slot for feed in feeds].index(broken)
+        logits[index] = torch.nan
+        rig.lm.failed = frozenset({broken})  # type: ignore[misc]
+        rig.lm.discard(broken)
+        rig.lm.forward = forward  # type: ignore[method-assign]
+        return logits
+
+    rig.lm.forward = nan  # type: ignore[method-assign]
+    rig.step()
+    rig.lm.failed = frozenset()  # type: ignore[misc]
+    rig.run()
+    assert [(each.handle, each.code) for each in rig.refused] == [(1, Code.ABORTED)]
+    assert "not finite" in rig.refused[0].message
+    assert rig.tokens[2] == oracle(rig.lm, (5, 5), 40)
+
+
+def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
+    rig = Rig(context=2000)
+    tokens = tuple(index % 60 + 1 for index in range(700))
+    got: list[list[float] | Refusal] = []
+    rig.engine.inbox.put(Scoring(tokens, 650, got.append))
+    rig.open(1, PROMPT)
+    rig.run()
+    logits = rig.lm.forward([Feed(0, 0, tokens[:-1], 50)])
+    expected = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[650:]).unsqueeze(1)).squeeze(1).tolist()
+    assert got == [pytest.approx(expected)]
+    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
+
+
+def test_scoring_needs_a_free_slot_and_a_cancelled_one_gives_it_back() -> None:
+    rig = Rig(slots=1)
+    got: list[list[float] | Refusal] = []
+    request = Scoring((1, 2, 3), 1, got.append)
+    rig.engine.inbox.put(request)
+    rig.engine.inbox.put(Scoring((1, 2, 3), 1, got.append))
+    request.cancelled = True
+    rig.run()
+    assert [each.code for each in got if isinstance(each, Refusal)] == [Code.RESOURCE_EXHAUSTED]
+    rig.open(1, PROMPT)
+    rig.run()
+    assert 1 in rig.finished
+
+
+def test_stop_ends_run_and_answers_what_waits() -> None:
+    rig = Rig()
+    got: list[list[float] | Refusal] = []
+    rig.engine.inbox.put(Scoring((1, 2, 3), 1, got.append))
+    rig.engine.inbox.put(Stop())
+    rig.engine.run()
+    assert len(got) == 1
+
+
+def test_cache_holds_only_decided_text_after_every_step() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 60)
+    rig.open(1, PROMPT, max_tokens=60)
+    proposer = Proposer(rig, truth, 2, 6)
+
+    def check() -> None:
+        for held in rig.engine.roster:
+            cached = rig.lm.cached(held.slot)
+            assert cached < held.session.position or cached == 0
+            hashes = rig.lm._hashes[held.slot]  # type: ignore[attr-defined]
+            prefix = 0
+            for token, known in zip(held.session.text.tokens, hashes[:cached], strict=False):
+                prefix = rig.lm.script.extend(prefix, token)  # type: ignore[attr-defined]
+                assert prefix == known
+        proposer()
+
+    rig.run(check)
+    assert rig.tokens[1] == truth
+
+
+def test_waits_for_a_proposal_that_is_due_and_worth_it() -> None:
+    rig = Rig()
+    truth = oracle(rig.lm, PROMPT, 40)
+    rig.open(1, PROMPT, allowance=Allowance(0, 1 << 20, due=4))
+    rig.step()
+    rest = rig.step()
+    assert rest is not None
+    assert rest.waiting
+    rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:5]))
+    assert rig.step() is None
+    assert rig.tokens[1] == truth[:6]
+
+
+def test_nothing_due_means_no_wait() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+    assert all(rig.step() is None for _ in range(40))
+
+
+def test_silent_drafter_costs_little() -> None:
+    """Tokens are promised and never come: the waits end by the chance that they fall to, or by the ledger."""
+    rig = Rig(context=2000)
+    rig.open(1, PROMPT, max_tokens=256, allowance=Allowance(0, 1 << 20, due=4))
+    waited = 0.0
+    forward = rig.lm.forward
+
+    def timed(feeds: Sequence[Feed]) -> torch.Tensor:
+        rig.now += 1000.0
+        return forward(feeds)
+
+    rig.lm.forward = timed  # type: ignore[method-assign]
+    for _ in range(2000):
+        rest = rig.step()
+        if rest is not None and not rest.waiting:
+            break
+        if rest is not None:
+            before = rig.now
+            rig.now = max(rig.now, rest.until_us)
+            rig.engine._pauses.waited_us += rig.now - before
+            waited += rig.now - before
+    assert 1 in rig.finished
+    assert waited <= 0.02 * 256 * 1000 + 3 * 1000
