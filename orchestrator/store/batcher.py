@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from orchestrator.store.base import StoreUnavailable
 
@@ -61,6 +61,14 @@ class Batcher:
             self._wake.set_result(None)
         return await request.reply
 
+    async def register(self, scripts: Collection[Script]) -> None:
+        """Load the scripts ahead of their first call. Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._load(scripts)
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise StoreUnavailable(_no_answer(str(error) or f"within {self._timeout_s:g} s")) from error
+
     async def close(self) -> None:
         """End the task; calls that are still waiting get StoreUnavailable. Idempotent."""
         self._closed = True
@@ -87,7 +95,7 @@ class Batcher:
     async def _round_trip(self, batch: list[_Request]) -> None:
         unknown = await self._send(batch)
         if unknown:  # Redis was restarted or its scripts were flushed: those calls did nothing yet
-            await self._register({request.script for request in unknown})
+            await self._load({request.script for request in unknown})
             for request in await self._send(unknown):
                 _fail([request], "Redis does not keep scripts")
 
@@ -101,7 +109,7 @@ class Batcher:
         replies = await pipeline.execute(raise_on_error=False)
         return [request for request, reply in zip(batch, replies, strict=True) if not _resolve(request, reply)]
 
-    async def _register(self, scripts: set[Script]) -> None:
+    async def _load(self, scripts: Collection[Script]) -> None:
         pipeline = self._client.pipeline(transaction=False)
         for script in scripts:
             pipeline.execute_command("SCRIPT LOAD", script.source)
@@ -125,4 +133,8 @@ def _resolve(request: _Request, reply: object) -> bool:
 def _fail(batch: Sequence[_Request], reason: str) -> None:
     for request in batch:
         if not request.reply.done():
-            request.reply.set_exception(StoreUnavailable(f"the session log does not answer: {reason}"))
+            request.reply.set_exception(StoreUnavailable(_no_answer(reason)))
+
+
+def _no_answer(reason: str) -> str:
+    return f"the session log does not answer: {reason}"

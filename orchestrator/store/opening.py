@@ -11,7 +11,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
 
 MEMORY = "memory:"
-SCHEMES = ("redis", "rediss", "unix")
+SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 async def open_store(url: str | None, timeout_s: float = 2.0) -> SessionStore:
@@ -24,7 +24,7 @@ async def open_store(url: str | None, timeout_s: float = 2.0) -> SessionStore:
         return MemoryStore()
     store = RedisStore(_client(url, timeout_s), timeout_s)
     try:
-        await store.ping()
+        await store.register()
     except StoreUnavailable as error:
         await store.close()
         raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error}") from error
@@ -33,9 +33,8 @@ async def open_store(url: str | None, timeout_s: float = 2.0) -> SessionStore:
 
 def _client(url: str, timeout_s: float) -> Redis:
     """Answers in bytes. Does not retry: only the caller knows what an unknown outcome means for it."""
-    if url.partition("://")[0] not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise StoreUnavailable(f"redis-url: {without_password(url)} is none of {known} or {MEMORY}")
+    if not url.startswith(SCHEMES):
+        raise StoreUnavailable(f"redis-url: {without_password(url)!r} is none of {', '.join(SCHEMES)} or {MEMORY}")
     try:
         return Redis.from_url(
             url,

@@ -46,10 +46,15 @@ class RedisStore:
     CANCEL = Script(scripts.CANCEL)
     BIND = Script(scripts.BIND)
     PING = Script(scripts.PING)
+    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, APPEND, CANCEL, BIND, PING)
 
     def __init__(self, client: Redis, timeout_s: float = 2.0) -> None:
         self._client = client
         self._batcher = Batcher(client, timeout_s)
+
+    async def register(self) -> None:
+        """Have Redis know every script, so that no later call pays for it. Raises StoreUnavailable."""
+        await self._batcher.register(self.SCRIPTS)
 
     async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
         arguments = (encode_record(record), len(record.prompt), owner, _ms(ttl_s), pack_tokens(record.prompt))

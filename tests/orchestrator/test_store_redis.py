@@ -1,0 +1,215 @@
+"""What only the Redis log can get wrong: scripts flushed, servers gone or silent, keys without an end, batching."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from orchestrator.store import (
+    Appended,
+    MissingSession,
+    SessionExists,
+    SessionStore,
+    StoreUnavailable,
+    open_store,
+)
+from orchestrator.store.opening import without_password
+from orchestrator.store.redis import RedisStore
+from orchestrator.store.scripts import request_key, session_keys
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.test_store import record_of
+
+A = Outcome.ACCEPTED
+TTL = 60.0
+TIMEOUT = 0.3
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[SessionStore]:
+    opened = await open_store(server.url, timeout_s=TIMEOUT)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def raw(server: RedisServer) -> Iterator[Redis]:
+    client = Redis(unix_socket_path=str(server.socket))
+    yield client
+    client.close()
+
+
+async def test_it_says_how_it_keeps_the_log(store: SessionStore) -> None:
+    assert store.durability == "redis"
+    assert (await open_store(None)).durability == "memory"
+
+
+async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, raw: Redis) -> None:
+    keys = session_keys("s")
+    fence = await store.create(record_of("s"), TTL)
+    await store.append("s", fence, 3, (7,), (A,))
+    await store.bind_request("t", "r", "s", TTL)
+    assert sorted(raw.keys("*")) == sorted(key.encode() for key in (*keys, request_key("t", "r")))
+    assert all(0 < raw.pttl(key) <= TTL * 1000 for key in raw.keys("*"))
+    for write in ("append", "repeat", "claim"):
+        for key in keys:
+            raw.pexpire(key, 1_000)
+        if write == "claim":
+            await store.claim("s", "me")
+        else:
+            await store.append("s", fence, 4, (8,), (A,))
+        assert all(raw.pttl(key) > 50_000 for key in keys), write
+
+
+async def test_a_session_lies_in_one_slot() -> None:
+    tags = {key[key.index("{") : key.index("}")] for key in session_keys("abc")}
+    assert tags == {"{abc"}
+
+
+async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Redis) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    for position in range(3, 6):
+        raw.script_flush()
+        appends = [store.append("s", fence, position, (7,), (A,)), store.read("s"), store.ping()]
+        assert (await asyncio.gather(*appends))[0] == Appended(position + 1, False)
+
+
+async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore, raw: Redis) -> None:
+    await store.create(record_of("s"), TTL)
+    future = 8_000_000_000_000_000  # microseconds: the year 2223
+    raw.hset(session_keys("s")[0], "fence", future)
+    claimed = await store.claim("s", "me")
+    assert claimed.fence == future + 1
+    assert (await store.append("s", claimed.fence, 3, (7,), (A,))).length == 4
+
+
+async def test_a_tick_is_one_round_trip(store: SessionStore) -> None:
+    fences = {name: await store.create(record_of(name), TTL) for name in "abcdefgh"}
+    sent: list[int] = []
+    assert isinstance(store, RedisStore)
+    pipeline = store._client.pipeline
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        sent.append(1)
+        return pipeline(*args, **kwargs)
+
+    store._client.pipeline = counting  # type: ignore[method-assign]
+    await asyncio.gather(*(store.append(name, fence, 3, (7,), (A,)) for name, fence in fences.items()))
+    assert len(sent) == 1
+
+
+async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_it(
+    store: SessionStore, server: RedisServer
+) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    server.pause()
+    with pytest.raises(StoreUnavailable, match=r"no answer|Timeout"):
+        await store.append("s", fence, 3, (7, 8), (A, A))
+    server.resume()
+    assert (await store.append("s", fence, 3, (7, 8), (A, A))).length == 5
+    log = await store.read("s")
+    assert log is not None
+    assert log.tokens == (7, 8)
+
+
+async def test_a_late_reply_is_never_taken_for_another_calls(store: SessionStore, server: RedisServer) -> None:
+    fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
+    server.pause()
+    with pytest.raises(StoreUnavailable):
+        await store.finish("a", fences["a"], 3, (7, 8), (A, A), FinishReason.EOS, 2)
+    server.resume()
+    assert await store.append("b", fences["b"], 3, (1,), (A,)) == Appended(4, False)
+    log = await store.read("a")
+    assert log is not None
+    assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
+
+
+async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStore, server: RedisServer) -> None:
+    fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
+    leaving = asyncio.create_task(store.append("a", fences["a"], 3, (7,), (A,)))
+    staying = asyncio.create_task(store.append("b", fences["b"], 3, (8,), (A,)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await staying).length == 4
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert (await store.append("a", fences["a"], 3, (7,), (A,))).length == 4
+
+
+async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, server: RedisServer) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        await store.append("s", fence, 3, (7,), (A,))
+    server.start()
+    with pytest.raises(MissingSession):
+        await store.append("s", fence, 3, (7,), (A,))
+    await store.recreate(record_of("s"), (7,), (A,), fence, TTL)
+    assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
+    with pytest.raises(SessionExists):
+        await store.create(record_of("s"), TTL)
+
+
+async def test_closing_fails_what_still_waits(store: SessionStore, server: RedisServer) -> None:
+    server.pause()
+    waiting = asyncio.create_task(store.read("s"))
+    await asyncio.sleep(0.01)
+    await store.close()
+    server.resume()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await waiting
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.read("s")
+
+
+async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: SessionStore, raw: Redis) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    raw.config_set("maxmemory", "1")
+    with pytest.raises(StoreUnavailable, match=r"refused: .*memory"):
+        await store.append("s", fence, 3, (7,), (A,))
+    raw.config_set("maxmemory", "0")
+    log = await store.read("s")
+    assert log is not None
+    assert log.tokens == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://user:secret@host/", "http://user:\\*\\*\\*@host/' is none of redis://"),
+        ("redis", "'redis' is none of"),
+        ("redis://:secret@127.0.0.1:port/0", "redis://:\\*\\*\\*@127.0.0.1:port/0"),
+        ("unix:///nowhere/redis.sock?password=secret", "cannot use unix:///nowhere/redis.sock: "),
+        ("", "is none of"),
+    ],
+)
+async def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str, named: str) -> None:
+    with pytest.raises(StoreUnavailable, match=named) as caught:
+        await open_store(url, timeout_s=TIMEOUT)
+    assert "secret" not in str(caught.value)
+
+
+async def test_nobody_there_is_said_at_once(dead_address: str) -> None:
+    with pytest.raises(StoreUnavailable, match=f"cannot use redis://:\\*\\*\\*@{dead_address}/0: .*[Cc]onnect"):
+        await open_store(f"redis://:secret@{dead_address}/0", timeout_s=TIMEOUT)
+
+
+async def test_someone_who_is_no_redis_is_given_up_on(taken_address: str) -> None:
+    with pytest.raises(StoreUnavailable, match=f"cannot use redis://{taken_address}"):
+        await open_store(f"redis://{taken_address}", timeout_s=TIMEOUT)
+
+
+def test_what_of_a_url_may_be_shown() -> None:
+    assert without_password("rediss://user:p/a@ss@host:1/2?password=x") == "rediss://user:***@host:1/2"
+    assert without_password("unix:///a/b.sock") == "unix:///a/b.sock"

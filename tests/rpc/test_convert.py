@@ -1,0 +1,117 @@
+"""Wire <-> core: there and back is the same, and what is out of range is refused with the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import Proposal
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import InvalidParameter, Rule, Sampling
+from specwire.rpc import convert
+from specwire.v1 import common_pb2
+
+uint32 = st.integers(0, (1 << 32) - 1)
+uint64 = st.integers(0, (1 << 64) - 1)
+samplings = st.builds(
+    Sampling,
+    temperature=st.floats(0, 100),
+    top_k=uint32,
+    top_p=st.floats(0, 1, exclude_min=True),
+    seed=uint64,
+    choice=uint32,
+)
+stoppings = st.builds(
+    Stopping,
+    max_tokens=st.integers(1, (1 << 32) - 1),
+    stop_ids=st.frozensets(uint32, max_size=5),
+    ignore_eos=st.booleans(),
+)
+proposals = st.builds(
+    Proposal,
+    source=uint32,
+    chain=uint64,
+    base=uint32,
+    offset=uint32,
+    tokens=st.lists(uint32, max_size=8).map(tuple),
+    prefix_hash=st.none() | uint64,
+)
+
+
+@given(samplings)
+def test_sampling_there_and_back(sampling: Sampling) -> None:
+    wire = common_pb2.Sampling.FromString(convert.sampling_to_wire(sampling).SerializeToString())
+    assert convert.sampling_from_wire(wire) == (sampling, sampling.rule)
+
+
+@given(stoppings)
+def test_stopping_there_and_back(stopping: Stopping) -> None:
+    wire = common_pb2.Stopping.FromString(convert.stopping_to_wire(stopping).SerializeToString())
+    assert convert.stopping_from_wire(wire) == stopping
+
+
+@given(proposals, uint32, uint32)
+def test_proposals_there_and_back(proposal: Proposal, handle: int, draft_us: int) -> None:
+    wire = common_pb2.Proposal.FromString(convert.proposal_to_wire(proposal, handle, draft_us).SerializeToString())
+    assert (convert.proposal_from_wire(wire), wire.handle, wire.draft_us) == (proposal, handle, draft_us)
+
+
+@given(st.lists(st.sampled_from(Outcome), max_size=9))
+def test_outcomes_there_and_back(outcomes: list[Outcome]) -> None:
+    assert convert.outcomes_from_wire(convert.outcomes_to_wire(outcomes)) == tuple(outcomes)
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_reasons_there_and_back(reason: FinishReason | None) -> None:
+    assert convert.reason_from_wire(convert.reason_to_wire(reason)) is reason
+
+
+def test_the_cores_numbers_are_the_wires() -> None:
+    assert {f"OUTCOME_{outcome.name}": outcome.value for outcome in Outcome} == {
+        name: number for name, number in common_pb2.Outcome.items() if number
+    }
+    assert {f"FINISH_REASON_{reason.name}": reason.value for reason in FinishReason} == {
+        name: number for name, number in common_pb2.FinishReason.items() if number
+    }
+
+
+def test_what_is_absent_takes_its_default() -> None:
+    assert convert.sampling_from_wire(common_pb2.Sampling(), default_seed=0) == (Sampling(), Rule.GREEDY)
+    sampled, rule = convert.sampling_from_wire(common_pb2.Sampling(temperature=1, seed=0), default_seed=7)
+    assert (sampled.seed, sampled.top_p, rule) == (0, 1.0, Rule.COUPLED)
+    assert convert.stopping_from_wire(common_pb2.Stopping(), default_max_tokens=5) == Stopping(5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"rule": "greedy", "temperature": 1.0}, "rule"),
+        ({"rule": "best"}, "rule"),
+    ],
+)
+def test_bad_sampling_names_its_field(fields: dict[str, float], field: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        convert.sampling_from_wire(common_pb2.Sampling(**fields), default_seed=0)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_other_bad_values_name_their_field() -> None:
+    bad: dict[str, Callable[[], object]] = {
+        "seed": lambda: convert.sampling_from_wire(common_pb2.Sampling()),
+        "max_tokens": lambda: convert.stopping_from_wire(common_pb2.Stopping()),
+        "stop_ids": lambda: convert.stopping_from_wire(common_pb2.Stopping(max_tokens=1, stop_ids=[9]), vocabulary=9),
+        "outcomes": lambda: convert.outcomes_from_wire([1, 0]),
+        "finish_reason": lambda: convert.reason_from_wire(99),
+    }
+    for field, call in bad.items():
+        with pytest.raises(InvalidParameter, match=f"^{field}: "):
+            call()

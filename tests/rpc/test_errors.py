@@ -1,0 +1,123 @@
+"""What a caller sees when a handler raises, in each of the four kinds of call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.errors import NEUTRAL_MESSAGE, Context, StatusError, code_number, code_of
+from tests.rpc.serving import method, served, service
+
+SECRET = "a secret detail"
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+RAISED: dict[str, Exception] = {
+    "invalid": InvalidParameter("top_p", "must be above 0"),
+    "stale": StatusError(grpc.StatusCode.FAILED_PRECONDITION, "fence 1 is not the newest"),
+    "bug": KeyError(SECRET),
+}
+
+
+async def raising(request: Any, context: Context) -> bytes:
+    name = request if isinstance(request, bytes) else await anext(aiter(request))
+    raise RAISED[name.decode()]
+
+
+async def raising_after_one(request: Any, context: Context) -> AsyncIterator[bytes]:
+    yield b"first"
+    await raising(request, context)
+
+
+async def outcome(channel: grpc.aio.Channel, kind: str, name: str) -> tuple[list[bytes], grpc.aio.AioRpcError]:
+    async def requests() -> AsyncIterator[bytes]:
+        yield name.encode()
+
+    call = method(channel, kind, "Raise")(name.encode() if kind.startswith("unary") else requests(), timeout=10)
+    received: list[bytes] = []
+
+    async def collect() -> None:
+        if kind.endswith("unary"):
+            await call
+        async for message in call:
+            received.append(message)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect()
+    return received, caught.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_error_has_its_status(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with served(service(Raise=(kind, raising))) as (_, channel):
+        _, invalid = await outcome(channel, kind, "invalid")
+        _, stale = await outcome(channel, kind, "stale")
+        assert not caplog.records
+        _, bug = await outcome(channel, kind, "bug")
+    assert (invalid.code(), invalid.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "top_p: must be above 0")
+    assert (stale.code(), stale.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "fence 1 is not the newest")
+    assert (bug.code(), bug.details()) == (grpc.StatusCode.INTERNAL, NEUTRAL_MESSAGE)
+    logged = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(logged) == 1
+    assert "/Raise" in logged[0].getMessage()
+    assert SECRET in str(logged[0].exc_info)
+
+
+@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+async def test_a_generator_keeps_what_it_sent_before_the_error(kind: str) -> None:
+    async with served(service(Raise=(kind, raising_after_one))) as (_, channel):
+        received, error = await outcome(channel, kind, "stale")
+    assert received == [b"first"]
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_abort_of_the_handlers_own_is_untouched() -> None:
+    async def aborting(request: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "session_id: none such")
+
+    async with served(service(Raise=("unary_unary", aborting))) as (_, channel):
+        _, error = await outcome(channel, "unary_unary", "x")
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "session_id: none such")
+
+
+@pytest.mark.parametrize("as_generator", [False, True])
+async def test_cancellation_reaches_the_handler_and_is_not_logged(
+    as_generator: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def waiting(request: bytes, context: Context) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def generating(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        await waiting(request, context)
+        yield b""
+
+    behaviour: Callable[..., Awaitable[None] | AsyncIterator[bytes]] = generating if as_generator else waiting
+    async with served(service(Wait=("unary_stream", behaviour))) as (_, channel):
+        call = method(channel, "unary_stream", "Wait")(b"x", timeout=30)
+        await asyncio.wait_for(started.wait(), 10)
+        call.cancel()
+        await asyncio.wait_for(cancelled.wait(), 10)
+    assert not [record for record in caplog.records if record.name.startswith("specwire")]
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with served(service()) as (_, channel):
+        _, error = await outcome(channel, "unary_unary", "x")
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_codes_and_their_numbers() -> None:
+    assert all(code_of(code_number(code)) is code for code in grpc.StatusCode)
+    assert code_number(grpc.StatusCode.FAILED_PRECONDITION) == 9
+    assert code_of(12345) is grpc.StatusCode.UNKNOWN
