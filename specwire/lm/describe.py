@@ -1,15 +1,13 @@
-"""Fingerprints and tokenizers: what makes two models, or two vocabularies, the same."""
+"""What is read beside a model's weights, and what makes two models the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.hub import cached_file
@@ -54,19 +52,6 @@ def _chat_template(spec: str) -> str:
     if isinstance(template, list):
         template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
     return str(template or "")
-
-
-def vocabulary_map(tokenizer_json: bytes, width: int) -> dict[int, str]:
-    """Token of each id. A model without a tokenizer calls its `width` ids by their numbers."""
-    if not tokenizer_json:
-        return {index: str(index) for index in range(width)}
-    vocabulary: dict[str, int] = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
-    return {index: token for token, index in vocabulary.items()}
-
-
-def vocabulary_fingerprint(vocabulary: Mapping[int, str]) -> str:
-    """sha256 (hex) of the sorted (id, token) pairs."""
-    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
 
 
 def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, dtype: str) -> str:

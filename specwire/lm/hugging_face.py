@@ -84,10 +84,10 @@ class SlotCache(Cache):
         store[self.batch.slots[rows], :, self.batch.positions[rows, columns]] = states[rows, :, columns]
         return store[:, :, : self.batch.length][self.batch.slots]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the base class names it
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.batch is None else self.batch.length
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.get_seq_length(), 0
 
     @property

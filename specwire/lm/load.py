@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from specwire.lm.cached import CachedLM, Runner
-from specwire.lm.checks import check_kind, check_model, check_window, context_of, deviation
-from specwire.lm.describe import read_text, vocabulary_fingerprint, vocabulary_map, weights_fingerprint
-from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
-from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.interface import LanguageModel, ModelError
 from specwire.lm.scripted import PREFIX, ScriptedLM
-
-logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -36,7 +22,7 @@ def load_model(
 
     Args:
         spec: local directory, hub id, or "scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]".
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16 or float16. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
@@ -49,14 +35,10 @@ def load_model(
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return ScriptedLM.parse(spec, slots=slots, context=context)
-    target = _device(device)
-    config = _config(spec)
-    check_kind(config)
-    positions = context_of(config, context)
-    check_window(config, positions)
-    model = _weights(spec, _dtype(dtype), target)
-    check_model(model)
-    return _serve(spec, model, config, dtype, slots, positions, lean)
+    # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
+    from specwire.lm.pretrained import load_pretrained
+
+    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, lean=lean)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -65,119 +47,3 @@ def _set_threads(threads: int | None) -> None:
     if threads < 1:
         raise ModelError(f"threads: must be at least 1, not {threads}")
     torch.set_num_threads(threads)
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ModelError(f"dtype: must be one of {', '.join(DTYPES)}, not {name!r}")
-    return DTYPES[name]
-
-
-def _device(name: str) -> torch.device:
-    """The device, tried: a name may parse and yet not be there."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelError(f"device: {name!r} cannot be used here ({_first_line(error)})") from error
-    return device
-
-
-def _config(spec: str) -> PreTrainedConfig:
-    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
-    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
-        raise ModelError(f"model {spec!r}: there is no such directory")
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
-    except Exception as error:  # whatever a broken or foreign directory makes the library raise
-        raise ModelError(f"model {spec!r} has no configuration that can be read: {_first_line(error)}") from error
-    return config
-
-
-def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(_location(spec), dtype=dtype)
-        model.eval().to(device=device)
-    except Exception as error:  # as above, or too little memory
-        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {_first_line(error)}") from error
-    return model
-
-
-def _location(spec: str) -> str:
-    path = Path(spec).expanduser()
-    return str(path) if path.is_dir() else spec
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _serve(
-    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, slots: int, context: int, lean: bool
-) -> LanguageModel:
-    text = read_text(_location(spec))
-    width = model.get_output_embeddings().weight.shape[0]
-    tokens = vocabulary_map(text.tokenizer_json, width)
-    vocabulary = min(max(tokens) + 1, width)
-    info = ModelInfo(
-        name=Path(_location(spec)).name if Path(_location(spec)).is_dir() else spec,
-        architecture=type(model).__name__,
-        vocabulary=vocabulary,
-        context=context,
-        eos_ids=_eos_ids(model),
-        dtype=dtype,
-        device=str(next(model.parameters()).device),
-        weights_fingerprint=weights_fingerprint(model, config, dtype),
-        vocabulary_fingerprint=vocabulary_fingerprint(tokens),
-        tokenizer_json=text.tokenizer_json,
-        chat_template=text.chat_template,
-    )
-    runner = _runner(model, slots, context, vocabulary, lean)
-    return CachedLM(runner, info, slots, sorted(set(range(vocabulary)) - tokens.keys()))
-
-
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    generation = getattr(model, "generation_config", None)
-    found = getattr(generation, "eos_token_id", None)
-    if found is None:
-        found = getattr(model.config.get_text_config(), "eos_token_id", None)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _runner(model: PreTrainedModel, slots: int, context: int, vocabulary: int, lean: bool) -> Runner:
-    """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    if lean and model.config.model_type in MODEL_TYPES:
-        runner = _lean_runner(model, slots, context, vocabulary)
-        if runner is not None:
-            return runner
-    generic = HuggingFaceRunner(model, slots, context)
-    try:
-        error = deviation(model, generic, slots, context, vocabulary)
-    except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
-        name = type(model).__name__
-        raise ModelError(f"{name} cannot be run with a cache by absolute position: {_first_line(failure)}") from failure
-    if not error <= 1:
-        raise ModelError(
-            f"{type(model).__name__} gives other logits with a cache by absolute position than without a cache "
-            f"({error:.1f} times the tolerance), so it cannot be served"
-        )
-    return generic
-
-
-def _lean_runner(model: PreTrainedModel, slots: int, context: int, vocabulary: int) -> Runner | None:
-    try:
-        runner = LlamaRunner(model, slots, context, vocabulary)
-    except (Unsuited, AttributeError) as reason:
-        logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
-        return None
-    error = deviation(model, runner, slots, context, vocabulary)
-    if error <= 1:
-        return runner
-    logger.warning(
-        "%s is served by its own modules: our decoder is off by %.1f tolerances", type(model).__name__, error
-    )
-    return None

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from specwire.lm.describe import vocabulary_fingerprint
 from specwire.lm.interface import Feed, ModelError, ModelInfo
 from specwire.lm.slots import SlotTable
+from specwire.lm.vocabulary import vocabulary_fingerprint
 
 PREFIX = "scripted:"
 CONTEXT = 4096
