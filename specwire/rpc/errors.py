@@ -8,10 +8,10 @@ anything else           logged with its traceback; the caller gets INTERNAL and 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -84,7 +84,7 @@ def _guard_coroutine(behaviour: Behaviour, method: str) -> Behaviour:
     async def guarded(request: object, context: Context) -> object:
         try:
             result: object = await behaviour(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await _abort(error, method, context)
@@ -96,9 +96,11 @@ def _guard_coroutine(behaviour: Behaviour, method: str) -> Behaviour:
 def _guard_generator(behaviour: Behaviour, method: str) -> Behaviour:
     async def guarded(request: object, context: Context) -> AsyncIterator[object]:
         try:
-            async for response in behaviour(request, context):
-                yield response
-        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
+            # Closed here, for gRPC drops a cancelled call's generator without closing it.
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await _abort(error, method, context)

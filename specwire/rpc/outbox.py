@@ -24,7 +24,8 @@ class Outbox(Generic[M]):
     """Owns the writing side of a stream, client's (`call.write`) or server's (`context.write`).
 
     `push` is synchronous and never blocks. The writer task wakes in the next iteration of the event loop, so that parts
-    pushed within one iteration leave together; parts pushed during a write leave together after it. Order is kept.
+    pushed within one iteration leave together; parts pushed during a write leave together after it. Order is kept:
+    repeated fields are concatenated, of a single field (a step's timings) the later part's values win.
 
     Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together at most `most_queued` bytes.
 

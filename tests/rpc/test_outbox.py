@@ -166,7 +166,7 @@ class Drafter(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self) -> None:
         self.failures: list[LinkError] = []
 
-    async def Connect(self, requests: AsyncIterator[Request], context: Context) -> None:  # noqa: N802 gRPC's name
+    async def Connect(self, requests: AsyncIterator[Request], context: Context) -> None:
         outbox: Outbox[draft_pb2.ConnectDraftResponse] = Outbox(context.write, self.failures.append)
         try:
             async for request in requests:
