@@ -12,6 +12,7 @@ from specwire.client.events import (
     SessionState,
     Started,
     Stats,
+    Step,
     Timings,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "SpecwireError",
     "Started",
     "Stats",
+    "Step",
     "Timings",
 ]

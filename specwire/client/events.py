@@ -12,7 +12,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.convert import outcomes_from_wire, reason_from_wire
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import common_pb2, generation_pb2, verify_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,30 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the verifier, `number` since its start; times in microseconds. See StepTimings in verify.proto."""
+
+    number: int
+    sessions: int
+    rows: int
+    forward_us: int
+    choose_us: int
+    gap_us: int
+    waited_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
-    """Nanoseconds on the hosts' monotonic clocks; comparable only between processes of one machine."""
+    """Nanoseconds on the hosts' monotonic clocks; comparable only between processes of one machine.
+
+    step: the one that decided the chunk's newest token.
+    """
 
     forward_ended_ns: int
     verdict_received_ns: int
     durable_ns: int
     emitted_ns: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,25 @@ def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
 
 
 def _timings(message: generation_pb2.ChunkTimings) -> Timings:
-    return Timings(message.forward_ended_ns, message.verdict_received_ns, message.durable_ns, message.emitted_ns)
+    return Timings(
+        message.forward_ended_ns,
+        message.verdict_received_ns,
+        message.durable_ns,
+        message.emitted_ns,
+        _step(message.step),
+    )
+
+
+def _step(message: verify_pb2.StepTimings) -> Step:
+    return Step(
+        number=message.step,
+        sessions=message.sessions,
+        rows=message.rows,
+        forward_us=message.forward_us,
+        choose_us=message.choose_us,
+        gap_us=message.gap_us,
+        waited_us=message.waited_us,
+    )
 
 
 def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
