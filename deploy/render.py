@@ -11,6 +11,7 @@ from specwire.client import Chunk
 from specwire.core.acceptance import Outcome
 
 RESET = "\x1b[0m"
+DIM = "\x1b[2m"
 GREEN = "\x1b[32m"
 YELLOW = "\x1b[33m"
 BLUE = "\x1b[36m"
@@ -59,6 +60,11 @@ class Painter:
             pieces.append(f"{colour}{piece}{RESET}" if colour else piece)
             self._at += len(piece)
         return "".join(pieces)
+
+
+def dim(text: str, colour: bool) -> str:
+    """Return text that stands back."""
+    return f"{DIM}{text}{RESET}" if colour else text
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

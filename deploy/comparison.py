@@ -1,0 +1,96 @@
+"""The demo's table: the same prompts with drafting off and on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from deploy.near_tie import Parting
+from deploy.render import table
+from specwire.client import Completion
+
+HEAD = (
+    "prompt",
+    "tokens",
+    "tokens/s off",
+    "on",
+    "ratio",
+    "tokens/forward",
+    "acceptance",
+    "first token ms off",
+    "on",
+    "identical",
+)
+NAME_WIDTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One prompt's completions with drafting off and on."""
+
+    name: str
+    off: Completion
+    on: Completion
+
+    @property
+    def identical(self) -> bool:
+        return self.off.tokens == self.on.tokens
+
+
+def report(pairs: Sequence[Pair], partings: Sequence[Parting]) -> str:
+    """Return the table, a row a prompt and one for all, and a sentence on the texts."""
+    rows = [HEAD, *(_row(pair.name, [pair]) for pair in pairs), _row("all", pairs)]
+    same = sum(pair.identical for pair in pairs)
+    verdict = f"texts identical, token for token: {same} of {len(pairs)}"
+    return "\n".join([table(rows), "", verdict, *(f"  different from {parting}" for parting in partings)])
+
+
+def counts(completion: Completion) -> str:
+    """Return how the tokens of a completion came to be decided."""
+    stats = completion.stats
+    return (
+        f"{stats.output_tokens} tokens: {stats.accepted} accepted, {stats.recovered} recovered, {stats.bonus} bonus, "
+        f"{stats.direct} direct; {stats.target_forwards} target forwards"
+    )
+
+
+def _row(name: str, pairs: Sequence[Pair]) -> tuple[str, ...]:
+    off, on = [pair.off for pair in pairs], [pair.on for pair in pairs]
+    slow, fast = _speed(off), _speed(on)
+    return (
+        name[:NAME_WIDTH],
+        str(sum(one.stats.output_tokens for one in on)),
+        f"{slow:.1f}",
+        f"{fast:.1f}",
+        f"{_ratio(fast, slow):.2f}",
+        f"{_ratio(_sum(on, 'output_tokens'), _sum(on, 'target_forwards')):.2f}",
+        _acceptance(on),
+        f"{_first_token_ms(off):.0f}",
+        f"{_first_token_ms(on):.0f}",
+        "yes" if all(pair.identical for pair in pairs) else "NO",
+    )
+
+
+def _speed(completions: Sequence[Completion]) -> float:
+    """Output tokens per second, from each request's arrival to its end."""
+    return _ratio(_sum(completions, "output_tokens"), _sum(completions, "duration_us") / 1e6)
+
+
+def _acceptance(completions: Sequence[Completion]) -> str:
+    """P(accept), given that the position was tested with everything before it accepted."""
+    tested = sum(sum(one.stats.tested_at) for one in completions)
+    accepted = sum(sum(one.stats.accepted_at) for one in completions)
+    return f"{accepted / tested:.2f}" if tested else "-"
+
+
+def _first_token_ms(completions: Sequence[Completion]) -> float:
+    return median(one.stats.time_to_first_token_us for one in completions) / 1e3
+
+
+def _sum(completions: Sequence[Completion], figure: str) -> int:
+    return sum(int(getattr(one.stats, figure)) for one in completions)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

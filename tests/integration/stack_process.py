@@ -1,0 +1,99 @@
+"""A `specwire` command as a process, and everything that it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deploy.processes import end_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT = 120.0
+END_LIMIT = 30.0
+TARGET = "scripted:7:delay_ms=20"
+DRAFT = "scripted:7:agree=0.8"
+
+
+class Command:
+    """A running command. Every process below it carries a mark in its environment, whoever its parent is by now."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path) -> None:
+        self._mark = f"SPECWIRE_TEST={uuid.uuid4().hex}"
+        name, _, value = self._mark.partition("=")
+        environment = {**os.environ, name: value, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        environment.pop("SPECWIRE_ADDRESS", None)
+        self.folder = folder
+        self.errors = folder / "stderr"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deploy", *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def line(self) -> str:
+        """Return the next line of stdout; empty once it is closed."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def wait(self, limit: float = START_LIMIT) -> int:
+        return self.process.wait(limit)
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def last_line(self) -> str:
+        return self.said().rstrip().rpartition("\n")[2]
+
+    def family(self) -> dict[int, str]:
+        """Return the command lines of all living processes that carry the mark."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError):
+                    if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                        found[int(entry.name)] = command
+        return found
+
+    def pid_of(self, part: str) -> int:
+        """Return the one process whose command line has `part`."""
+        found = [pid for pid, command in self.family().items() if part in command]
+        assert len(found) == 1, (part, self.family())
+        return found[0]
+
+    def nothing_left(self) -> bool:
+        """Whether no process and no file is left, within END_LIMIT."""
+        return eventually(lambda: not self.family(), END_LIMIT) and list(self.folder.iterdir()) == [self.errors]
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Command]:
+    """A command; whatever happens, it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as name:
+        command = Command(arguments, Path(name))
+        try:
+            yield command
+        finally:
+            if command.process.poll() is None:
+                end_tree(command.process.pid)
+            command.process.wait(END_LIMIT)
+            if command.process.stdout is not None:
+                command.process.stdout.close()
+
+
+def eventually(holds: Callable[[], bool], limit: float) -> bool:
+    end = time.monotonic() + limit
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()

@@ -1,0 +1,137 @@
+"""The whole stack as its user starts it: real processes, real gRPC, a real Redis; known logits.
+
+With equal logits the text is a function of target, prompt and sampling alone, so each test compares texts exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from specwire.client import Chunk, Client, Completion
+from specwire.client.events import Gathering
+from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, Command, eventually, running
+
+PROMPT = "1 2 3"
+TOKENS = 150
+KILL_AFTER = 20
+PARTS = {"--ray": ("ray::Verifier", "ray::Drafter"), "--no-ray": ("-m verify_service", "-m draft_service")}
+
+
+def up(*more: str) -> list[str]:
+    return ["up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT, *more]
+
+
+@pytest.fixture(scope="module", params=["--ray", "--no-ray"])
+def host(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def stack(host: str) -> Iterator[Command]:
+    """One stack for the tests of a host, ended by Ctrl-C at last."""
+    with running(*up(*([host] if host == "--no-ray" else []))) as command:
+        yield command
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) == 0, command.said()
+        assert command.nothing_left(), command.family()
+
+
+@pytest.fixture(scope="module")
+def address(stack: Command) -> str:
+    ready = json.loads(stack.line() or f'"{stack.said()}"')
+    assert ready["redis"].startswith("unix://")
+    assert ready == {**ready, "http": None, "target": TARGET, "draft": DRAFT}
+    return str(ready["address"])
+
+
+@pytest.fixture(scope="module")
+def plain(address: str) -> Completion:
+    """What the target decodes alone."""
+    with Client(address) as client:
+        return client.complete(PROMPT, max_tokens=TOKENS, drafting=False, timeout=60.0)
+
+
+def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
+    """Complete, killing a process in the middle."""
+    gathering = Gathering()
+    with Client(address) as client:
+        for event in client.generate(PROMPT, max_tokens=TOKENS, timeout=90.0):
+            before = len(gathering.tokens)
+            gathering.add(event)
+            if isinstance(event, Chunk) and before < KILL_AFTER <= len(gathering.tokens):
+                os.kill(stack.pid_of(part), signal.SIGKILL)
+    assert len(gathering.tokens) > KILL_AFTER
+    return gathering.completion()
+
+
+def test_drafting_changes_no_token(address: str, plain: Completion) -> None:
+    with Client(address) as client:
+        drafted = client.complete(PROMPT, max_tokens=TOKENS, timeout=60.0)
+    assert (drafted.text, drafted.tokens) == (plain.text, plain.tokens)
+    assert drafted.stats.accepted > 0
+    assert drafted.stats.target_forwards < plain.stats.target_forwards
+
+
+def test_coupled_sampling_is_replayed_by_its_seed(address: str) -> None:
+    with Client(address) as client:
+        drafted = client.complete(PROMPT, max_tokens=60, temperature=0.9, timeout=60.0)
+        again = client.complete(PROMPT, max_tokens=60, temperature=0.9, seed=drafted.seed, drafting=False, timeout=60.0)
+    assert drafted.sampling.rule == "coupled"
+    assert drafted.tokens == again.tokens
+
+
+def test_a_killed_drafter_costs_no_token(address: str, stack: Command, host: str, plain: Completion) -> None:
+    completion = complete_with_a_kill(address, stack, PARTS[host][1])
+    assert completion.tokens == plain.tokens
+
+
+def test_a_killed_verifier_comes_back(address: str, stack: Command, host: str, plain: Completion) -> None:
+    completion = complete_with_a_kill(address, stack, PARTS[host][0])
+    assert completion.tokens == plain.tokens
+
+
+def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, host: str, plain: Completion) -> None:
+    part = PARTS[host][1]
+    eventually(lambda: any(part in command for command in stack.family().values()), END_LIMIT)
+    os.kill(stack.pid_of(part), signal.SIGKILL)
+
+    def drafts() -> bool:
+        with Client(address) as client:
+            completion = client.complete(PROMPT, max_tokens=TOKENS, timeout=60.0)
+        assert completion.tokens == plain.tokens
+        return completion.stats.accepted > 0
+
+    assert eventually(drafts, 60.0)
+
+
+def test_generate_asks_a_running_stack(address: str, plain: Completion) -> None:
+    with running("generate", PROMPT, "--address", address, "--max-tokens", str(TOKENS), "--json") as command:
+        answer = json.loads(command.line())
+        assert command.wait() == 0
+    assert answer["text"] == plain.text
+    assert answer["tokens"] == list(plain.tokens)
+    assert (answer["prompt_tokens"], answer["finish_reason"], answer["rule"]) == (3, "length", "greedy")
+    stats = answer["stats"]
+    assert stats["accepted"] + stats["recovered"] + stats["bonus"] + stats["direct"] == TOKENS
+
+
+def test_generate_tells_errors_of_the_service_in_one_line(address: str) -> None:
+    with running("generate", "1 " * 5000, "--address", address) as command:
+        assert command.wait() == 1
+        assert command.said().startswith("specwire generate: error: prompt")
+        assert command.said().count("\n") == 1
+
+
+def test_ctrl_c_cancels_a_generation(address: str) -> None:
+    with running("generate", PROMPT, "--address", address, "--max-tokens", "3000", "--ignore-eos") as command:
+        assert command.process.stdout is not None
+        assert command.process.stdout.read(1)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) == 128 + signal.SIGINT
+        assert command.said() == ""
+        assert command.nothing_left()

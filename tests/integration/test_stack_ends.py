@@ -1,0 +1,112 @@
+"""However a stack ends, in order or not, it says why in one line and leaves no process and no file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, running
+
+ANY_PORT = ("--listen", "127.0.0.1:0")
+PAIR = ("--target", TARGET, "--draft", DRAFT)
+HOSTS = [(), ("--no-ray",)]
+HOST_NAMES = ["ray", "plain"]
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
+def test_sigterm_ends_it_in_order(host: tuple[str, ...]) -> None:
+    with running("up", *ANY_PORT, *PAIR, *host) as command:
+        assert command.line().startswith("specwire: ready on 127.0.0.1:")
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait(END_LIMIT) == 0
+        assert command.nothing_left(), command.family()
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
+@pytest.mark.parametrize("after", [0.6, 3.0])
+def test_ctrl_c_during_the_start(host: tuple[str, ...], after: float) -> None:
+    with running("up", *ANY_PORT, *PAIR, *host) as command:
+        time.sleep(after)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) in (0, 128 + signal.SIGINT)
+        assert command.nothing_left(), command.family()
+        assert "Traceback" not in command.said()
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
+def test_a_second_ctrl_c_ends_it_on_the_spot(host: tuple[str, ...]) -> None:
+    with running("up", *ANY_PORT, *PAIR, *host) as command:
+        assert command.line()
+        command.process.send_signal(signal.SIGINT)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) in (0, 128 + signal.SIGINT)
+        assert command.nothing_left(), command.family()
+        assert "Traceback" not in command.said()
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
+def test_its_processes_die_with_it(host: tuple[str, ...]) -> None:
+    with running("up", *ANY_PORT, *PAIR, *host) as command:
+        assert command.line()
+        command.process.kill()
+        command.wait(END_LIMIT)
+        deadline = time.monotonic() + END_LIMIT
+        while command.family() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not command.family()
+
+
+def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:
+    with running("up", *ANY_PORT, *PAIR, "--no-ray") as command:
+        assert command.line()
+        os.kill(command.pid_of("redis-server"), signal.SIGKILL)
+        assert command.wait(END_LIMIT) == 1
+        assert command.last_line() == "specwire up: error: the private Redis ended with exit code -9"
+        assert command.nothing_left(), command.family()
+
+
+def refused(*arguments: str) -> str:
+    """Run a command that must fail with exit code 1; return its error."""
+    with running(*arguments) as command:
+        assert command.wait() == 1, command.said()
+        assert command.nothing_left(), command.family()
+        assert "Traceback" not in command.said()
+        return command.last_line()
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert refused("up", "--listen", listen, *PAIR) == (
+            f"specwire up: error: listen: {listen} cannot be used: Address already in use"
+        )
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_an_unknown_model(host: tuple[str, ...], role: str) -> None:
+    models = {"target": TARGET, "draft": DRAFT, role: "./no/such/model"}
+    error = refused("up", *ANY_PORT, "--target", models["target"], "--draft", models["draft"], *host)
+    service = {"target": "verifier", "draft": "drafter"}[role]
+    assert error.startswith(f"specwire up: error: {service}: ")
+    assert "no/such/model" in error
+
+
+def test_redis_that_cannot_be_reached() -> None:
+    error = refused("up", *ANY_PORT, *PAIR, "--no-ray", "--redis-url", "redis://:secret@127.0.0.1:1/0")
+    assert error.startswith("specwire up: error: redis at redis://***@127.0.0.1:1/0 is unreachable: ")
+
+
+def test_vocabularies_that_differ() -> None:
+    error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32", "--no-ray")
+    assert "vocabular" in error
+
+
+def test_an_address_where_nobody_listens() -> None:
+    assert refused("generate", "1", "--address", "127.0.0.1:1") == (
+        "specwire generate: error: cannot connect to 127.0.0.1:1"
+    )
