@@ -71,18 +71,17 @@ TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
     VerdictArrived: {State.RUNNING: frozenset({State.RUNNING, State.ENDING})},
     VerifierLost: {State.OPENING: frozenset({State.WAITING}), State.RUNNING: frozenset({State.WAITING})},
     VerifierRefused: {
-        State.OPENING: frozenset({State.OPENING, State.ENDING}),
+        State.OPENING: frozenset({State.ENDING}),
         State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
     },
     Appended: {
         State.WAITING: frozenset({State.WAITING, State.OPENING, State.ENDING}),
-        State.OPENING: frozenset({State.OPENING, State.ENDING}),
         State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
-        State.ENDING: frozenset({State.ENDING, State.ENDED}),
+        State.ENDING: frozenset({State.ENDED}),
     },
     EndRequested: {
         State.WAITING: frozenset({State.WAITING, State.ENDING}),
-        State.OPENING: frozenset({State.OPENING, State.ENDING}),
+        State.OPENING: frozenset({State.ENDING}),
         State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
     },
     OwnerLost: {state: frozenset({State.FENCED}) for state in State if state is not State.ENDED},
@@ -170,6 +169,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.durable = self.emitted = self.taken = len(self.text)
+        if self.buffer < 1:
+            raise ValueError(f"buffer: must be at least 1, not {self.buffer}")
         self.credit = len(self.text) + self.buffer
 
     def handle(self, event: Event) -> list[Effect]:
@@ -237,15 +238,16 @@ class Session:
             return []
         self.state = State.OPENING
         self.attach += 1
-        self.credit = max(self.credit, self.durable + self.buffer)
-        self._told_due = self.due
+        self.credit = max(self.credit, self._earned)
+        self._told_due = self._due_now
         tokens = tuple(self.text.tokens[: self.durable])
-        return [OpenVerifier(self.attach, tokens, self.durable, self.credit, self.due)]
+        opening = OpenVerifier(self.attach, tokens, self.durable, self.credit, self._told_due)
+        return [opening, *self._restart_drafter()]
 
     def _on_verifier_opened(self, event: VerifierOpened) -> list[Effect]:
         if self.state is State.OPENING and event.attach == self.attach:
             self.state = State.RUNNING
-        return []
+        return self._grant() or self._tell_due()
 
     def _on_verdict(self, event: VerdictArrived) -> list[Effect]:
         if self.state is not State.RUNNING or event.attach != self.attach or self._ending is not None:
@@ -254,8 +256,9 @@ class Session:
             return self._end(FinishReason.ERROR, f"the verifier decided {event.position} after {len(self.text)}")
         if event.position + len(event.tokens) > self.credit:
             return self._end(FinishReason.ERROR, f"the verifier decided beyond its credit of {self.credit}")
+        decided = list(zip(event.tokens, event.outcomes, strict=True))
         self.text.extend(event.tokens)
-        self._pending.extend(zip(event.tokens, event.outcomes, strict=True))
+        self._pending += decided
         if event.finish is not None:
             self._ending = _Ending(event.finish)
         advance = self._advance(event.position, event.tokens) if event.finish is None else []
@@ -291,7 +294,19 @@ class Session:
         if self._over:
             return []
         self.source = event.source
-        return [OpenDrafter(event.source, tuple(self.text.tokens), self.pace)]
+        return [OpenDrafter(event.source, tuple(self.text.tokens), self.pace), *self._tell_due()]
+
+    def _restart_drafter(self) -> list[Effect]:
+        """Have a drafter begin a new chain: the beginning of its present one never reached the verifier that opens now.
+
+        An advance that goes back by a token does it, where there is one to spare.
+        """
+        if self.source is None:
+            return []
+        last = len(self.text) - 1
+        if last == 0:
+            return [OpenDrafter(self.source, tuple(self.text.tokens), self.pace)]
+        return [*self._advance(last, ()), *self._advance(last, (self.text.tokens[last],))]
 
     def _on_drafter_lost(self, event: DrafterLost) -> list[Effect]:
         if self.source == event.source:
@@ -299,7 +314,8 @@ class Session:
         return self._tell_due()
 
     def _on_proposal(self, event: ProposalArrived) -> list[Effect]:
-        relayed = self.state is State.RUNNING and not self._over and event.proposal.source == self.source
+        opened = self.state in (State.OPENING, State.RUNNING)
+        relayed = opened and not self._over and event.proposal.source == self.source
         return [RelayProposal(event.proposal)] if relayed else []
 
     def _on_pace(self, event: PacePlanned) -> list[Effect]:
@@ -315,11 +331,9 @@ class Session:
 
     def _tell_due(self) -> list[Effect]:
         """Progress, if what the verifier may expect has changed."""
-        due = self.due if self.source is not None else 0
-        if self.state is not State.RUNNING or due == self._told_due:
+        if self.state is not State.RUNNING or self._due_now == self._told_due:
             return []
-        self._told_due = due
-        return [SendProgress(self.durable, self.credit, due)]
+        return self._progress()
 
     # The log and the client
 
@@ -381,12 +395,24 @@ class Session:
 
     def _grant(self) -> list[Effect]:
         """Raise the credit once half of it is used: a message per token would cost more than the buffer is worth."""
-        due = self.due if self.source is not None else 0
-        earned = min(self.durable, self.taken) + self.buffer
-        if self.state is not State.RUNNING or earned - self.credit < self.buffer // 2:
+        if self.state is not State.RUNNING or self._earned - self.credit < max(1, self.buffer // 2):
             return []
-        self.credit, self._told_due = earned, due
-        return [SendProgress(self.durable, self.credit, due)]
+        self.credit = self._earned
+        return self._progress()
+
+    @property
+    def _earned(self) -> int:
+        """The credit that the log and the client's flow control allow by now."""
+        return min(self.durable, self.taken) + self.buffer
+
+    @property
+    def _due_now(self) -> int:
+        """Nothing is due from a drafter that is not there."""
+        return self.due if self.source is not None else 0
+
+    def _progress(self) -> list[Effect]:
+        self._told_due = self._due_now
+        return [SendProgress(self.durable, self.credit, self._told_due)]
 
     # The end
 

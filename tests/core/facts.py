@@ -1,0 +1,128 @@
+"""What the machine's world records by itself, and the invariants of ARCHITECTURE.md section 6 over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specwire.core import effects as fx
+from specwire.core.acceptance import Outcome
+from specwire.core.drafting import DraftSession
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.session import Session, State
+from specwire.core.verification import VerifySession
+from tests.core.script import LETTERS, Oracle, Script
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Violation(message)
+
+
+def is_prefix(part: Sequence[int] | str, whole: Sequence[int] | str) -> bool:
+    return len(part) <= len(whole) and whole[: len(part)] == part
+
+
+class Facts:
+    """The log, what the client was told, the parties' states, and the oracle they are held against.
+
+    log: the acknowledged tokens. pending: the append under way. told_*: what was emitted. advised: what the session has
+    told the drafter; drafter_decided: the part of it that has arrived.
+    """
+
+    session: Session
+    verifier: VerifySession | None = None
+    drafter: DraftSession | None = None
+    drafter_up = False
+
+    def __init__(
+        self, script: Script, prompt: Sequence[int], ending: Ending, stops: Sequence[str], buffer: int
+    ) -> None:
+        self.script = script
+        self.prompt = list(prompt)
+        self.ending = ending
+        self.stops = stops
+        self.buffer = buffer
+        self.oracle = Oracle.of(script, self.prompt, ending, stops)
+        self.log = list(self.prompt)
+        self.pending: fx.Append | None = None
+        self.end: fx.End | None = None
+        self.told_tokens = list(self.prompt)
+        self.told_text = ""
+        self.outcomes: list[Outcome] = []
+        self.advised: list[int] = []
+        self.drafter_decided: list[int] = []
+        self.cancelled = False
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None
+
+    @property
+    def append_under_way(self) -> bool:
+        return self.pending is not None
+
+    def whole_text(self) -> str:
+        """The log's text, uncut: what a cancelled session has shown, also where a stop string had begun."""
+        return "".join(LETTERS[token] for token in self.log[len(self.prompt) :])
+
+    # The invariants
+
+    def check(self) -> None:
+        self._check_order()
+        self._check_texts()
+        self._check_verifier()
+        self._check_drafter()
+        if self.end is not None:
+            self.check_end()
+
+    def _check_order(self) -> None:
+        session = self.session
+        if session.state is State.FENCED:
+            return
+        require(session.emitted == len(self.told_tokens), "the session is wrong about what was emitted")
+        require(session.durable == len(self.log), "the session is wrong about what is durable")
+        require(session.emitted <= session.durable <= len(session.text) <= session.credit, "order of the counters")
+        require(session.credit <= min(session.durable, session.taken) + self.buffer, "credit beyond flow control")
+        require((session.in_flight is not None) == (self.pending is not None), "wrong about the append in flight")
+
+    def _check_texts(self) -> None:
+        require(is_prefix(self.session.text.tokens, list(self.oracle.raw)), "decided text differs from the oracle's")
+        require(is_prefix(self.log, list(self.oracle.tokens)), "the log differs from the oracle or goes beyond its end")
+        require(is_prefix(self.told_tokens, self.log), "emitted tokens are not the log's")
+        ended_early = self.end is not None and self.end.reason is FinishReason.CANCELLED
+        text = self.whole_text() if ended_early else self.oracle.text
+        require(is_prefix(self.told_text, text), f"text {self.told_text!r}, not {text!r}")
+
+    def _check_verifier(self) -> None:
+        if self.verifier is None:
+            return
+        text = self.verifier.text.tokens
+        require(is_prefix(text, list(self.oracle.raw)), "the verifier's text differs from the oracle's")
+        require(len(text) <= self.verifier.allowance.credit, "the verifier went beyond its credit")
+        for chain in self.verifier.chains._live.values():
+            decided = chain.tokens[: max(0, len(text) - chain.base)]
+            agrees = text[chain.base : chain.base + len(decided)] == decided
+            require(agrees, "a chain lives that the text contradicts")
+
+    def _check_drafter(self) -> None:
+        running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING) and not self.session._over
+        if self.drafter_up and running:
+            require(self.advised == self.session.text.tokens, "the drafter is not told what is decided")
+        if self.drafter is not None:
+            decided = self.drafter.text.tokens[: self.drafter.decided]
+            require(decided == self.drafter_decided, "the drafter holds another text for decided")
+
+    def check_end(self) -> None:
+        assert self.end is not None
+        if self.end.reason is FinishReason.CANCELLED:
+            require(self.cancelled, "cancelled by nobody")
+            require(self.told_tokens == self.log, "cancelled without emitting what is durable")
+            require(self.told_text == self.whole_text(), "cancelled without the text of what was emitted")
+            return
+        require(self.end.reason is self.oracle.reason, f"ended by {self.end}, not {self.oracle.reason}")
+        require(tuple(self.told_tokens) == self.oracle.tokens, "the tokens are not the oracle's")
+        require(self.told_text == self.oracle.text, f"text {self.told_text!r}, not {self.oracle.text!r}")

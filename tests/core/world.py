@@ -1,0 +1,373 @@
+"""A session's three parties, its log and its client, joined by links that fail: the machine that the proofs run.
+
+Every action is an event that may happen at any time; where it cannot happen now, it does nothing. `step` performs one
+and then checks every invariant of ARCHITECTURE.md section 6 against facts that the world records by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from specwire.core import effects as fx
+from specwire.core import events as ev
+from specwire.core.chain import Proposal
+from specwire.core.drafting import DraftSession, Pace
+from specwire.core.limits import Ending, FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from specwire.core.session import Session, State
+from specwire.core.text import Text, hash_of
+from specwire.core.verification import Allowance, VerifySession
+from tests.core.facts import Facts, is_prefix, require
+from tests.core.script import EOS, VOCABULARY, LetterScanner, Script
+
+PROGRESS = (
+    "verifier_ready", "verifier_receives", "orchestrator_receives", "begin_forward", "end_forward", "drafter_ready",
+    "drafter_receives", "draft", "relay", "offer", "acknowledge", "client_takes", "deliver_stale",
+)  # fmt: skip
+FAULTS = (
+    "cut_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
+)  # fmt: skip
+
+
+class World(Facts):
+    """One session from its first owner to its end.
+
+    Args:
+        script: the target and its drafter.
+        prompt: at least one token.
+        buffer: the session's credit beyond what is durable and taken.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        prompt: Sequence[int] = (1,),
+        max_tokens: int = 24,
+        stops: Sequence[str] = (),
+        buffer: int = 8,
+    ) -> None:
+        ending = Ending.of(Stopping(max_tokens), len(prompt), frozenset({EOS}), context=10_000)
+        super().__init__(script, prompt, ending, stops, buffer)
+        self.pace = Pace(2, 4)
+        self.source = 0
+        self.session = self._own()
+
+    def _own(self) -> Session:
+        """An owner's start: nothing but the log; the client has what the log holds."""
+        self.scanner = LetterScanner(self.stops)
+        released = self.scanner.push(self.log[len(self.prompt) :]).text
+        require(is_prefix(self.told_text, released), f"replay says {released!r}, the client had {self.told_text!r}")
+        self.told_text, self.told_tokens = released, list(self.log)
+        self.verifier_up = self.drafter_up = False
+        self.to_verifier: deque[fx.OpenVerifier | fx.SendProgress | fx.CloseVerifier] = deque()
+        self.from_verifier: deque[ev.VerifierOpened | ev.VerdictArrived] = deque()
+        self.stale: list[ev.VerifierOpened | ev.VerdictArrived] = []
+        self.to_drafter: deque[fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter] = deque()
+        self.drafted: list[Proposal] = []
+        self.relayed: list[Proposal] = []
+        self.verifier = None
+        self.attach = 0
+        self.forward: tuple[VerifySession, tuple[int, ...]] | None = None
+        self.drafter = None
+        self.cache: list[int] = []
+        self.advised = []
+        self.drafter_decided = []
+        return Session(Text(self.log), len(self.prompt), self.scanner, self.buffer)
+
+    # One step
+
+    def step(self, action: str, number: int = 0) -> None:
+        getattr(self, action)(number)
+        self.check()
+
+    def handle(self, event: ev.Event) -> None:
+        for effect in self.session.handle(event):
+            self.run(effect)
+
+    def run(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.OpenVerifier():
+                require(list(effect.tokens) == self.log, "a verifier is opened from something else than the log")
+                self.to_verifier.append(effect)
+            case fx.SendProgress():
+                require(effect.durable <= len(self.log), "progress says durable what the log has not")
+                self.to_verifier.append(effect)
+            case fx.CloseVerifier():
+                self.to_verifier.append(effect)
+            case fx.OpenDrafter():
+                self.advised = list(effect.tokens)
+                self.to_drafter.append(effect)
+            case fx.AdvanceDrafter():
+                require(effect.position <= len(self.advised), "an advance leaves a gap")
+                self.advised[effect.position :] = effect.tokens
+                self.to_drafter.append(effect)
+            case fx.CloseDrafter():
+                self.to_drafter.append(effect)
+                self.drafter_up = False
+            case fx.RelayProposal():
+                self.relayed.append(effect.proposal)
+            case fx.Append():
+                self._append(effect)
+            case fx.Emit():
+                self._emit(effect)
+            case fx.EmitEnd():
+                self._finish(effect)
+
+    def _append(self, effect: fx.Append) -> None:
+        require(self.pending is None, "two appends in flight")
+        require(not self.over, "an append after the end")
+        require(effect.position == len(self.log), f"append at {effect.position}, the log ends at {len(self.log)}")
+        self.pending = effect
+
+    def _emit(self, effect: fx.Emit) -> None:
+        require(not self.over, "emitted after the end")
+        require(effect.position == len(self.told_tokens), "emitted tokens overlap or leave a gap")
+        end = effect.position + len(effect.tokens)
+        require(tuple(self.log[effect.position : end]) == effect.tokens, "emitted what the log has not acknowledged")
+        require(len(effect.tokens) == len(effect.outcomes) == len(effect.text_ends), "one outcome and end per token")
+        self.told_tokens += effect.tokens
+        self.outcomes += effect.outcomes
+        self.told_text += effect.text
+
+    def _finish(self, effect: fx.EmitEnd) -> None:
+        require(not self.over, "ended twice")
+        self.told_text += effect.text
+        require(effect.end.text_length == len(self.told_text), "the end's text length is not the text's")
+        self.end = effect.end
+
+    # The verifier's link: in order, but it may be cut
+
+    def verifier_ready(self, _: int) -> None:
+        if not self.verifier_up and self.session.state is State.WAITING:
+            self.verifier_up = True
+            self.handle(ev.VerifierReady())
+
+    def cut_verifier(self, number: int) -> None:
+        """What was under way is lost, or (odd numbers) comes out of some buffer later."""
+        if not self.verifier_up:
+            return
+        if number % 2:
+            self.stale += self.from_verifier
+        self.from_verifier.clear()
+        self.to_verifier.clear()
+        self.verifier, self.verifier_up = None, False
+        self.handle(ev.VerifierLost())
+
+    def deliver_stale(self, number: int) -> None:
+        if self.stale:
+            self.handle(self.stale.pop(number % len(self.stale)))
+
+    def verifier_receives(self, _: int) -> None:
+        if not self.to_verifier:
+            return
+        match self.to_verifier.popleft():
+            case fx.OpenVerifier() as opening:
+                self._open_verifier(opening)
+            case fx.SendProgress() as progress:
+                if self.verifier is not None:
+                    require(progress.credit >= self.verifier.allowance.credit, "credit was taken back")
+                    self.verifier.allowance = Allowance(progress.durable, progress.credit, progress.due)
+            case fx.CloseVerifier():
+                self.verifier = None
+
+    def _open_verifier(self, opening: fx.OpenVerifier) -> None:
+        allowance = Allowance(opening.durable, opening.credit, opening.due)
+        self.attach = opening.attach
+        self.verifier = VerifySession.opened(
+            opening.tokens, len(self.prompt), Sampling(), self.ending, allowance, VOCABULARY
+        )
+        self.from_verifier.append(ev.VerifierOpened(self.attach, len(opening.tokens)))
+        if self.verifier.finish is not None:
+            self.from_verifier.append(ev.VerdictArrived(self.attach, len(opening.tokens), (), (), self.verifier.finish))
+
+    def orchestrator_receives(self, _: int) -> None:
+        if self.from_verifier:
+            self.handle(self.from_verifier.popleft())
+
+    def begin_forward(self, number: int) -> None:
+        if self.verifier is not None and self.verifier.room > 0 and self.forward is None:
+            self.forward = self.verifier, self.verifier.window(number)
+
+    def end_forward(self, _: int) -> None:
+        if self.forward is None:
+            return
+        (session, window), self.forward = self.forward, None
+        if session is not self.verifier:
+            return
+        rows = [self.script.next([*session.text.tokens, *window[:index]]) for index in range(len(window) + 1)]
+        verdict = session.resolve(rows, window)
+        require(len(verdict.tokens) >= 1, "a step decided nothing")
+        self.from_verifier.append(
+            ev.VerdictArrived(self.attach, verdict.position, verdict.tokens, verdict.outcomes, verdict.finish)
+        )
+
+    # The drafter's link: in order towards the drafter; its proposals may be lost, repeated and overtaken
+
+    def drafter_ready(self, _: int) -> None:
+        if not self.drafter_up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
+            self.drafter_up = True
+            self.source += 1
+            self.handle(ev.DrafterReady(self.source))
+
+    def cut_drafter(self, _: int) -> None:
+        if self.drafter_up:
+            self.drafter_up = False
+            self.drafter = None
+            self.to_drafter.clear()
+            self.handle(ev.DrafterLost(self.source))
+
+    def drafter_receives(self, _: int) -> None:
+        if not self.to_drafter:
+            return
+        match self.to_drafter.popleft():
+            case fx.OpenDrafter() as opening:
+                chain = self.drafter.chain + 1 if self.drafter else 0
+                self.drafter = DraftSession(opening.tokens, opening.pace, chain)
+                self.drafter_decided, self.cache = list(opening.tokens), list(opening.tokens)
+            case fx.AdvanceDrafter() as advance:
+                self._advance_drafter(advance)
+            case fx.CloseDrafter():
+                self.drafter = None
+
+    def _advance_drafter(self, advance: fx.AdvanceDrafter) -> None:
+        if self.drafter is None:
+            return
+        self.drafter_decided[advance.position :] = advance.tokens
+        self.cache = self.cache[: self.drafter.advance(advance.position, advance.tokens, advance.pace)]
+        require(is_prefix(self.cache, self.drafter.text.tokens), "the drafter's cache is not its text's")
+
+    def draft(self, _: int) -> None:
+        if self.drafter is None:
+            return
+        self.cache = list(self.drafter.text.tokens)
+        if self.drafter.wants_token:
+            self.drafter.drafted(self.script.guess(self.drafter.text.tokens), 1.0)
+            require(self.drafter.in_flight <= self.drafter.pace.run_ahead, "drafted beyond the run-ahead")
+        while proposal := self.drafter.take_proposal():
+            self.drafted.append(replace(proposal, source=self.source))
+
+    def relay(self, number: int) -> None:
+        if self.drafted:
+            self.handle(ev.ProposalArrived(self.drafted.pop(number % len(self.drafted))))
+
+    def offer(self, number: int) -> None:
+        if self.relayed and self.verifier is not None:
+            self.verifier.offer(self.relayed.pop(number % len(self.relayed)))
+
+    def lose(self, number: int) -> None:
+        for bag in (self.drafted, self.relayed):
+            if bag and number % 2:
+                bag.pop(number % len(bag))
+
+    def duplicate(self, number: int) -> None:
+        for bag in (self.drafted, self.relayed):
+            if bag:
+                bag.append(bag[number % len(bag)])
+
+    def offer_garbage(self, number: int) -> None:
+        """A hostile proposal that gets everything right but its tokens."""
+        if self.verifier is not None:
+            base = max(0, self.verifier.position - number % 3)
+            tokens = tuple((number + index) % (VOCABULARY + number % 2) for index in range(1 + number % 5))
+            prefix_hash = hash_of(self.verifier.text.tokens[:base])
+            self.verifier.offer(Proposal(self.source + number % 2, number, base, 0, tokens, prefix_hash))
+
+    # The log, the client, the controller, other owners
+
+    def acknowledge(self, _: int) -> None:
+        if self.pending is None:
+            return
+        done, self.pending = self.pending, None
+        self.log += done.tokens
+        self.handle(ev.Appended())
+
+    def client_takes(self, number: int) -> None:
+        """The client's stream reports what is new, once."""
+        position = min(len(self.told_tokens), self.session.taken + number)
+        if position > self.session.taken:
+            self.handle(ev.ClientTook(position))
+
+    def change_pace(self, number: int) -> None:
+        self.pace = Pace(1 + number % 3, number)
+        self.handle(ev.PacePlanned(self.pace, due=min(number, 2)))
+
+    def cancel(self, _: int) -> None:
+        self.cancelled = self.cancelled or not self.over
+        self.handle(ev.EndRequested(FinishReason.CANCELLED))
+
+    def take_over(self, number: int) -> None:
+        """Another orchestrator claims the session; the append under way reached the log (odd numbers) or did not."""
+        if self.over:
+            return
+        pending, self.pending = self.pending, None
+        if pending is not None and number % 2:
+            self.log += pending.tokens
+            self.end = pending.end
+        before = list(self.told_tokens)
+        self.handle(ev.OwnerLost())
+        require(not self.append_under_way and self.told_tokens == before, "a fenced owner went on")
+        if self.end is not None:
+            self.told_tokens = list(self.log)
+            self.told_text = self.whole_text()[: self.end.text_length]
+            return
+        self.session = self._own()
+
+    # Without faults
+
+    def round(self, number: int) -> None:
+        """Everything that is under way arrives, and everyone does a piece of work."""
+        while self.to_drafter:
+            self.drafter_receives(0)
+        for _ in range(4):
+            self.draft(0)
+        while self.drafted:
+            self.relay(0)
+        while self.to_verifier:
+            self.verifier_receives(0)
+        while self.relayed and self.verifier is not None:
+            self.offer(0)
+        self.begin_forward(number)
+        self.end_forward(0)
+        while self.from_verifier:
+            self.orchestrator_receives(0)
+        self.acknowledge(0)
+        self.client_takes(len(self.told_tokens))
+
+    def finish(self) -> None:
+        """A tail without faults ends the session with the oracle's text."""
+        for _ in range(4 * len(self.oracle.raw) + 20):
+            if self.over:
+                break
+            self.step("verifier_ready")
+            self.step("round", 4)
+        require(self.end is not None, f"stuck: {self.session}")
+        self.check_end()
+
+
+STOPS: tuple[tuple[str, ...], ...] = ((), ("bab",), ("aab", "ba"), ("cac", "bb"))
+
+
+def random_world(random: Random) -> World:
+    return World(
+        Script(random.randrange(2**32), quality=random.choice((0, 5, 7, 8))),
+        prompt=[random.randrange(VOCABULARY) for _ in range(random.randint(1, 3))],
+        max_tokens=random.randint(1, 60),
+        stops=random.choice(STOPS),
+        buffer=random.randint(1, 12),
+    )
+
+
+def random_run(seed: int, steps: int = 400) -> World:
+    """A run under a seeded scheduler, with a tail without faults; raises Violation."""
+    random = Random(seed)
+    world = random_world(random)
+    for _ in range(steps):
+        action = random.choice(PROGRESS if random.random() < 0.9 else FAULTS)
+        world.step(action, random.randrange(8))
+        if random.random() < 0.0005:
+            world.step("cancel")
+    world.finish()
+    return world
