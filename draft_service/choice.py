@@ -22,7 +22,10 @@ CANDIDATES = 64
 # Ids less likely than this, relative to the likeliest, are left out: where one id dominates no noise is needed.
 LEAST_RELATIVE_PROBABILITY = 1e-4
 
-Floats = npt.NDArray[np.float64]
+LEAST_LOG = -math.log(LEAST_RELATIVE_PROBABILITY)
+
+Scores = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,46 +49,46 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
     """
     if all(row.plain for row in rows):
         return [(token, 1.0) for token in logits.argmax(dim=1).tolist()]
-    scores, ids = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
-    normalisers = _normalisers(logits, rows) if any(_needs_normaliser(row) for row in rows) else [0.0] * len(rows)
-    top, candidates = scores.double().cpu().numpy(), ids.cpu().numpy()
-    return [_draw_one(top[index], candidates[index], row, normalisers[index]) for index, row in enumerate(rows)]
+    if logits.device.type == "cpu":
+        return [_draw_one(scores, None, row) for scores, row in zip(logits.numpy(), rows, strict=True)]
+    # Not worth carrying whole rows over; confidence and top_p then count the candidates' mass alone.
+    best, ids = (each.cpu().numpy() for each in logits.topk(min(CANDIDATES, logits.shape[1]), dim=1))
+    return [_draw_one(best[index], ids[index], row) for index, row in enumerate(rows)]
 
 
-def _needs_normaliser(row: Row) -> bool:
-    return row.rate or row.sampling.top_p < 1.0
-
-
-def _normalisers(logits: torch.Tensor, rows: Sequence[Row]) -> list[float]:
-    """log(sum(exp(logits / temperature))) of each row, over the whole vocabulary."""
-    temperatures = [[row.sampling.temperature or 1.0] for row in rows]
-    scaled = logits / torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)
-    result: list[float] = scaled.logsumexp(dim=1).tolist()
-    return result
-
-
-def _draw_one(scores: Floats, ids: npt.NDArray[np.int64], row: Row, normaliser: float) -> tuple[int, float]:
-    """From one row's largest logits, in falling order."""
+def _draw_one(scores: Scores, ids: Ids | None, row: Row) -> tuple[int, float]:
+    """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ..."""
     sampling = row.sampling
-    scaled = scores / (sampling.temperature or 1.0)
-    confidence = math.exp(scaled[0] - normaliser) if row.rate else 1.0
-    if sampling.temperature == 0.0:
-        return int(ids[0]), confidence
-    count = _candidates(scaled, sampling, normaliser)
-    if count == 1:
-        return int(ids[0]), confidence
-    noise = gumbel(sampling.seed, sampling.choice, row.position, ids[:count])
-    return int(ids[int(np.argmax(scaled[:count] + noise))]), confidence
+    best = int(scores.argmax())
+    confidence = 1.0 / _relative_mass(scores, best, sampling.temperature or 1.0) if row.rate else 1.0
+    if sampling.temperature > 0.0:
+        candidates = _candidates(scores, best, sampling)
+        if len(candidates) > 1:
+            best = int(candidates[_loudest(scores[candidates], candidates if ids is None else ids[candidates], row)])
+    return best if ids is None else int(ids[best]), confidence
 
 
-def _candidates(scaled: Floats, sampling: Sampling, normaliser: float) -> int:
-    """How many of the likeliest ids take part; at least one. Filters apply in the target's order: top_k, then top_p."""
-    count = int(np.searchsorted(-scaled, -scaled[0] - math.log(LEAST_RELATIVE_PROBABILITY), side="right"))
-    if 0 < sampling.top_k < len(scaled):
-        count = min(count, sampling.top_k)
-        kept = scaled[: sampling.top_k]
-        normaliser = float(kept[0] + np.log(np.exp(kept - kept[0]).sum()))
-    if sampling.top_p < 1.0:
-        before = np.cumsum(np.exp(scaled[:count] - normaliser))
-        count = 1 + int(np.searchsorted(before[:-1], sampling.top_p, side="left"))
-    return count
+def _loudest(scores: Scores, ids: Ids, row: Row) -> int:
+    """Index of argmax(log q + G); the normaliser of q is the same for all."""
+    sampling = row.sampling
+    noise = gumbel(sampling.seed, sampling.choice, row.position, ids)
+    return int((scores.astype(np.float64) / sampling.temperature + noise).argmax())
+
+
+def _candidates(scores: Scores, best: int, sampling: Sampling) -> Ids:
+    """Indices of the scores that take part; at least one. Filters apply in the target's order: top_k, then top_p."""
+    found = np.flatnonzero(scores >= scores[best] - sampling.temperature * LEAST_LOG)
+    most = min(CANDIDATES, sampling.top_k or CANDIDATES)
+    if len(found) > most:
+        found = found[np.argpartition(scores[found], -most)[-most:]]
+    if sampling.top_p == 1.0 or len(found) == 1:
+        return found
+    found = found[np.argsort(-scores[found], kind="stable")]
+    weights = np.exp((scores[found] - scores[best]) / sampling.temperature)
+    mass = weights.sum() if sampling.top_k else _relative_mass(scores, best, sampling.temperature)
+    return found[: 1 + int(np.searchsorted(weights.cumsum()[:-1], sampling.top_p * mass, side="left"))]
+
+
+def _relative_mass(scores: Scores, best: int, temperature: float) -> float:
+    """The sum of all probabilities over the largest one."""
+    return float(np.exp((scores - scores[best]) / np.float32(temperature)).sum())

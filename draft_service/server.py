@@ -18,8 +18,15 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 class RunningDrafter:
     """A drafter that answers at `address`."""
 
-    def __init__(self, drafter: ModelDrafter, server: RunningServer, info: common_pb2.GetModelInfoResponse) -> None:
+    def __init__(
+        self,
+        drafter: ModelDrafter,
+        servicer: DraftServicer,
+        server: RunningServer,
+        info: common_pb2.GetModelInfoResponse,
+    ) -> None:
         self._drafter = drafter
+        self._servicer = servicer
         self._server = server
         self.info = info
 
@@ -31,10 +38,8 @@ class RunningDrafter:
         return await self._drafter.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Idempotent. Links have `grace` seconds to be closed by their orchestrators.
-
-        Nothing is lost with those that are not: a session whose drafter leaves only gets slower.
-        """
+        """Idempotent. Links end at once; other calls have `grace` seconds."""
+        self._servicer.leave()
         await self._server.stop(grace)
         await self._drafter.stop()
 
@@ -55,7 +60,7 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
     except BaseException:
         await drafter.stop()
         raise
-    return RunningDrafter(drafter, server, info)
+    return RunningDrafter(drafter, servicer, server, info)
 
 
 def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:

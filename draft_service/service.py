@@ -77,6 +77,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:
         self._drafter = drafter
         self._info = info
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
+        self._leaving.set()
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context
@@ -88,15 +93,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         outbox = Outbox(context.write, lambda _: broken.set_result(None))
         link = OrchestratorLink(outbox)
         reading = asyncio.ensure_future(self._read(requests, link))
+        leaving = asyncio.ensure_future(self._leave_called())
         try:
-            await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, broken, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if outbox.failed is not None:
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, str(outbox.failed))
+            if leaving.done():
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, "the drafter is stopping")
             reading.result()
         finally:
             reading.cancel()
+            leaving.cancel()
             self._drafter.send(LoseLink(link))
             await outbox.close()
+
+    async def _leave_called(self) -> None:
+        await self._leaving.wait()
 
     async def _read(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink) -> None:
         async for message in requests:

@@ -1,0 +1,86 @@
+"""The drafter's draw: the target's own choice from the same logits, wherever that choice is among the candidates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draft_service.choice import CANDIDATES, Row, _draw_one, draw
+from specwire.core.acceptance import choose
+from specwire.core.sampling import Sampling
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.3, seed=1),
+    Sampling(temperature=1.0, seed=2),
+    Sampling(temperature=1.0, seed=3, top_k=3),
+    Sampling(temperature=1.5, seed=4, top_p=0.5),
+    Sampling(temperature=2.0, seed=5, top_k=10, top_p=0.7),
+    Sampling(temperature=1.0, seed=6, top_k=1),
+    Sampling(temperature=1.0, seed=7, top_p=1e-9),
+]
+
+
+def logits(rows: int, vocabulary: int = 50, spread: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(8)) * spread
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_draws_are_the_targets_choices(sampling: Sampling) -> None:
+    """Ids a ten-thousandth as likely as the best are left out, so that hardly any choice may differ."""
+    scores = logits(200)
+    drawn = [token for token, _ in draw(scores, [Row(position, sampling, True) for position in range(200)])]
+    chosen = [choose(row, position, sampling) for position, row in enumerate(scores.numpy())]
+    assert sum(mine != theirs for mine, theirs in zip(drawn, chosen, strict=True)) <= 1
+
+
+def test_rows_of_one_batch_may_differ_in_everything() -> None:
+    scores = logits(len(SAMPLINGS))
+    rows = [Row(40 + index, sampling, index % 2 == 0) for index, sampling in enumerate(SAMPLINGS)]
+    one_by_one = [draw(scores[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    assert draw(scores, rows) == one_by_one
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    scores = torch.zeros(1, 9)
+    for rate in (False, True):
+        assert draw(scores, [Row(3, Sampling(), rate)])[0][0] == 0
+
+
+def test_the_confidence_is_the_probability_of_the_likeliest_token() -> None:
+    scores = logits(5)
+    for temperature in (0.0, 0.5):
+        expected = (scores / (temperature or 1.0)).softmax(dim=1).max(dim=1).values
+        drawn = draw(scores, [Row(1, Sampling(temperature=temperature), True)] * 5)
+        assert [confidence for _, confidence in drawn] == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_masked_ids_are_never_drawn() -> None:
+    scores = torch.full((1, 9), -torch.inf)
+    scores[0, 4] = 1.0
+    assert draw(scores, [Row(0, Sampling(temperature=1.0), True)]) == [(4, 1.0)]
+
+
+def test_a_flat_distribution_is_drawn_from_its_likeliest_ids() -> None:
+    scores = logits(1, 5000, spread=0.01)
+    best = set(scores[0].topk(CANDIDATES).indices.tolist())
+    drawn = {draw(scores, [Row(position, Sampling(temperature=1.0), False)])[0][0] for position in range(50)}
+    assert drawn <= best
+    assert len(drawn) > 10
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_shortlist_from_another_device_gives_the_same_draws(sampling: Sampling) -> None:
+    scores = logits(20)
+    for position, (best, ids) in enumerate(zip(*scores.topk(50), strict=True)):
+        short = _draw_one(best.numpy(), ids.numpy(), Row(position, sampling, False))
+        whole = draw(scores[position : position + 1], [Row(position, sampling, False)])[0]
+        assert short == whole
+
+
+def test_positions_and_seeds_change_the_draw() -> None:
+    scores = logits(1, spread=0.1)
+    sampling = Sampling(temperature=1.0, seed=9)
+    drawn = [draw(scores, [Row(position, sampling, False)])[0][0] for position in range(30)]
+    assert len(np.unique(drawn)) > 10

@@ -1,0 +1,217 @@
+"""The sessions of one drafter without threads or wire: every chain follows the text, failures stay where they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draft_service.commands import AdvanceSession, CloseSession, Dropped, LoseLink, Opened, OpenSession, Proposed, Reply
+from draft_service.sessions import Sessions
+from specwire.core.drafting import Pace
+from specwire.core.sampling import Sampling
+from specwire.lm import Feed, LanguageModel, load_model
+from tests.draft_service.peer import continuation
+
+MODEL = "scripted:7:vocab=8"
+
+
+class Recorder:
+    """A link that remembers."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+
+    def deliver(self, replies: list[Reply]) -> None:
+        self.replies += replies
+
+    def take(self) -> list[Reply]:
+        taken, self.replies = self.replies, []
+        return taken
+
+    def proposed(self, handle: int) -> list[int]:
+        mine = [reply for reply in self.replies if isinstance(reply, Proposed) and reply.handle == handle]
+        return [token for reply in mine for token in reply.proposal.tokens]
+
+
+class Faulty:
+    """A model whose next forward fails: by an exception, or with NaN in the slots of `poisoned`."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.raises = False
+        self.poisoned: frozenset[int] = frozenset()
+        self.failed: frozenset[int] = frozenset()
+        self.info = model.info
+        self.slots = model.slots
+        self.cached = model.cached
+        self.rollback = model.rollback
+        self.discard = model.discard
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        if self.raises:
+            self.raises = False
+            raise RuntimeError("out of memory")
+        logits = self.model.forward(feeds)
+        self.failed = self.poisoned & {feed.slot for feed in feeds}
+        for row, feed in enumerate(feeds):
+            if feed.slot in self.failed:
+                logits[row] = torch.nan
+                self.model.discard(feed.slot)
+        return logits
+
+
+def open_session(link: Recorder, handle: int, tokens: Iterable[int], pace: Pace = Pace(1, 3)) -> OpenSession:  # noqa: B008
+    return OpenSession(link, handle, tuple(tokens), Sampling(), pace)
+
+
+def run(sessions: Sessions, most: int = 50) -> None:
+    for _ in range(most):
+        if not sessions.wanting:
+            break
+        sessions.step()
+    sessions.deliver()
+
+
+def test_replies_are_delivered_in_order_and_once() -> None:
+    sessions, link = Sessions(load_model(MODEL, slots=2)), Recorder()
+    sessions.apply(open_session(link, 1, [3]))
+    run(sessions)
+    kinds = [type(reply) for reply in link.take()]
+    assert kinds == [Opened, Proposed, Proposed, Proposed]
+    sessions.deliver()
+    assert not link.replies
+
+
+def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:
+    model = Faulty(load_model(MODEL, slots=2))
+    sessions, link = Sessions(model), Recorder()
+    sessions.apply(open_session(link, 1, [3]))
+    sessions.apply(open_session(link, 2, [4]))
+    model.raises = True
+    with caplog.at_level(logging.CRITICAL, logger="draft_service.sessions"):
+        run(sessions)
+    dropped = [reply for reply in link.take() if isinstance(reply, Dropped)]
+    internal = grpc.StatusCode.INTERNAL.value[0]
+    assert [(each.handle, each.code) for each in dropped] == [(1, internal), (2, internal)]
+    assert len(sessions) == 0
+    sessions.apply(open_session(link, 3, [3]))
+    sessions.apply(open_session(link, 4, [4]))
+    run(sessions)
+    assert link.proposed(3) == continuation(MODEL, [3], 3)
+    assert link.proposed(4) == continuation(MODEL, [4], 3)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1e-9])
+def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> None:
+    model = Faulty(load_model(MODEL, slots=2))
+    sessions, link = Sessions(model), Recorder()
+    sessions.apply(open_session(link, 1, [3], Pace(1, 3, floor)))
+    sessions.apply(open_session(link, 2, [4], Pace(1, 3, floor)))
+    model.poisoned = frozenset({1})
+    run(sessions)
+    (dropped,) = [reply for reply in link.replies if isinstance(reply, Dropped)]
+    assert dropped.code == grpc.StatusCode.ABORTED.value[0]
+    assert dropped.message == "the drafter's logits are not finite"
+    survivor = 3 - dropped.handle
+    assert link.proposed(survivor) == continuation(MODEL, [2 + survivor], 3)
+    assert len(sessions) == 1
+
+
+def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
+    sessions, lost, kept = Sessions(load_model(MODEL, slots=2)), Recorder(), Recorder()
+    sessions.apply(open_session(lost, 1, [3]))
+    sessions.apply(open_session(kept, 1, [4]))
+    sessions.step()
+    sessions.apply(LoseLink(lost))
+    run(sessions)
+    assert not lost.replies
+    assert kept.proposed(1) == continuation(MODEL, [4], 3)
+    sessions.apply(open_session(kept, 2, [5]))
+    run(sessions)
+    assert kept.proposed(2) == continuation(MODEL, [5], 3)
+
+
+def test_a_session_that_is_paused_costs_no_forward() -> None:
+    sessions, link = Sessions(load_model(MODEL, slots=1)), Recorder()
+    sessions.apply(open_session(link, 1, [3], Pace(1, 0)))
+    assert not sessions.wanting
+
+
+Step = tuple[str, int, list[int], int]
+STEP: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.just("advance"), st.integers(0, 3), st.lists(st.integers(1, 7), max_size=2), st.integers(0, 3)),
+    st.tuples(st.just("draft"), st.integers(1, 3), st.just([]), st.just(0)),
+)
+
+
+@given(st.lists(STEP, max_size=12), st.integers(1, 3), st.integers(0, 5))
+def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
+    steps: list[Step], chunk: int, run_ahead: int
+) -> None:
+    """A decision agrees with `agree` drafted tokens, then says others, from up to `back` positions behind."""
+    sessions, link, pace = Sessions(load_model(MODEL, slots=1)), Recorder(), Pace(chunk, run_ahead)
+    decided = [5, 2]
+    sessions.apply(open_session(link, 1, decided, pace))
+    for kind, number, tokens, back in steps:
+        if kind == "draft":
+            for _ in range(number):
+                sessions.step()
+            continue
+        position = max(2, len(decided) - back)
+        told = continuation(MODEL, decided[:position], number) + tokens
+        sessions.apply(AdvanceSession(link, 1, position, tuple(told), pace))
+        decided = decided[:position] + told
+    run(sessions)
+    replies = [reply for reply in link.replies if isinstance(reply, Proposed)]
+    ahead: list[int] = []
+    for reply in replies:
+        if reply.proposal.chain == replies[-1].proposal.chain:
+            start = reply.proposal.base + reply.proposal.offset
+            ahead = (decided + ahead)[: max(start, len(decided))][len(decided) :]
+            ahead += reply.proposal.tokens[max(0, len(decided) - start) :]
+    assert ahead == continuation(MODEL, decided, run_ahead)
+
+
+def test_a_random_llama_drafts_its_own_greedy_continuation(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1)), Recorder()
+    sessions.apply(open_session(link, 1, [9, 3, 4], Pace(2, 10)))
+    sessions.apply(open_session(link, 2, [7], Pace(3, 10)))
+    run(sessions)
+    for handle, prompt in ((1, [9, 3, 4]), (2, [7])):
+        assert link.proposed(handle) == generated(model, prompt, 10)
+    text = [9, 3, 4, *generated(model, [9, 3, 4], 2), 30]
+    link.take()
+    sessions.apply(AdvanceSession(link, 1, 3, tuple(text[3:]), Pace(2, 10)))
+    sessions.apply(CloseSession(link, 2))
+    run(sessions)
+    assert link.proposed(1) == generated(model, text, 10)
+
+
+def generated(model: LlamaForCausalLM, prompt: list[int], length: int) -> list[int]:
+    """Greedy, without a cache."""
+    text = list(prompt)
+    with torch.inference_mode():
+        for _ in range(length):
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]

@@ -1,0 +1,160 @@
+"""How processes start, say that they are ready, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import ModelServiceOptions, one_line, run_until_signalled
+
+
+class Fake:
+    """A service that fails when told to."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, reason: str = "", stop_error: Exception | None = None) -> None:
+        self.reason = reason
+        self.stop_error = stop_error
+        self.stopped_with: float | None = None
+
+    async def failed(self) -> str:
+        if not self.reason:
+            await asyncio.Event().wait()
+        return self.reason
+
+    async def stop(self, grace: float) -> None:
+        self.stopped_with = grace
+        if self.stop_error:
+            raise self.stop_error
+
+
+async def run(fake: Fake, *signals: signal.Signals) -> int:
+    def ready(running: Fake) -> str:
+        for number in signals:
+            os.kill(os.getpid(), number)
+        return f"ready on {running.address}"
+
+    async def start() -> Fake:
+        return fake
+
+    return await asyncio.wait_for(run_until_signalled(start, ready, "test", grace=0.5), 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_drains(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    fake = Fake()
+    assert await run(fake, number) == 0
+    assert fake.stopped_with == 0.5
+    assert capsys.readouterr() == ("ready on 127.0.0.1:1\n", "specwire test: draining\n")
+
+
+async def test_a_failure_while_running_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    fake = Fake("the engine broke")
+    assert await run(fake) == 1
+    assert fake.stopped_with == 0.0
+    assert capsys.readouterr().err == "specwire test: error: the engine broke\n"
+
+
+async def test_a_failure_to_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run(Fake(stop_error=RuntimeError("stuck")), signal.SIGTERM) == 1
+    assert "error while stopping: stuck" in capsys.readouterr().err
+
+
+async def test_a_failure_to_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async def start() -> Fake:
+        raise ValueError("no such\n  model")
+
+    assert await run_until_signalled(start, lambda _: "", "test") == 1
+    assert capsys.readouterr() == ("", "specwire test: error: no such model\n")
+
+
+async def test_a_signal_during_the_start_gives_it_up(capsys: pytest.CaptureFixture[str]) -> None:
+    cleaned = False
+
+    async def start() -> Fake:
+        nonlocal cleaned
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned = True
+        return Fake()
+
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 10) == 0
+    assert cleaned
+    assert capsys.readouterr().out == ""
+
+
+async def test_what_started_in_spite_of_the_signal_is_stopped() -> None:
+    fake = Fake()
+
+    async def start() -> Fake:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return fake
+        return fake
+
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 10) == 0
+    assert fake.stopped_with == 0.0
+
+
+def test_the_second_signal_stops_at_once() -> None:
+    script = """
+        import asyncio, os, signal
+        from specwire.rpc.process import run_until_signalled
+
+        class Stubborn:
+            address = "x"
+            async def failed(self):
+                await asyncio.Event().wait()
+            async def stop(self, grace):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(60)
+
+        async def start():
+            return Stubborn()
+
+        def ready(running):
+            os.kill(os.getpid(), signal.SIGINT)
+            return "ready"
+
+        asyncio.run(run_until_signalled(start, ready))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stdout == "ready\n"
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"model": ""}, "model"),
+        ({"model": "m", "listen": "host"}, "listen"),
+        ({"model": "m", "listen": "host:70000"}, "listen"),
+        ({"model": "m", "dtype": "int8"}, "dtype"),
+        ({"model": "m", "device": ""}, "device"),
+        ({"model": "m", "threads": 0}, "threads"),
+        ({"model": "m", "slots": -1}, "slots"),
+        ({"model": "m", "context": 1}, "context"),
+    ],
+)
+def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{field}: "):
+        ModelServiceOptions(**options)  # type: ignore[arg-type]
+
+
+def test_errors_fit_on_one_line() -> None:
+    assert one_line(OSError("a\nb")) == "a b"
+    assert one_line(KeyError("x")) == "KeyError: 'x'"
+    assert one_line(TimeoutError()) == "TimeoutError"
