@@ -11,14 +11,23 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
 from verify_service.worker import Deliver, Load, Runnable, Worker
 
+# For calls that are not links, such as a health watch.
+LAST_CALLS_S = 0.2
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
 class RunningVerifier:
     """A verifier that answers at `address`."""
 
-    def __init__(self, worker: EngineWorker, server: RunningServer, info: common_pb2.GetModelInfoResponse) -> None:
+    def __init__(
+        self,
+        worker: EngineWorker,
+        servicer: VerifyServicer,
+        server: RunningServer,
+        info: common_pb2.GetModelInfoResponse,
+    ) -> None:
         self._worker = worker
+        self._servicer = servicer
         self._server = server
         self.info = info
 
@@ -32,7 +41,9 @@ class RunningVerifier:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
-        await self._server.stop(grace)
+        await self._server.set_serving(False)
+        await self._servicer.drain(grace)
+        await self._server.stop(LAST_CALLS_S)
         await self._worker.stop()
 
 
@@ -52,7 +63,7 @@ async def start(options: ModelServiceOptions) -> RunningVerifier:
     except BaseException:
         await worker.stop()
         raise
-    return RunningVerifier(worker, server, info)
+    return RunningVerifier(worker, servicer, server, info)
 
 
 def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoResponse]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -12,7 +14,7 @@ import grpc.aio
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_info import answer
-from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.outbox import Outbox
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
 from verify_service.commands import LinkLost, Refusal, Reports, Scoring
@@ -28,6 +30,21 @@ ScoreContext = grpc.aio.ServicerContext[verify_pb2.ScoreRequest, verify_pb2.Scor
 # A peer that sends faster than the engine takes in is read slowly.
 MOST_BACKLOG = 1024
 BACKLOG_PAUSE_S = 0.005
+STOPPING = "the verifier is stopping"
+# How long ended links may take to say so to their peers.
+FAREWELL_S = 1.0
+
+
+class Link(NamedTuple):
+    """A Connect stream: what goes out on it, and a future whose exception ends it."""
+
+    outbox: Responses
+    broken: asyncio.Future[None]
+
+    def end(self, message: str) -> None:
+        """The peer is told UNAVAILABLE: it may go on elsewhere."""
+        if not self.broken.done():
+            self.broken.set_exception(StatusError(grpc.StatusCode.UNAVAILABLE, message))
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -37,15 +54,30 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._worker = worker
         self._info = info
         self._numbers = itertools.count()
-        self._outboxes: dict[int, Responses] = {}
+        self._links: dict[int, Link] = {}
+        self._empty = asyncio.Event()
+        self._draining = False
         worker.on_reports = self._deliver
 
     def _deliver(self, reports: Reports) -> None:
         """Once a step, in the event loop."""
         for link, report in reports.items():
-            outbox = self._outboxes.get(link)
-            if outbox is not None:
-                outbox.push(report_to_wire(report))
+            if link in self._links:
+                self._links[link].outbox.push(report_to_wire(report))
+
+    async def drain(self, grace: float) -> None:
+        """Take no new links; give the present ones `grace` seconds to go, then end them."""
+        self._draining = True
+        await self._wait_until_empty(grace)
+        for link in self._links.values():
+            link.end(STOPPING)
+        await self._wait_until_empty(FAREWELL_S)
+
+    async def _wait_until_empty(self, seconds: float) -> None:
+        self._empty.clear()
+        with suppress(TimeoutError):
+            if self._links:
+                await asyncio.wait_for(self._empty.wait(), seconds)
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: InfoContext
@@ -82,15 +114,13 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         return result
 
     async def Connect(self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], context: ConnectContext) -> None:
-        loop = asyncio.get_running_loop()
-        broken: asyncio.Future[None] = loop.create_future()
-
-        def on_failure(error: LinkError) -> None:
-            broken.set_exception(StatusError(grpc.StatusCode.UNAVAILABLE, str(error)))
-
-        link, outbox = next(self._numbers), Responses(context.write, on_failure)
-        self._outboxes[link] = outbox
-        reading = loop.create_task(self._read(requests, link, outbox), name=f"link {link}")
+        if self._draining:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, STOPPING)
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        link = Link(Responses(context.write, lambda error: link.end(str(error))), broken)
+        number = next(self._numbers)
+        self._links[number] = link
+        reading = asyncio.ensure_future(self._read(requests, number, link.outbox))
         try:
             done, _ = await asyncio.wait([reading, broken], return_when=asyncio.FIRST_COMPLETED)
             for future in done:
@@ -98,9 +128,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             reading.cancel()
             broken.cancel()
-            self._worker.send(LinkLost(link))
-            del self._outboxes[link]
-            await outbox.close()
+            self._worker.send(LinkLost(number))
+            await link.outbox.close()
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self._links[number]
+        if not self._links:
+            self._empty.set()
 
     async def _read(
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses

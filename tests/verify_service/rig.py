@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -71,10 +72,10 @@ class Rig:
                     self.finished[decided.handle] = verdict.finish
             self.refused += report.refused
 
-    def tick(self, link: int = 0, **parts: tuple[object, ...]) -> None:
-        self.engine.inbox.put(Tick(link, self.now, **parts))  # type: ignore[arg-type]
+    def tick(self, link: int = 0, **parts: Any) -> None:
+        self.engine.inbox.put(Tick(link, self.now, **parts))
 
-    def open(self, handle: int, prompt: Sequence[int], link: int = 0, **changes: object) -> None:
+    def open(self, handle: int, prompt: Sequence[int], link: int = 0, **changes: Any) -> None:
         self.tick(link, opens=(opening(handle, prompt, **changes),))
 
     def propose(self, handle: int, *proposals: Proposal) -> None:
@@ -106,9 +107,9 @@ def opening(
     allowance: Allowance = FAR,
     stop_ids: frozenset[int] = frozenset(),
     decided: Sequence[int] = (),
-    **changes: object,
+    **changes: Any,
 ) -> Opening:
-    fields: dict[str, object] = {"session_id": f"session-{handle}", "fence": 1, "attach": 1, **changes}
+    fields: dict[str, Any] = {"session_id": f"session-{handle}", "fence": 1, "attach": 1, **changes}
     tokens = (*prompt, *decided)
     stopping = Stopping(max_tokens, stop_ids)
     return Opening(
@@ -118,7 +119,7 @@ def opening(
         sampling=sampling,
         stopping=stopping,
         allowance=Allowance(allowance.durable, allowance.credit, allowance.due),
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

@@ -1,0 +1,236 @@
+"""A verifier over real gRPC: its tokens, its statuses, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specwire.core.sampling import Sampling
+from specwire.core.text import hash_of
+from specwire.lm import LanguageModel, load_model
+from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import common_pb2, verify_pb2
+from tests.verify_service.peer import connected, open_message, serving, stub_of
+from tests.verify_service.rig import oracle
+from verify_service.server import start
+
+MODEL = "scripted:7"
+PROMPT = [3, 1, 4, 1, 5]
+COUPLED = Sampling(temperature=0.9, seed=1 << 60)
+
+
+@pytest.fixture(scope="module")
+def target() -> LanguageModel:
+    return load_model(MODEL, slots=1)
+
+
+def proposal(
+    handle: int, number: int, text: Sequence[int], tokens: Sequence[int], **changes: Any
+) -> common_pb2.Proposal:
+    fields = {"handle": handle, "chain": number, "base": len(text), "prefix_hash": hash_of(text), **changes}
+    return common_pb2.Proposal(tokens=tokens, **fields)
+
+
+async def test_decides_what_the_target_alone_would(target: LanguageModel) -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT)
+        await peer.open(2, PROMPT, COUPLED)
+        await peer.until_finished(1, 2)
+        assert peer.opened == [1, 2]
+        assert peer.tokens[1] == oracle(target, PROMPT, 40)
+        assert peer.tokens[2] == oracle(target, PROMPT, 40, COUPLED)
+        assert peer.finished == {1: common_pb2.FINISH_REASON_LENGTH, 2: common_pb2.FINISH_REASON_LENGTH}
+
+
+async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel) -> None:
+    truth = oracle(target, PROMPT, 40)
+    async with serving("scripted:7:delay_ms=2") as running, connected(running) as peer:
+        await peer.send(
+            opens=[open_message(1, PROMPT, peer.info)],
+            proposals=[proposal(1, 0, PROMPT, truth[:10]), proposal(1, 0, PROMPT, truth[10:20], offset=10)],
+        )
+        await peer.until_finished(1)
+        assert peer.tokens[1] == truth
+        assert peer.outcomes[1].count(common_pb2.OUTCOME_ACCEPTED) >= 18
+        assert len(peer.timings) < 40
+
+
+async def test_timings_and_description_are_told() -> None:
+    async with serving(MODEL) as running, stub_of(running) as stub, connected(running) as peer:
+        info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest())
+        assert [each.rows for each in info.forward_times][:3] == [1, 2, 3]
+        assert (info.vocabulary, info.slots, info.context) == (64, 4, 512)
+        assert info.tokenizer_json
+        known = common_pb2.GetModelInfoRequest(known_tokenizer_hash=info.tokenizer_hash)
+        assert not (await stub.GetModelInfo(known)).tokenizer_json
+        await peer.open(1, PROMPT)
+        await peer.until_finished(1)
+        steps = [each.step for each in peer.timings]
+        assert steps == sorted(set(steps))
+        ended = [each.forward_ended_ns for each in peer.timings]
+        assert ended == sorted(ended)
+
+
+BAD_OPENS: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
+    ({"session_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "session_id"),
+    ({"session_id": "x" * 257}, grpc.StatusCode.INVALID_ARGUMENT, "session_id"),
+    ({"tokens": []}, grpc.StatusCode.INVALID_ARGUMENT, "tokens"),
+    ({"tokens": [1] * 512}, grpc.StatusCode.INVALID_ARGUMENT, "tokens"),
+    ({"tokens": [1, 64]}, grpc.StatusCode.INVALID_ARGUMENT, "tokens: token id 64"),
+    ({"prompt_length": 0}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_length"),
+    ({"prompt_length": 6}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_length"),
+    ({"sampling": None}, grpc.StatusCode.INVALID_ARGUMENT, "seed"),
+    (
+        {"sampling": common_pb2.Sampling(temperature=float("nan"), seed=1)},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "temperature",
+    ),
+    ({"sampling": common_pb2.Sampling(temperature=-1, seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
+    ({"sampling": common_pb2.Sampling(top_p=0.0, seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+    ({"sampling": common_pb2.Sampling(rule="magic", seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "rule"),
+    ({"sampling": common_pb2.Sampling(rule="coupled", seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "rule"),
+    ({"stopping": None}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
+    ({"stopping": common_pb2.Stopping(max_tokens=1, stop_ids=[64])}, grpc.StatusCode.INVALID_ARGUMENT, "stop_ids"),
+    ({"progress": None}, grpc.StatusCode.INVALID_ARGUMENT, "progress"),
+    ({"vocabulary_fingerprint": "ab" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "abababababab"),
+    ({"vocabulary_fingerprint": ""}, grpc.StatusCode.FAILED_PRECONDITION, "vocabulary_fingerprint"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "named"), BAD_OPENS, ids=[f"{index} {case[2]}" for index, case in enumerate(BAD_OPENS)]
+)
+async def test_bad_open_is_refused_with_its_field_and_nothing_else_ends(
+    changes: dict[str, Any], code: grpc.StatusCode, named: str
+) -> None:
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.send(opens=[open_message(**{"handle": 1, "tokens": PROMPT, "info": peer.info, **changes})])
+        refused = await peer.refusal()
+        assert (refused.handle, refused.code) == (1, code.value[0])
+        assert named in refused.message
+        await peer.open(2, PROMPT)
+        await peer.until_finished(2)
+
+
+async def test_garbage_of_every_kind_leaves_the_verifier_alive(target: LanguageModel) -> None:
+    truth = oracle(target, PROMPT, 40)
+    async with serving("scripted:7:delay_ms=1") as running, connected(running) as peer:
+        await peer.open(1, PROMPT)
+        top = (1 << 32) - 1
+        for round_ in range(30):
+            await peer.send(
+                proposals=[
+                    proposal(1, round_, PROMPT, [top]),
+                    proposal(1, round_, PROMPT, [1] * 1000),
+                    proposal(77, round_, PROMPT, [1]),
+                    common_pb2.Proposal(handle=1),
+                    common_pb2.Proposal(handle=1, chain=(1 << 64) - 1, base=top, offset=top, tokens=[1]),
+                ],
+                progress=[
+                    verify_pb2.Progress(handle=99, credit=top),
+                    verify_pb2.Progress(handle=1, credit=top, due=top),
+                ],
+                closes=[common_pb2.Close(handle=1234)],
+            )
+        await peer.until_finished(1)
+        assert peer.tokens[1] == truth
+
+
+async def test_deadline_and_close() -> None:
+    async with serving("scripted:7:delay_ms=2", context=None) as running, connected(running) as peer:
+        long = common_pb2.Stopping(max_tokens=4000)
+        await peer.open(1, PROMPT, deadline_ms=50, stopping=long)
+        await peer.open(2, PROMPT, stopping=long)
+        await peer.until_finished(1)
+        assert peer.finished[1] == common_pb2.FINISH_REASON_DEADLINE
+        await peer.send(closes=[common_pb2.Close(handle=2)])
+        await peer.open(3, PROMPT)
+        await peer.until_finished(3)
+        assert 2 not in peer.finished
+
+
+async def test_lost_link_gives_its_slots_back() -> None:
+    async with serving(MODEL, slots=1) as running:
+        for _ in range(3):
+            async with connected(running) as peer:
+                await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=7))
+                await peer.receive()
+        async with connected(running) as peer:
+            await peer.open(1, PROMPT)
+            await peer.until_finished(1)
+
+
+async def test_full_verifier_refuses() -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
+        await peer.open(2, PROMPT)
+        refused = await peer.refusal()
+        assert (refused.handle, refused.code) == (2, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+
+
+async def test_score(target: LanguageModel) -> None:
+    async with serving(MODEL) as running, stub_of(running) as stub:
+        tokens = [*PROMPT, *oracle(target, PROMPT, 3)]
+        scores = (await stub.Score(verify_pb2.ScoreRequest(tokens=tokens, from_position=5))).log_probabilities
+        assert len(scores) == 3
+        assert all(-10 < score < 0 for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "from_position", "named"),
+    [
+        ([1], 1, "tokens"),
+        ([1, 2], 0, "from_position"),
+        ([1, 2], 2, "from_position"),
+        ([1, 99], 1, "99"),
+        ([1] * 513, 1, "512"),
+    ],
+)
+async def test_bad_score_is_an_invalid_argument(tokens: list[int], from_position: int, named: str) -> None:
+    async with serving(MODEL) as running, stub_of(running) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Score(verify_pb2.ScoreRequest(tokens=tokens, from_position=from_position))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert named in str(raised.value.details())
+
+
+async def test_health_says_serving() -> None:
+    async with serving(MODEL) as running, grpc.aio.insecure_channel(running.address) as channel:
+        request = health_pb2.HealthCheckRequest(service="specwire.v1.VerifyService")
+        response = await health_pb2_grpc.HealthStub(channel).Check(request)
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_stopping_drains_and_then_tells_unavailable() -> None:
+    running = await start(ModelServiceOptions("scripted:7:delay_ms=2", slots=2))
+    async with connected(running) as peer:
+        await peer.open(1, PROMPT)
+        await peer.receive()
+        stopping = asyncio.create_task(running.stop(0.5))
+        await peer.until_finished(1)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await peer.call.read()
+        assert await peer.call.code() is grpc.StatusCode.UNAVAILABLE
+        await stopping
+
+
+async def test_stop_is_idempotent() -> None:
+    running = await start(ModelServiceOptions(MODEL))
+    await running.stop()
+    await running.stop()
+
+
+async def test_two_links_are_apart(target: LanguageModel) -> None:
+    async with serving(MODEL) as running, connected(running) as one, connected(running) as two:
+        await one.open(1, PROMPT, session_id="a")
+        await two.open(1, PROMPT[:2], session_id="b")
+        await one.until_finished(1)
+        await two.until_finished(1)
+        assert one.tokens[1] == oracle(target, PROMPT, 40)
+        assert two.tokens[1] == oracle(target, PROMPT[:2], 40)
