@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, cast
@@ -27,6 +28,9 @@ NAMESPACE = "specwire"
 LOOPBACK = "127.0.0.1"  # else Ray listens on the machine's own address
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
+
+
+Say = Callable[[RayAnswer], None]
 
 
 class RemoteOutcome(Protocol):
@@ -53,14 +57,15 @@ class Handle(Protocol):
 
 def main() -> None:
     order = RayOrder.from_json(sys.argv[1])
+    say = Answers().say
     try:
         _start_ray(order)
-        actors = {role: _actor(role, options, order) for role, options in order.services.items()}
-        _say(RayAnswer(addresses=_addresses(actors, order.start_timeout)))
+        actors = {role: _actor(role, options, order, say) for role, options in order.services.items()}
+        say(RayAnswer(addresses=_addresses(actors, order.start_timeout, say)))
         sys.stdin.read()  # until the parent closes it
         _stop(actors)
     except Exception as error:  # whatever it is, the parent has a user to tell
-        _say(RayAnswer(error=one_line(error)))
+        say(RayAnswer(error=one_line(error)))
     ray.shutdown()
     end_descendants(os.getpid())
 
@@ -86,14 +91,14 @@ def _start_ray(order: RayOrder) -> None:
     )
 
 
-def _actor(role: str, options: ModelServiceOptions, order: RayOrder) -> Handle:
-    _say(RayAnswer(progress=f"{role}: loading {options.model}"))
+def _actor(role: str, options: ModelServiceOptions, order: RayOrder, say: Say) -> Handle:
+    say(RayAnswer(progress=f"{role}: loading {options.model}"))
     address_file = Path(order.directory) / f"{role}.address"
     actor = ray.remote(ACTORS[role]).options(name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1)
     return cast(Handle, actor.remote(options, address_file))
 
 
-def _addresses(actors: dict[str, Handle], limit: float) -> dict[str, str]:
+def _addresses(actors: dict[str, Handle], limit: float, say: Say) -> dict[str, str]:
     """Wait for every service; StackError with the first that cannot start."""
     began = time.monotonic()
     roles = {actor.outcome.remote(): role for role, actor in actors.items()}
@@ -104,7 +109,7 @@ def _addresses(actors: dict[str, Handle], limit: float) -> dict[str, str]:
             raise StackError(f"{', '.join(sorted(roles.values()))}: not ready within {limit:.0f} s")
         role = roles.pop(done[0])
         addresses[role] = _address(role, done[0])
-        _say(RayAnswer(progress=f"{role}: ready after {time.monotonic() - began:.1f} s"))
+        say(RayAnswer(progress=f"{role}: ready after {time.monotonic() - began:.1f} s"))
     return addresses
 
 
@@ -128,9 +133,16 @@ def _resource(role: str) -> str:
     return f"specwire_{role}"
 
 
-def _say(answer: RayAnswer) -> None:
-    sys.stdout.write(answer.to_json() + "\n")
-    sys.stdout.flush()
+class Answers:
+    """Our stdout, kept for RayAnswers: Ray itself writes to file descriptor 1, which becomes stderr."""
+
+    def __init__(self) -> None:
+        self._stream = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def say(self, answer: RayAnswer) -> None:
+        self._stream.write(answer.to_json() + "\n")
+        self._stream.flush()
 
 
 if __name__ == "__main__":

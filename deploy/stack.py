@@ -54,8 +54,13 @@ class Stack:
                 wait.cancel()
 
     async def stop(self) -> None:
-        """End everything, the newest part first. Idempotent."""
-        await self._cleanup.aclose()
+        """End everything, the newest part first. Idempotent; a cancellation waits until it is done."""
+        ending = asyncio.ensure_future(self._cleanup.aclose())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
 
     async def _start(self, directory: Path, report: Report) -> None:
         check_free(self.options.listen)
@@ -114,7 +119,7 @@ async def start(options: StackOptions, directory: Path, report: Report) -> Stack
     try:
         await stack._start(directory, report)
     except BaseException as error:
-        await asyncio.shield(asyncio.ensure_future(stack.stop()))
+        await stack.stop()
         if isinstance(error, Exception):
             raise StackError(one_line(_first_cause(error))) from error
         raise
