@@ -111,6 +111,23 @@ async def test_cancellation_reaches_the_handler_and_is_not_logged(
     assert not [record for record in caplog.records if record.name.startswith("specwire")]
 
 
+async def test_a_generator_that_is_sending_is_closed_when_its_call_is_cancelled() -> None:
+    closed = asyncio.Event()
+
+    async def endless(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(100_000)
+        finally:
+            closed.set()
+
+    async with served(service(Send=("unary_stream", endless))) as (_, channel):
+        call = method(channel, "unary_stream", "Send")(b"x", timeout=30)
+        await call.read()  # and no more: flow control stops the sender within a yield
+        call.cancel()
+        await asyncio.wait_for(closed.wait(), 10)
+
+
 async def test_an_unknown_method_is_unimplemented() -> None:
     async with served(service()) as (_, channel):
         _, error = await outcome(channel, "unary_unary", "x")
