@@ -40,7 +40,7 @@ class Expectation:
             self.skipped = 0
         if not self.arrived and self._verdicts:
             self.skipped += not waited
-            if self.delay_us is not None:
+            if self.delay_us is not None or waited:
                 self._judge(now_us - self._verdicts[-1][1] <= self._latest())
         told, self.last_delay_us = self.last_delay_us, 0.0
         self._verdicts.append((end, now_us))

@@ -1,0 +1,121 @@
+"""The scheduler is a pure function; these tests show it states and read its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specwire.core.speed import AcceptanceByPosition
+from verify_service.scheduler import MOST_WINDOW, PREFILL_ROWS, Awaited, Candidate, Share, schedule
+
+
+def flat(_: int) -> float:
+    return 1000.0
+
+
+def linear(rows: int) -> float:
+    return 1000.0 * rows
+
+
+def acceptance(rate: float) -> AcceptanceByPosition:
+    """Learned from 200 windows at this rate (by an even pattern)."""
+    learned, owed = AcceptanceByPosition(), 0.0
+    for _ in range(200):
+        owed += rate
+        accepted = MOST_WINDOW if owed >= 1 else 0
+        owed -= accepted > 0
+        learned.observe(MOST_WINDOW, accepted)
+    return learned
+
+
+def candidate(
+    slot: int = 0,
+    room: int = 100,
+    uncached: int = 1,
+    drafted: int = 0,
+    indebted: bool = False,
+    rate: float = 0.9,
+    awaited: Awaited | None = None,
+) -> Candidate:
+    return Candidate(slot, room, uncached, drafted, indebted, acceptance(rate), awaited)
+
+
+def test_nothing_to_do() -> None:
+    assert schedule([], 0.0, flat).shares == ()
+
+
+def test_every_session_with_room_decides_at_least_one_token() -> None:
+    plan = schedule([candidate(0), candidate(1, drafted=3), candidate(2, room=1, drafted=3)], 0.0, flat)
+    assert plan.shares == (Share(0, 1, 0, True), Share(1, 1, 3, True), Share(2, 1, 0, True))
+    assert plan.wait_until_us is None
+
+
+@pytest.mark.parametrize(("room", "drafted", "window"), [(100, 40, MOST_WINDOW), (4, 9, 3), (2, 9, 1), (1, 9, 0)])
+def test_window_fits_the_room(room: int, drafted: int, window: int) -> None:
+    assert schedule([candidate(room=room, drafted=drafted)], 0.0, flat).shares[0].window == window
+
+
+def test_debt_means_an_empty_window() -> None:
+    assert schedule([candidate(drafted=5, indebted=True)], 0.0, flat).shares[0].window == 0
+
+
+def test_window_stops_where_more_rows_cost_more_than_they_bring() -> None:
+    def steep_after_four(rows: int) -> float:
+        return 1000.0 if rows <= 4 else 10_000.0
+
+    assert schedule([candidate(drafted=10)], 0.0, steep_after_four).shares[0].window == 3
+
+
+def test_some_draft_token_is_tested_even_where_none_is_worth_it() -> None:
+    """Else a rate that fell could never rise again. The ledger is what stops it."""
+    assert schedule([candidate(drafted=10, rate=0.0)], 0.0, linear).shares[0].window == 1
+
+
+def test_prompts_share_a_budget_and_wait_their_turn() -> None:
+    plan = schedule([candidate(0, uncached=400), candidate(1, uncached=400), candidate(2)], 0.0, flat)
+    assert plan.shares == (Share(2, 1, 0, True), Share(0, 400, 0, True), Share(1, PREFILL_ROWS - 400, 0, False))
+
+
+def test_prompt_without_budget_is_left_out_and_a_lone_one_never_starves() -> None:
+    plan = schedule([candidate(0, uncached=9), candidate(1, uncached=3)], 0.0, flat, prefill_rows=9)
+    assert plan.shares == (Share(0, 9, 0, True),)
+
+
+def due(tokens: int = 4, expected: float = 200.0, latest: float = 300.0, chance: float = 1.0) -> Awaited:
+    return Awaited(tokens, expected, latest, chance)
+
+
+def test_waits_for_tokens_that_are_due_soon() -> None:
+    assert schedule([candidate(awaited=due())], 0.0, flat).wait_until_us == 300.0
+
+
+Veto = Callable[[], list[Candidate]]
+
+
+@pytest.mark.parametrize(
+    ("why", "candidates"),
+    [
+        ("too late to be worth it", lambda: [candidate(awaited=due(1, 5000.0, 6000.0))]),
+        ("never accepted", lambda: [candidate(rate=0.0, awaited=due())]),
+        ("never on time", lambda: [candidate(awaited=due(chance=0.0))]),
+        ("the time is over", lambda: [candidate(awaited=due(latest=-1.0, expected=-2.0))]),
+        ("no room for them", lambda: [candidate(room=1, awaited=due())]),
+        ("somebody is in debt", lambda: [candidate(awaited=due()), candidate(1, indebted=True)]),
+        ("a prompt is to be read", lambda: [candidate(awaited=due()), candidate(1, uncached=2)]),
+    ],
+)
+def test_does_not_wait(why: str, candidates: Veto) -> None:
+    assert schedule(candidates(), 0.0, flat).wait_until_us is None, why
+
+
+def test_a_batch_waits_only_if_the_whole_gains() -> None:
+    others = [candidate(slot, drafted=8) for slot in range(1, 8)]
+    waiting = candidate(0, awaited=due(2, 500.0, 600.0))
+    assert schedule([waiting], 0.0, flat).wait_until_us == 600.0
+    assert schedule([waiting, *others], 0.0, flat).wait_until_us is None
+
+
+def test_waits_for_the_best_of_several_due_times() -> None:
+    soon, late = candidate(0, awaited=due()), candidate(1, awaited=due(4, 50_000.0, 60_000.0))
+    assert schedule([soon, late], 0.0, flat).wait_until_us == 300.0
