@@ -1,0 +1,118 @@
+"""Every test vector and every table of PROTOCOL.md is what the core does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts import protocol_table
+from specwire.core.acceptance import Outcome, choose
+from specwire.core.chain import Offer
+from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
+from specwire.core.sampling import Sampling
+from specwire.core.session import TRANSITIONS, State
+from specwire.core.text import hash_of
+
+PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()
+LOGITS = [1.0, 0.5, 0.0, -0.5]
+
+
+def rows_after(line: str, page: str = PAGE) -> list[list[str]]:
+    """The cells of the first table after a line."""
+    lines = page.split(line, 1)[1].splitlines()
+    start = next(index for index, text in enumerate(lines) if text.startswith("|"))
+    stop = next((index for index in range(start, len(lines)) if not lines[index].startswith("|")), len(lines))
+    return [[cell.strip() for cell in text.strip("|").split("|")] for text in lines[start + 2 : stop]]
+
+
+def vectors(name: str) -> list[list[str]]:
+    return rows_after(f"<!-- vectors: {name} -->")
+
+
+def words(cell: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in cell.split())
+
+
+@pytest.mark.parametrize(("tokens", "value"), vectors("hash"))
+def test_hash(tokens: str, value: str) -> None:
+    assert f"{hash_of(int(token) for token in tokens.split()):016x}" == value
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), vectors("philox"))
+def test_philox(counter: str, key: str, output: str) -> None:
+    c0, c1, c2, c3 = (np.array(word, np.uint64) for word in words(counter))
+    k0, k1 = words(key)
+    assert tuple(int(word) for word in philox4x32((c0, c1, c2, c3), (k0, k1))) == words(output)
+
+
+@pytest.mark.parametrize("row", vectors("noise"))
+def test_noise(row: list[str]) -> None:
+    seed, choice, position, token, stream, integer = (int(cell) for cell in row[:6])
+    assert int(uniform_integers(seed, choice, position, np.array(token), Stream(stream))) == integer
+    if row[6]:
+        assert float(gumbel(seed, choice, position, np.array(token))) == pytest.approx(float(row[6]), rel=1e-14)
+    else:
+        assert stream != Stream.GUMBEL
+
+
+@pytest.mark.parametrize("row", vectors("coupled"))
+def test_coupled(row: list[str]) -> None:
+    sampling = Sampling(float(row[0]), int(row[1]), float(row[2]), int(row[3]), int(row[4]))
+    assert [choose(LOGITS, position, sampling) for position in range(4, 12)] == [int(token) for token in row[5].split()]
+
+
+def test_every_offer_and_every_outcome_has_its_row() -> None:
+    offers = [row[0].replace(" ", "_").replace("-", "_") for row in rows_after("What becomes of a proposal")]
+    assert sorted(offers) == sorted(Offer)
+    outcomes = [row[0] for row in rows_after("each with its outcome:")]
+    assert outcomes == [outcome.name.lower() for outcome in Outcome]
+
+
+def test_the_table_of_states_is_the_core_s() -> None:
+    rows = {row[0]: row[1:] for row in rows_after(protocol_table.BEGIN)}
+    assert rows.keys() == {event.__name__ for event in TRANSITIONS}
+    for event, transitions in TRANSITIONS.items():
+        cells = {state: rows[event.__name__][index] for index, state in enumerate(State)}
+        for state, shown in cells.items():
+            assert set(filter(None, shown.split(" or "))) == set(transitions.get(state, ()))
+
+
+def test_the_drawing_is_the_session_s() -> None:
+    drawing = PAGE.split("## 10.", 1)[1].split("What each event", 1)[0]
+    for transition in ("VerifierReady", "VerifierOpened", "VerifierLost", "OwnerLost"):
+        assert transition in drawing
+    assert all(state in drawing for state in State)
+
+
+def drifted() -> str:
+    return PAGE.replace("| opening or waiting |", "| ended |", 1).replace("| waiting or opening |", "| ended |", 1)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "PROTOCOL.md"
+    path.write_text(drifted())
+    monkeypatch.setattr(protocol_table, "PAGE", path)
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, mode: str) -> int:
+    monkeypatch.setattr("sys.argv", ["protocol_table", mode])
+    return protocol_table.main()
+
+
+def test_check_reports_drift_and_write_repairs_it(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page.read_text() != PAGE
+    assert run(monkeypatch, "--check") == 1
+    assert page.read_text() == drifted()
+    assert run(monkeypatch, "--write") == 0
+    assert run(monkeypatch, "--check") == 0
+    assert page.read_text() == PAGE
+
+
+def test_a_page_without_markers_is_an_error(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.write_text("nothing here")
+    with pytest.raises(ValueError, match="markers"):
+        run(monkeypatch, "--write")
