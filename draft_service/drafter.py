@@ -50,7 +50,8 @@ class Drafter(Generic[Info]):
     def __init__(self, load: Callable[[], tuple[Book, Info]]) -> None:
         self._load = load
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="drafter")
+        # A daemon: a forward that hangs beyond `stop` must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Info] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
