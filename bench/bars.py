@@ -1,0 +1,63 @@
+"""What is needed, and whether it holds: a bar ">= x" needs the interval's lower bound to reach it, "<= x" the upper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.gaps import BETWEEN, DELIVERY, Figure
+from bench.interval import Estimate
+from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN
+from bench.runs import Sample
+from bench.speed import speed_ratio
+from bench.texts import Judged
+
+SPEED = (
+    ("drafting on / transformers", DRAFTING_ON, PLAIN, 1.5),
+    ("drafting on / transformers assisted", DRAFTING_ON, ASSISTED, 1.3),
+    ("drafting off / transformers", DRAFTING_OFF, PLAIN, 1.0),
+)
+GAPS_MS = {BETWEEN: 1.0, DELIVERY: 2.5}
+OURS = (DRAFTING_OFF, DRAFTING_ON)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One requirement; `value` must be on the right side of `needed` with its whole interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    sense: str
+    needed: float
+    holds: bool
+
+
+def bars(samples: Sequence[Sample], figures: Sequence[Figure], judged: Sequence[Judged]) -> list[Bar]:
+    return [*_speed(samples), *_texts(judged), *_gaps(figures)]
+
+
+def at_least(name: str, value: Estimate, needed: float) -> Bar:
+    return Bar(name, value.value, value.low, value.high, ">=", needed, value.low >= needed)
+
+
+def at_most(name: str, value: Estimate, needed: float) -> Bar:
+    return Bar(name, value.value, value.low, value.high, "<=", needed, value.high <= needed)
+
+
+def _speed(samples: Sequence[Sample]) -> Iterator[Bar]:
+    for name, faster, slower, needed in SPEED:
+        yield at_least(f"speed, {name}", speed_ratio(samples, faster, slower), needed)
+
+
+def _texts(judged: Sequence[Judged]) -> Iterator[Bar]:
+    for row in OURS:
+        wrong = sum(one.mismatch.row == row and not one.near_tie for one in judged)
+        yield at_most(f"texts of row {row} that differ from transformers'", Estimate(wrong, wrong, wrong, 1.0), 0)
+
+
+def _gaps(figures: Sequence[Figure]) -> Iterator[Bar]:
+    for figure in figures:
+        if figure.part == "total":
+            yield at_most(f"ms, {figure.path}, row {figure.row}, p50", figure.p50, GAPS_MS[figure.path])

@@ -1,0 +1,51 @@
+"""The median of a few repeats with a confidence interval that assumes nothing of their law but independence."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median, and an interval [low, high] that covers the true one with probability `coverage`."""
+
+    value: float
+    low: float
+    high: float
+    coverage: float
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """The median's interval between order statistics: the narrowest symmetric one that covers 95 %.
+
+    The number of samples below the true median is binomial(n, 1/2), so [x(k), x(n+1-k)] misses it with probability
+    2 P(B < k). Fewer than 6 samples cannot reach 95 %: then the interval is their whole range and `coverage` says so.
+    """
+    if not samples:
+        raise ValueError("samples: must not be empty")
+    ordered = sorted(samples)
+    n = len(ordered)
+    k = max((k for k in range(1, (n + 1) // 2 + 1) if _coverage(n, k) >= CONFIDENCE), default=1)
+    return Estimate(statistics.median(ordered), ordered[k - 1], ordered[n - k], _coverage(n, k))
+
+
+def _coverage(n: int, k: int) -> float:
+    return 1 - 2 * sum(comb(n, below) for below in range(k)) / (1 << n)
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks."""
+    if not samples:
+        raise ValueError("samples: must not be empty")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent: must be from 0 to 100, not {percent}")
+    ordered = sorted(samples)
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)

@@ -1,0 +1,85 @@
+"""The picture beside the table: speeds, ratios prompt by prompt, and where the time beside the forwards goes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from bench.bars import GAPS_MS, SPEED
+from bench.gaps import Figure
+from bench.results import Results, RowResult
+from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN
+from bench.runs import Sample
+from bench.speed import prompt_ratios, repeat_speeds
+
+COLOURS = {PLAIN: "#9aa5b1", ASSISTED: "#627282", DRAFTING_OFF: "#7fb3d5", DRAFTING_ON: "#1f6fb2"}
+EXTRA_COLOUR = "#c9a227"
+PARTS = ("#1f6fb2", "#7fb3d5", "#c9a227", "#9aa5b1")
+NEEDED = "#b03a2e"
+
+
+def draw(results: Results, path: Path) -> None:
+    matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    canvas = Canvas(figsize=(16, 5), layout="constrained")
+    speeds, ratios, gaps = canvas.subplots(1, 3, width_ratios=(1.1, 1, 1.1))
+    _speeds(speeds, results.rows, results.samples)
+    _ratios(ratios, results.samples)
+    _gaps(gaps, results.figures)
+    canvas.savefig(path, dpi=110)
+
+
+def _speeds(axes: Axes, rows: Sequence[RowResult], samples: Sequence[Sample]) -> None:
+    axes.set_title("tokens per second, single stream (dots: repeats)", loc="left")
+    for at, row in enumerate(rows):
+        speed = row.tokens_per_second
+        axes.barh(at, speed.value, color=COLOURS.get(row.key, EXTRA_COLOUR), height=0.62)
+        spread = [[max(0.0, speed.value - speed.low)], [max(0.0, speed.high - speed.value)]]
+        speeds = repeat_speeds(samples, row.key)
+        axes.scatter(speeds, [at] * len(speeds), s=10, color="black", alpha=0.5, zorder=3)
+        axes.errorbar(speed.value, at, xerr=spread, color="black", capsize=3, linewidth=1)
+        axes.annotate(
+            f" {speed.value:.0f}  ({row.to[PLAIN].value:.2f} x)",
+            (speed.high, at),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.set_yticks(range(len(rows)), [textwrap.fill(f"({row.key}) {row.label}", 22) for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+
+
+def _ratios(axes: Axes, samples: Sequence[Sample]) -> None:
+    """A dot for each prompt, and the bar that the whole has to reach."""
+    axes.set_title("times as fast, prompt by prompt (line: needed in all)", loc="left")
+    for at, (_, faster, slower, needed) in enumerate(SPEED):
+        ratios = sorted(prompt_ratios(samples, faster, slower))
+        heights = [at + 0.5 * (index / max(1, len(ratios) - 1) - 0.5) for index in range(len(ratios))]
+        axes.scatter(ratios, heights, s=14, color=COLOURS[faster])
+        axes.vlines(needed, at - 0.35, at + 0.35, color=NEEDED, linewidth=2)
+    axes.set_yticks(range(len(SPEED)), [textwrap.fill(name, 18) for name, *_ in SPEED])
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+
+
+def _gaps(axes: Axes, figures: Sequence[Figure]) -> None:
+    """Stacked medians; medians of parts do not add up exactly to the median of the whole."""
+    axes.set_title("ms beside the forward, p50 by part (line: needed)", loc="left")
+    bars = list(dict.fromkeys((figure.path, figure.row) for figure in figures))
+    for at, (path, row) in enumerate(bars):
+        left = 0.0
+        parts = [one for one in figures if (one.path, one.row) == (path, row) and one.part != "total"]
+        for part, colour in zip(parts, PARTS, strict=False):
+            axes.barh(at, part.p50.value, left=left, color=colour, height=0.62)
+            axes.annotate(
+                part.part.replace(", ", ",\n"), (left + part.p50.value / 2, at), ha="center", va="center", fontsize=7
+            )
+            left += part.p50.value
+        axes.vlines(GAPS_MS[path], at - 0.4, at + 0.4, color=NEEDED, linewidth=2)
+    axes.set_yticks(range(len(bars)), [textwrap.fill(f"{path}, ({row})", 24) for path, row in bars])
+    axes.invert_yaxis()

@@ -1,0 +1,121 @@
+"""What people read: the rows, then the variants, the gaps, the texts and the bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench.bars import Bar
+from bench.gaps import Figure
+from bench.interval import CONFIDENCE, Estimate
+from bench.results import Results, RowResult, VariantResult
+from bench.rows import ASSISTED, PLAIN
+from bench.texts import Judged
+
+
+def report(results: Results) -> str:
+    sections = (
+        _rows(results.rows),
+        _variants(results.variants),
+        _gaps(results.figures),
+        _cores(results),
+        _texts(results.judged),
+        _bars(results.bars),
+        list(results.notes),
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return [_line(row, widths) for row in (head, *rows)]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+def _rows(rows: Sequence[RowResult]) -> list[str]:
+    head = ("row", "tokens/s", f"x {PLAIN}", f"x {ASSISTED}", "tokens/forward", "acceptance", "first token ms")
+    body = [
+        (
+            f"({row.key}) {row.label}",
+            f"{row.tokens_per_second.value:.1f}",
+            _interval(row.to[PLAIN]),
+            _interval(row.to[ASSISTED]),
+            f"{row.tokens_per_forward:.2f}",
+            "-" if row.acceptance is None else f"{row.acceptance:.3f}",
+            f"{row.first_token_ms:.1f}",
+        )
+        for row in rows
+    ]
+    coverage = rows[0].tokens_per_second.coverage
+    note = f"medians over repeats; in brackets an interval that covers the true median with {coverage:.1%}"
+    return [*table(head, body), note if coverage >= CONFIDENCE else f"{note}: too few repeats for {CONFIDENCE:.0%}"]
+
+
+def _variants(variants: Sequence[VariantResult]) -> list[str]:
+    head = ("transformers assisted, selection pass", "tokens/s", "tokens/forward", "")
+    body = [
+        (one.name, f"{one.tokens_per_second:.1f}", f"{one.tokens_per_forward:.2f}", "taken" if one.chosen else "")
+        for one in variants
+    ]
+    return table(head, body)
+
+
+def _gaps(figures: Sequence[Figure]) -> list[str]:
+    head = ("ms", "row", "p50", "p95", "samples")
+    body = []
+    path = ""
+    for figure in figures:
+        if figure.path != path:
+            path = figure.path
+            body.append((path, "", "", "", ""))
+        body.append((f"  {figure.part}", figure.row, _milli(figure.p50.value), _milli(figure.p95), str(figure.count)))
+    return table(head, body) if body else ["no timings came with the chunks"]
+
+
+def _cores(results: Results) -> list[str]:
+    processes = list(next(iter(results.cores.values()), {}))
+    body = [(f"while ({row}) ran", *(f"{used[name]:.2f}" for name in processes)) for row, used in results.cores.items()]
+    return table(("cores in use", *processes), sorted(body)) if body else []
+
+
+def _texts(judged: Sequence[Judged]) -> list[str]:
+    if not judged:
+        return [f"texts: all rows equal ({PLAIN}), token for token"]
+    return [f"texts: different from ({PLAIN}) at", *_mismatches(judged)]
+
+
+def _mismatches(judged: Sequence[Judged]) -> Iterator[str]:
+    for one in judged:
+        where = one.mismatch
+        kind = "a near-tie" if one.near_tie else "NOT a near-tie"
+        yield (
+            f"  ({where.row}) prompt {where.prompt}, token {where.at}: {where.got} instead of {where.expected}; "
+            f"the target's top two there are {one.gap:.2e} apart, {kind}"
+        )
+
+
+def _bars(bars: Sequence[Bar]) -> list[str]:
+    head = ("bar", "value", "interval", "needed", "")
+    body = [
+        (
+            bar.name,
+            f"{bar.value:.3g}",
+            f"{bar.low:.3g} .. {bar.high:.3g}",
+            f"{bar.sense} {bar.needed:g}",
+            "holds" if bar.holds else "MISSED",
+        )
+        for bar in bars
+    ]
+    return table(head, body)
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def _milli(value: float) -> str:
+    return f"{value:.3f}"

@@ -1,0 +1,157 @@
+"""The rows: (a) transformers plain, (b) transformers assisted, (c) and (d) this system, drafting off and on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.child import Child, Message
+from bench.runs import Arrival, BenchError, Run
+from specwire.client import Chunk, Client, Finished, SpecwireError
+from specwire.core.limits import FinishReason
+
+LOAD_LIMIT = 600.0
+RUN_LIMIT = 600.0
+
+PLAIN, ASSISTED, DRAFTING_OFF, DRAFTING_ON = "a", "b", "c", "d"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Settings of assisted generation; None leaves the library's own.
+
+    Attributes:
+        schedule: how the number of draft tokens changes.
+        k: that number, or the first one.
+        confidence: a draft token less probable than this ends the window.
+    """
+
+    name: str
+    schedule: str | None = None
+    k: int | None = None
+    confidence: float | None = None
+
+    @property
+    def settings(self) -> dict[str, str | float | None]:
+        return {
+            "num_assistant_tokens_schedule": self.schedule,
+            "num_assistant_tokens": self.k,
+            "assistant_confidence_threshold": self.confidence,
+        }
+
+
+VARIANTS = (
+    *(Variant(f"constant k = {k}", "constant", k, 0.0) for k in (3, 5, 8)),
+    Variant("heuristic from k = 5", "heuristic", 5, 0.0),
+    Variant("default"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersRow:
+    """`generate` of transformers; assisted if it has a variant."""
+
+    peer: Child
+    variant: Variant | None = None
+
+    @property
+    def key(self) -> str:
+        return PLAIN if self.variant is None else ASSISTED
+
+    @property
+    def label(self) -> str:
+        return "transformers" if self.variant is None else f"transformers assisted, {self.variant.name}"
+
+    def run(self, prompt: Sequence[int], tokens: int) -> Run:
+        settings = None if self.variant is None else self.variant.settings
+        request = {"do": "generate", "prompt": list(prompt), "tokens": tokens, "variant": settings}
+        return self._run(self.peer.ask(request, RUN_LIMIT), tokens)
+
+    def _run(self, answer: Message, tokens: int) -> Run:
+        decided = answer["decided"]
+        k = self.variant.k if self.variant is not None and self.variant.schedule == "constant" else None
+        return Run(
+            tokens=exactly(tokens, answer["tokens"], self.label),
+            seconds=answer["seconds"],
+            first_token_seconds=answer["first_token_seconds"],
+            forwards=len(decided),
+            # Of n decided tokens the last is the target's own: n - 1 were accepted, and one more tested if that is < k.
+            tested=None if k is None else sum(min(count, k) for count in decided),
+            accepted=None if k is None else sum(count - 1 for count in decided),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpecwireRow:
+    """Our stack, asked by a client through gRPC."""
+
+    client: Client
+    drafting: bool
+
+    @property
+    def key(self) -> str:
+        return DRAFTING_ON if self.drafting else DRAFTING_OFF
+
+    @property
+    def label(self) -> str:
+        return f"specwire, drafting {'on' if self.drafting else 'off'}"
+
+    def run(self, prompt: Sequence[int], tokens: int) -> Run:
+        began_ns = time.monotonic_ns()
+        try:
+            events = list(
+                self.client.generate(
+                    prompt, max_tokens=tokens, ignore_eos=True, drafting=self.drafting, timeout=RUN_LIMIT
+                )
+            )
+        except SpecwireError as error:
+            raise BenchError(f"{self.label}: {error}") from error
+        ended_ns = time.monotonic_ns()
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        stats = self._finished(events[-1] if events else None).stats
+        return Run(
+            tokens=exactly(tokens, [token for chunk in chunks for token in chunk.tokens], self.label),
+            seconds=(ended_ns - began_ns) / 1e9,
+            first_token_seconds=(chunks[0].received_ns - began_ns) / 1e9,
+            forwards=stats.target_forwards,
+            tested=sum(stats.tested_at) if self.drafting else None,
+            accepted=sum(stats.accepted_at) if self.drafting else None,
+            arrivals=tuple(Arrival(len(chunk.tokens), chunk.received_ns, chunk.timings) for chunk in chunks),
+        )
+
+    def _finished(self, event: object) -> Finished:
+        if not isinstance(event, Finished):
+            raise BenchError(f"{self.label}: the stream ended too early")
+        if event.reason is not FinishReason.LENGTH:
+            raise BenchError(f"{self.label}: ended with {event.reason.name.lower()}, {event.message or 'no message'}")
+        return event
+
+
+def exactly(wanted: int, tokens: Sequence[int], label: str) -> tuple[int, ...]:
+    if len(tokens) != wanted:
+        raise BenchError(f"{label}: gave {len(tokens)} tokens, not {wanted}; is prompt + tokens beyond the context?")
+    return tuple(tokens)
+
+
+def start_peer(target: str, draft: str, dtype: str, threads: int) -> Child:
+    """Transformers with both models loaded."""
+    peer = Child("transformers", [sys.executable, "-m", "bench.peer"])
+    try:
+        peer.ask({"do": "load", "target": target, "draft": draft, "dtype": dtype, "threads": threads}, LOAD_LIMIT)
+    except BaseException:
+        peer.stop()
+        raise
+    return peer
+
+
+def start_stack(target: str, draft: str, dtype: str, ray: bool) -> tuple[Child, str]:
+    """`specwire up` as a user types it, and the address that it is ready on."""
+    command = ["up", "--target", target, "--draft", draft, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
+    stack = Child("specwire up", [sys.executable, "-m", "deploy", *command, *(() if ray else ("--no-ray",))])
+    try:
+        return stack, str(stack.answer(LOAD_LIMIT)["address"])
+    except BaseException:
+        stack.stop()
+        raise
