@@ -17,9 +17,12 @@ class StepCosts:
         self._plain: dict[int, float] = {}
         self._overhead: float | None = None
 
-    def V(self, rows: int) -> float:  # noqa: N802 the equations' name
-        """A forward of `rows` positions, all sessions together (a first approximation for batches)."""
-        return self.forward.at(rows)
+    def step(self, rows: int) -> float:
+        """A step of `rows` positions, all sessions together: the forward and the software around it.
+
+        V(rows) of one session is a first approximation for a batch.
+        """
+        return self.forward.at(rows) + min(self._overhead or 0.0, self.forward.at(1))
 
     def plain(self, sessions: int) -> float:
         """A step that decides one token for each of `sessions`: the forward and the software around it."""

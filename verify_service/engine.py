@@ -103,7 +103,7 @@ class Engine:
         self._take_commands()
         self.reception.expire(self._now_us())
         runnable = {held.slot: held for held in self.roster if held.session.room > 0}
-        plan = schedule([self._candidate(held) for held in runnable.values()], self._now_us(), self.costs.V)
+        plan = schedule([self._candidate(held) for held in runnable.values()], self._now_us(), self.costs.step)
         self._flush()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)

@@ -11,7 +11,9 @@ REMEMBERED_VERDICTS = 8
 MEMORY = 0.2
 # A first guess before anything was measured, as shares of a plain step.
 GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
-LEAST_SLACK_US = 100.0
+# Lateness that is still waited for: a few deviations, as TCP's retransmission timer has it (RFC 6298).
+LEAST_SLACK_US = 200.0
+SLACK_DEVIATIONS = 4
 # After so many steps without waiting, the delay is taken to be half of what was measured: it was measured while the
 # verifier computed, and on shared cores a wait shortens it. The ledger pays for a wrong guess.
 PROBE_AFTER = 16
@@ -84,7 +86,7 @@ class Expectation:
         return self._verdicts[-1][1]
 
     def _latest(self) -> float:
-        return (self.delay_us or 0.0) + max(LEAST_SLACK_US, 2 * self.deviation_us)
+        return (self.delay_us or 0.0) + max(LEAST_SLACK_US, SLACK_DEVIATIONS * self.deviation_us)
 
     def _judge(self, kept: bool) -> None:
         self.chance += MEMORY * ((1.0 if kept else 0.0) - self.chance)

@@ -75,7 +75,7 @@ V = Callable[[int], float]
 
 
 def schedule(candidates: Sequence[Candidate], now_us: float, V: V, prefill_rows: int = PREFILL_ROWS) -> Plan:
-    """Plan a step. V(m): expected microseconds of a forward of m rows."""
+    """Plan a step. V(m): expected microseconds of a step of m rows."""
     shares, budget, rows, expected = [], prefill_rows, 0, 0.0
     for candidate in sorted(candidates, key=_uncached):
         share = _share(candidate, budget, rows, expected, V)

@@ -18,6 +18,8 @@ from verify_service.commands import Command, Reports, Stop
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10.0
+# Between the thread's last words and its end.
+JOIN_S = 1.0
 
 Info = TypeVar("Info")
 T = TypeVar("T")
@@ -65,6 +67,9 @@ class Worker(Generic[Info]):
         except asyncio.CancelledError:
             self._ask_to_stop()
             await asyncio.wait({self._ended})
+            self._thread.join(JOIN_S)
+            if self._ready.done():
+                self._ready.exception()  # nobody else will ask for it
             raise
 
     def send(self, command: Command) -> None:
@@ -88,7 +93,9 @@ class Worker(Generic[Info]):
     async def stop(self) -> None:
         """End the thread after the step under way. Idempotent."""
         self._ask_to_stop()
-        await asyncio.wait({self._ended}, timeout=STOP_LIMIT_S)
+        done, _ = await asyncio.wait({self._ended}, timeout=STOP_LIMIT_S)
+        if done:
+            self._thread.join(JOIN_S)
 
     def _ask_to_stop(self) -> None:
         self._stopping = True

@@ -44,7 +44,7 @@ def test_wide_steps_of_one_session_refine_their_width() -> None:
     for _ in range(200):
         learned.observe(1, 4, 1600.0, drafting=True)
         learned.observe(2, 4, 9000.0, drafting=True)
-    assert learned.V(4) == pytest.approx(1600.0, rel=0.01)
+    assert learned.forward.at(4) == pytest.approx(1600.0, rel=0.01)
 
 
 def test_calibration_measures_every_width_and_leaves_the_slot_empty() -> None:

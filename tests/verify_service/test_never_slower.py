@@ -31,18 +31,18 @@ class Virtual(Rig):
     def __init__(self, growth: float) -> None:
         super().__init__(context=1024)
         self.growth = growth
-        self.engine.costs = StepCosts(ForwardTimes({m: self.V(m) for m in (1, 2, 4, 8, 16, 32)}))
+        self.engine.costs = StepCosts(ForwardTimes({m: self.cost(m) for m in (1, 2, 4, 8, 16, 32)}))
         self.pending: list[tuple[float, int, list[int]]] = []
         forward = self.lm.forward
 
         def timed(feeds: Sequence[Feed]) -> torch.Tensor:
-            self.now += self.V(sum(len(feed.tokens) for feed in feeds))
+            self.now += self.cost(sum(len(feed.tokens) for feed in feeds))
             self.arrive()
             return forward(feeds)
 
         self.lm.forward = timed  # type: ignore[method-assign]
 
-    def V(self, rows: int) -> float:
+    def cost(self, rows: int) -> float:
         return PLAIN_US * (1 + self.growth * (rows - 1))
 
     def _clock(self) -> float:
@@ -118,5 +118,5 @@ def good(truth: Sequence[int], done: int) -> tuple[list[int], float]:
 def test_good_drafter_pays(growth: float) -> None:
     """Four tokens for a wait of 2 ms and a forward of five rows."""
     rig = Virtual(growth)
-    ideal = COUNT / 4 * (2000.0 + rig.V(5))
+    ideal = COUNT / 4 * (2000.0 + rig.cost(5))
     assert rig.generate(good, due=4) <= 1.15 * ideal

@@ -1,0 +1,69 @@
+"""A tiny random Llama through the whole service writes what transformers writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specwire.core.text import hash_of
+from specwire.v1 import common_pb2
+from tests.verify_service.peer import connected, serving
+
+PROMPT = [5, 17, 80, 3]
+COUNT = 48
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    config.eos_token_id = None
+    path = tmp_path_factory.mktemp("models") / "llama"
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> list[int]:
+    """Greedy continuation by transformers; the test's seed has no near-ties, which would make it a matter of luck."""
+    model = LlamaForCausalLM.from_pretrained(llama).eval()
+    output = model.generate(torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, use_cache=True)
+    tokens: list[int] = output[0, len(PROMPT) :].tolist()
+    with torch.inference_mode():
+        best = model(output).logits[0, len(PROMPT) - 1 : -1].topk(2).values
+    assert float((best[:, 0] - best[:, 1]).min()) > NEAR_TIE
+    return tokens
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 5])
+async def test_equals_transformers_with_and_without_proposals(llama: Path, expected: list[int], right: int) -> None:
+    stopping = common_pb2.Stopping(max_tokens=COUNT, ignore_eos=True)
+    async with serving(str(llama), slots=2, context=None) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, stopping=stopping)
+        await peer.open(2, PROMPT[:2], stopping=stopping)
+        number = 0
+        while not {1, 2} <= peer.finished.keys():
+            await peer.receive()
+            done = len(peer.tokens.get(1, []))
+            if right and number < done < COUNT:
+                number = done
+                text, guess = PROMPT + expected[:done], [*expected[done : done + right], 96, 95]
+                chunk = common_pb2.Proposal(
+                    handle=1, chain=number, base=len(text), tokens=guess, prefix_hash=hash_of(text)
+                )
+                await peer.send(proposals=[chunk])
+        assert peer.tokens[1] == expected
+        assert len(peer.tokens[2]) == COUNT
