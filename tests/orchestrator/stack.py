@@ -1,0 +1,63 @@
+"""A whole stack in one process: scripted models, real gRPC between the parts, and the text that they must write."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import draft_service.server
+import verify_service.server
+from draft_service.server import RunningDrafter
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient
+from specwire.core.acceptance import choose
+from specwire.core.sampling import Sampling
+from specwire.lm import Feed, load_model
+from specwire.rpc.process import ModelServiceOptions
+from verify_service.server import RunningVerifier
+
+TARGET = "scripted:7:vocab=64"
+DRAFT = "scripted:7:vocab=64:agree=0.7"
+# Slow enough that drafting pays and that a test can interfere half-way: an emulation, not a benchmark.
+SLOW_TARGET = f"{TARGET}:delay_ms=8"
+PROMPT = (5, 6, 7)
+
+
+def plain(model: str, prompt: Sequence[int], length: int, sampling: Sampling | None = None) -> list[int]:
+    """`length` tokens of plain decoding by `model`, every one from a forward of the whole text."""
+    lm, text = load_model(model, slots=1), list(prompt)
+    for _ in range(length):
+        lm.rollback(0, 0)
+        logits = lm.forward([Feed(0, 0, text, 1)])[0].numpy()
+        text.append(choose(logits, len(text), sampling or Sampling()))
+    return text[len(prompt) :]
+
+
+@dataclass
+class Stack:
+    client: AsyncClient
+    orchestrator: server.RunningOrchestrator
+    verifier: RunningVerifier
+    drafters: list[RunningDrafter]
+
+
+@asynccontextmanager
+async def stack(
+    target: str = TARGET, *drafts: str, redis_url: str = "memory:", peer_timeout: float = 30.0
+) -> AsyncIterator[Stack]:
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(target))
+        parts.push_async_callback(verifier.stop, 0.0)
+        drafters = []
+        for draft in drafts:
+            drafters.append(await draft_service.server.start(ModelServiceOptions(draft)))
+            parts.push_async_callback(drafters[-1].stop, 0.0)
+        known = OrchestratorOptions(
+            (verifier.address,), tuple(d.address for d in drafters), redis_url, peer_timeout=peer_timeout
+        )
+        orchestrator = await server.start(known)
+        parts.push_async_callback(orchestrator.stop, 0.0)
+        client = await parts.enter_async_context(AsyncClient(orchestrator.address))
+        yield Stack(client, orchestrator, verifier, drafters)

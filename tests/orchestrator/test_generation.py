@@ -1,0 +1,243 @@
+"""GenerationService end to end: whatever happens beside it, the client's text is the target's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+
+import grpc
+import pytest
+
+import verify_service.server
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.client.requests import Options, Prompt
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from specwire.core.text import hash_of
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+
+COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
+
+
+@pytest.mark.parametrize("drafts", [(), (DRAFT,), ("scripted:99:vocab=64",)], ids=["alone", "drafted", "misled"])
+async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
+    async with stack(SLOW_TARGET, *drafts) as running:
+        done = await running.client.complete(PROMPT, max_tokens=60, ignore_eos=True)
+    assert list(done.tokens) == plain(TARGET, PROMPT, 60)
+    assert done.text == " ".join(map(str, done.tokens))
+    assert done.finish_reason is FinishReason.LENGTH
+    stats = done.stats
+    assert stats.accepted + stats.recovered + stats.bonus + stats.direct == stats.output_tokens == 60
+    assert [done.outcomes.count(o) for o in Outcome] == [stats.accepted, stats.recovered, stats.bonus, stats.direct]
+    assert stats.target_forwards <= 60
+
+
+async def test_a_good_drafter_saves_forwards() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        done = await running.client.complete(PROMPT, max_tokens=60, ignore_eos=True)
+    assert done.stats.accepted > 10
+    assert done.stats.target_forwards < 50
+
+
+async def test_coupled_text_depends_on_the_seed_alone() -> None:
+    def options(seed: int, drafting: bool = True) -> Options:
+        return Options(
+            temperature=0.9, top_k=20, top_p=0.95, seed=seed, drafting=drafting, max_tokens=40, ignore_eos=True
+        )
+
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        drafted = await running.client.complete(PROMPT, **options(11))
+        alone = await running.client.complete(PROMPT, **options(11, drafting=False))
+        other = await running.client.complete(PROMPT, **options(12))
+    assert list(drafted.tokens) == list(alone.tokens) == plain(TARGET, PROMPT, 40, COUPLED)
+    assert other.tokens != drafted.tokens
+    assert (drafted.sampling.rule, drafted.seed) == ("coupled", 11)
+
+
+async def test_sessions_side_by_side_do_not_mix() -> None:
+    prompts = [(n, n + 1) for n in range(2, 10)]
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        done = await asyncio.gather(*(running.client.complete(p, max_tokens=30, ignore_eos=True) for p in prompts))
+    assert [list(d.tokens) for d in done] == [plain(TARGET, p, 30) for p in prompts]
+
+
+async def test_stop_strings_cut_where_the_target_alone_would_be_cut() -> None:
+    expected = plain(TARGET, PROMPT, 30)
+    text = " ".join(map(str, expected))
+    stop = f" {expected[12]} {expected[13]}"
+    at = text.index(stop)
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        done = await running.client.complete(PROMPT, max_tokens=30, stop=[stop, "never"], ignore_eos=True)
+        kept = await running.client.get_session(done.session_id)
+    assert done.text == text[:at]
+    assert done.finish_reason is FinishReason.STOP_STRING
+    assert done.stats.output_tokens == len(done.tokens)
+    assert list(done.tokens) == expected[: len(done.tokens)]
+    assert kept.tokens == (*PROMPT, *done.tokens)
+    assert kept.finish_reason is FinishReason.STOP_STRING
+
+
+async def test_stop_ids_and_end_of_sequence() -> None:
+    expected = plain(TARGET, PROMPT, 30)
+    ends = "scripted:7:vocab=64:eos=0.1"
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        done = await running.client.complete(PROMPT, max_tokens=30, stop_ids=[expected[9]], ignore_eos=True)
+    first = expected.index(expected[9])
+    assert (list(done.tokens), done.finish_reason) == (expected[: first + 1], FinishReason.STOP_ID)
+    async with stack(ends, DRAFT) as running:
+        done = await running.client.complete(PROMPT, max_tokens=200)
+    expected = plain(ends, PROMPT, 200)
+    assert (list(done.tokens), done.finish_reason) == (expected[: expected.index(0) + 1], FinishReason.EOS)
+    assert done.text == " ".join(map(str, done.tokens))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("", {}, "prompt"),
+        ((), {}, "prompt"),
+        ((5, 64), {}, "prompt"),
+        ((5,) * 4096, {}, "prompt"),
+        (PROMPT, {"max_tokens": 5000}, "max_tokens"),
+        (PROMPT, {"temperature": math.nan}, "temperature"),
+        (PROMPT, {"temperature": -1.0}, "temperature"),
+        (PROMPT, {"temperature": 1.0, "top_p": 0.0}, "top_p"),
+        (PROMPT, {"rule": "coupled"}, "rule"),
+        (PROMPT, {"rule": "typical"}, "rule"),
+        (PROMPT, {"stop": [""]}, "stop"),
+        (PROMPT, {"stop_ids": [64]}, "stop_ids"),
+        (PROMPT, {"request_id": "x" * 129}, "request_id"),
+    ],
+)
+async def test_bad_input_names_the_field(prompt: Prompt, options: Options, field: str) -> None:
+    async with stack() as running:
+        with pytest.raises(SpecwireError, match=f"^{field}|: {field}") as refused:
+            await running.client.complete(prompt, **options)
+        assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True)).tokens) == 3
+
+
+async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:
+    """The stream either ends with the reason, or the deadline passes on the wire first: the log says the same."""
+    async with stack(SLOW_TARGET) as running:
+        events = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.5)
+        started = await anext(events)
+        assert isinstance(started, Started)
+        with suppress(SpecwireError):
+            seen = [event async for event in events]
+            assert isinstance(seen[-1], Finished)
+            assert seen[-1].reason is FinishReason.DEADLINE
+        await ended_in_log(running.client, started.session_id, FinishReason.DEADLINE)
+
+
+async def test_leaving_cancels_at_once() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        events = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True)
+        started = await anext(events)
+        assert isinstance(started, Started)
+        await anext(events)
+        await events.aclose()
+        await ended_in_log(running.client, started.session_id, FinishReason.CANCELLED)
+
+
+async def test_cancel_ends_the_stream() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        last = None
+        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
+            if isinstance(event, Started):
+                await running.client.cancel(event.session_id)
+            last = event
+        assert isinstance(last, Finished)
+        assert last.reason is FinishReason.CANCELLED
+
+
+async def ended_in_log(client: AsyncClient, session_id: str, reason: FinishReason) -> None:
+    """The log says within 5 s that the session ended, and why. It is polled: a reader would keep the session alive."""
+    found = None
+    for _ in range(100):
+        if (found := (await client.get_session(session_id)).finish_reason) is not None:
+            break
+        await asyncio.sleep(0.05)
+    assert found is reason
+
+
+async def test_watch_replays_and_goes_on() -> None:
+    expected = plain(TARGET, PROMPT, 60)
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        generating = running.client.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="watched")
+        started = await anext(generating)
+        assert isinstance(started, Started)
+        for _ in range(5):
+            await anext(generating)
+        await generating.aclose()
+        tokens: list[int] = []
+        texts: list[str] = []
+        known = hash_of((*PROMPT, *expected[:2]))
+        async for event in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known):
+            if isinstance(event, Chunk):
+                tokens += event.tokens
+            if isinstance(event, Chunk | Finished):
+                texts.append(event.text)
+        with pytest.raises(SpecwireError) as contradicted:
+            async for _ in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known ^ 1):
+                pass
+    assert tokens == expected[2:]
+    assert "".join(texts) == "".join(f" {t}" for t in expected[2:])
+    assert contradicted.value.code is grpc.StatusCode.DATA_LOSS
+
+
+async def test_one_request_id_is_one_session() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        one, two = await asyncio.gather(
+            *(running.client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="same") for _ in range(2))
+        )
+    assert one.session_id == two.session_id
+    assert one.tokens == two.tokens
+    assert one.text == two.text
+
+
+async def test_unknown_sessions_are_not_found() -> None:
+    async with stack() as running:
+        for call in (running.client.get_session("none"), running.client.cancel("none")):
+            with pytest.raises(SpecwireError) as missing:
+                await call
+            assert missing.value.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_restarted_verifier_goes_on_with_the_same_text() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        generating = asyncio.create_task(running.client.complete(PROMPT, max_tokens=120, ignore_eos=True))
+        await asyncio.sleep(0.3)
+        await running.verifier.stop(0.0)
+        again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
+        try:
+            done = await generating
+        finally:
+            await again.stop(0.0)
+    assert list(done.tokens) == plain(TARGET, PROMPT, 120)
+
+
+async def test_a_lost_drafter_changes_nothing() -> None:
+    async with stack(SLOW_TARGET, DRAFT) as running:
+        generating = asyncio.create_task(running.client.complete(PROMPT, max_tokens=80, ignore_eos=True))
+        await asyncio.sleep(0.2)
+        await running.drafters[0].stop(0.0)
+        done = await generating
+    assert list(done.tokens) == plain(TARGET, PROMPT, 80)
+
+
+async def test_without_a_verifier_a_session_fails_in_time() -> None:
+    async with stack(SLOW_TARGET, peer_timeout=0.5) as running:
+        await running.verifier.stop(0.0)
+        with pytest.raises(SpecwireError) as lost:
+            await running.client.complete(PROMPT, max_tokens=10)
+    assert lost.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_drafter_of_another_vocabulary_is_refused_at_start() -> None:
+    with pytest.raises(RuntimeError, match="vocabulary mismatch"):
+        async with stack(TARGET, "scripted:7:vocab=65"):
+            pass
