@@ -95,8 +95,8 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2900)
-    parser.add_argument("--decay", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--decay", type=int, default=950)
     parser.add_argument("--peak", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stop-after", type=int, default=1 << 30)
