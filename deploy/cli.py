@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+INTERRUPTED = 128 + 2
+
 
 class Module(Protocol):
     """What the module of a command offers."""
@@ -39,7 +41,13 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # before the command listens to signals itself
+        return INTERRUPTED
+
+
+def _main(words: list[str]) -> int:
     wanted = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="specwire", description="Speculative decoding over the wire.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -6,6 +6,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
+import demo_pair
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import DTYPES, ModelServiceOptions, check_listen
 
@@ -99,7 +100,9 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
 
 
 def default_pair() -> tuple[str, str]:
-    """Return the target and the drafter that run when none is named."""
+    """Return the target and the drafter that run when none is named: the pair in the box, where its weights are."""
+    if (demo_pair.TARGET / "config.json").is_file():
+        return str(demo_pair.TARGET), str(demo_pair.DRAFT)
     return "scripted:7:vocab=64", "scripted:7:vocab=64:agree=0.8"
 
 

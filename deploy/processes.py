@@ -34,9 +34,12 @@ class Child:
         self._reading = asyncio.create_task(self._read_errors())
 
     @classmethod
-    async def start(cls, command: Sequence[str], report: Callable[[str], None] | None = None) -> Child:
+    async def start(
+        cls, command: Sequence[str], report: Callable[[str], None] | None = None, bound_by: int = signal.SIGKILL
+    ) -> Child:
+        """Start a process that gets the signal `bound_by` when this one ends; 0 leaves it to heed its stdin's end."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", bound.__file__, str(os.getpid()), *command),
+            *(sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(bound_by)), *command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -38,7 +38,7 @@ class RayCluster:
             raise StackError("Ray is not installed: install the extra specwire[ray], or use --no-ray")
         self._report("starting Ray")
         command = [sys.executable, "-m", "deploy.ray_host", self._order.to_json()]
-        self._child = await Child.start(command)  # its stderr has Ray's own words, kept for a failure
+        self._child = await Child.start(command, bound_by=0)  # killed, it could not end what Ray leaves behind
         try:
             return await asyncio.wait_for(self._addresses(self._child), self._order.start_timeout + ANSWER_SLACK)
         except TimeoutError:

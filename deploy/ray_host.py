@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,11 +59,12 @@ class Handle(Protocol):
 def main() -> None:
     order = RayOrder.from_json(sys.argv[1])
     say = Answers().say
+    parent = Parent()
     try:
         _start_ray(order)
         actors = {role: _actor(role, options, order, say) for role, options in order.services.items()}
         say(RayAnswer(addresses=_addresses(actors, order.start_timeout, say)))
-        sys.stdin.read()  # until the parent closes it
+        parent.await_end()
         _stop(actors)
     except Exception as error:  # whatever it is, the parent has a user to tell
         say(RayAnswer(error=one_line(error)))
@@ -131,6 +133,30 @@ def _stop(actors: dict[str, Handle]) -> None:
 
 def _resource(role: str) -> str:
     return f"specwire_{role}"
+
+
+class Parent:
+    """The parent's wish to end: stdin's end, be it asked for or because the parent died.
+
+    While Ray starts there is nothing to end in order, so everything is killed at once, this process last.
+    """
+
+    def __init__(self) -> None:
+        self._serving = threading.Event()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="parent", daemon=True).start()
+
+    def await_end(self) -> None:
+        """Everything runs now: wait until the parent wants it to end."""
+        self._serving.set()
+        self._ended.wait()
+
+    def _watch(self) -> None:
+        sys.stdin.read()
+        self._ended.set()
+        if not self._serving.is_set():
+            end_descendants(os.getpid())
+            os._exit(1)
 
 
 class Answers:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from deploy.options import StackError
@@ -22,6 +24,7 @@ from deploy.processes import Child
 PING_INTERVAL = 0.02
 START_LIMIT = 20.0
 STOP_GRACE = 3.0
+ONCE = Retry(NoBackoff(), 0)  # who waits, and how long, is decided here
 
 
 class RedisServer:
@@ -67,7 +70,7 @@ class RedisServer:
         return [executable, *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
     async def _answers(self, child: Child) -> None:
-        client = redis.asyncio.Redis(unix_socket_path=str(self._socket))
+        client = redis.asyncio.Redis(unix_socket_path=str(self._socket), retry=ONCE)
         try:
             while child.process.returncode is None:
                 try:
@@ -100,7 +103,7 @@ def find_redis() -> str:
 async def check_redis(url: str, limit: float = 5.0) -> None:
     """StackError unless the Redis at `url` answers within `limit` seconds."""
     try:
-        client = redis.asyncio.Redis.from_url(url, socket_timeout=limit, socket_connect_timeout=limit)
+        client = redis.asyncio.Redis.from_url(url, socket_timeout=limit, socket_connect_timeout=limit, retry=ONCE)
     except ValueError as error:
         raise StackError(f"redis-url: {error}") from None
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deploy.processes import end_tree
+from deploy.processes import descendants, end_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
@@ -29,6 +29,7 @@ class Command:
         name, _, value = self._mark.partition("=")
         environment = {**os.environ, name: value, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         environment.pop("SPECWIRE_ADDRESS", None)
+        self._seen: set[int] = set()
         self.folder = folder
         self.errors = folder / "stderr"
         with self.errors.open("wb") as errors:
@@ -56,13 +57,18 @@ class Command:
         return self.said().rstrip().rpartition("\n")[2]
 
     def family(self) -> dict[int, str]:
-        """Return the command lines of all living processes that carry the mark."""
+        """Return the command lines of all its living processes: those below it, and orphans by their mark.
+
+        Some programs overwrite their environment with their title (Redis does), so that a mark alone is not enough.
+        """
+        self._seen.update(descendants(self.process.pid))
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 with suppress(OSError):
-                    if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    marked = self._mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if command and (marked or int(entry.name) in self._seen):  # a zombie has no command line
                         found[int(entry.name)] = command
         return found
 
@@ -73,8 +79,8 @@ class Command:
         return found[0]
 
     def nothing_left(self) -> bool:
-        """Whether no process and no file is left, within END_LIMIT."""
-        return eventually(lambda: not self.family(), END_LIMIT) and list(self.folder.iterdir()) == [self.errors]
+        """Whether no process and no folder of ours is left, within END_LIMIT."""
+        return eventually(lambda: not self.family(), END_LIMIT) and not list(self.folder.glob("specwire-*"))
 
 
 @contextmanager

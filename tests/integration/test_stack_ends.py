@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, eventually, running
 
 ANY_PORT = ("--listen", "127.0.0.1:0")
 PAIR = ("--target", TARGET, "--draft", DRAFT)
@@ -21,6 +21,7 @@ HOST_NAMES = ["ray", "plain"]
 def test_sigterm_ends_it_in_order(host: tuple[str, ...]) -> None:
     with running("up", *ANY_PORT, *PAIR, *host) as command:
         assert command.line().startswith("specwire: ready on 127.0.0.1:")
+        assert command.family()
         command.process.send_signal(signal.SIGTERM)
         assert command.wait(END_LIMIT) == 0
         assert command.nothing_left(), command.family()
@@ -31,6 +32,7 @@ def test_sigterm_ends_it_in_order(host: tuple[str, ...]) -> None:
 def test_ctrl_c_during_the_start(host: tuple[str, ...], after: float) -> None:
     with running("up", *ANY_PORT, *PAIR, *host) as command:
         time.sleep(after)
+        assert command.family()
         command.process.send_signal(signal.SIGINT)
         assert command.wait(END_LIMIT) in (0, 128 + signal.SIGINT)
         assert command.nothing_left(), command.family()
@@ -41,6 +43,7 @@ def test_ctrl_c_during_the_start(host: tuple[str, ...], after: float) -> None:
 def test_a_second_ctrl_c_ends_it_on_the_spot(host: tuple[str, ...]) -> None:
     with running("up", *ANY_PORT, *PAIR, *host) as command:
         assert command.line()
+        assert command.family()
         command.process.send_signal(signal.SIGINT)
         command.process.send_signal(signal.SIGINT)
         assert command.wait(END_LIMIT) in (0, 128 + signal.SIGINT)
@@ -52,12 +55,10 @@ def test_a_second_ctrl_c_ends_it_on_the_spot(host: tuple[str, ...]) -> None:
 def test_its_processes_die_with_it(host: tuple[str, ...]) -> None:
     with running("up", *ANY_PORT, *PAIR, *host) as command:
         assert command.line()
+        assert command.family()
         command.process.kill()
         command.wait(END_LIMIT)
-        deadline = time.monotonic() + END_LIMIT
-        while command.family() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not command.family()
+        assert eventually(lambda: not command.family(), END_LIMIT), command.family()
 
 
 def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:

@@ -1,0 +1,118 @@
+"""The command line: what it takes, what it refuses and how, and how fast it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60.0
+    )
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line with which bad usage is refused."""
+    with pytest.raises(SystemExit) as exit_:
+        sys.exit(cli.main(arguments))  # argparse exits by itself
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 or lines[0].startswith("usage: ")
+    return lines[-1]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    source = (
+        "import sys; from deploy.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(sorted({'torch', 'ray', 'grpc', 'redis', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=30.0)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for command in cli.COMMANDS:
+        assert command.name in done.stdout
+
+
+@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+def test_each_command_has_help_without_torch_and_ray(command: str) -> None:
+    source = (
+        "import sys; from deploy.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit: print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=30.0)
+    assert done.stdout.startswith(f"usage: specwire {command}")
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("",), "prompt: must not be empty"),
+        ((), "prompt: give either PROMPT or --prompt-file"),
+        (("x", "--prompt-file", "y"), "prompt: give either PROMPT or --prompt-file"),
+        (("--prompt-file", "no/such"), "prompt_file: no/such cannot be read: No such file or directory"),
+        (("x", "--max-tokens", "-1"), "max_tokens: must be at least 1, not -1"),
+        (("x", "--max-tokens", "0"), "max_tokens: must be at least 1, not 0"),
+        (("x", "--temperature", "nan"), "temperature: must be a finite number from 0 to 100, not nan"),
+        (("x", "--top-k", "-2"), "top_k: must be 0 (off) or positive, not -2"),
+        (("x", "--top-p", "0"), "top_p: must be above 0 and at most 1, not 0.0"),
+        (("x", "--seed", "-1"), "seed: must fit in 64 unsigned bits, not -1"),
+        (("x", "--rule", "magic"), "rule: must be one of greedy, coupled, not 'magic'"),
+        (("x", "--rule", "coupled"), "rule: coupled contradicts temperature 0.0, which needs greedy"),
+        (("x", "--stop", ""), "stop: must not be empty"),
+        (("x", "--timeout", "nan"), "timeout: must be a positive number of seconds, not nan"),
+        (("x", "--slots", "0"), "slots: must be from 1 to 1024, not 0"),
+        (("x", "--target-threads", "0"), "threads: must be from 1 to 1024, not 0"),
+        (
+            ("x", "--target", "m", "--address", "h:1"),
+            "address: names a running stack, --target and --draft one to start",
+        ),
+    ],
+)
+def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "generate", *arguments) == f"specwire generate: error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up", "--listen", "nowhere"), "specwire up: error: listen: must be HOST:PORT with a port from 0 to 65535"),
+        (("up", "--draft", "x", "--no-draft"), "specwire up: error: argument --no-draft: not allowed with"),
+        (("up", "--dtype", "int3"), "specwire up: error: argument --dtype: invalid choice"),
+        (("demo", "--count", "0"), "specwire demo: error: count: must be at least 1, not 0"),
+        (("demo", "--max-tokens", "0"), "specwire demo: error: max_tokens: must be at least 1, not 0"),
+        (("demo", "--no-draft"), "specwire demo: error: draft: there is nothing to compare without a drafter"),
+        (("demo", "--prompts", "no/such"), "specwire demo: error: prompts: no/such cannot be used: "),
+        (("fly",), "specwire: error: argument COMMAND: invalid choice: 'fly'"),
+        ((), "specwire: error: the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_usage_is_refused(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *arguments).startswith(message)
+
+
+def test_a_prompt_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompt").write_bytes(b"ab\xff")
+    error = refused(capsys, "generate", "--prompt-file", str(tmp_path / "prompt"))
+    assert error.endswith("prompt is not UTF-8 at byte 2")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "[1]", '[{"name": "x"}]'])
+def test_unusable_prompts(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.json").write_text(content)
+    assert "prompts.json" in refused(capsys, "demo", "--prompts", str(tmp_path / "prompts.json"))
+
+
+def test_services_run_through_the_command_as_by_themselves() -> None:
+    done = run("verify", "./no/such/model")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.rstrip().rpartition("\n")[2].startswith("specwire verify: error: ")

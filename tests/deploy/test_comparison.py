@@ -1,0 +1,89 @@
+"""The demo's judgement: texts compared token for token, differences examined, figures added up."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.comparison import Pair, counts, report
+from deploy.near_tie import Parting, examine, first_difference, tolerance
+from specwire.client import Completion, SamplingInForce, Stats
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+from specwire.lm import Feed, load_model
+
+TARGET = "scripted:7"
+
+
+def completion(tokens: tuple[int, ...], stats: Stats) -> Completion:
+    sampling = SamplingInForce(0.0, 0, 1.0, 0, "greedy")
+    outcomes = (Outcome.DIRECT,) * len(tokens)
+    return Completion("s", 1, sampling, "", tokens, outcomes, FinishReason.LENGTH, "", stats)
+
+
+def pair(on: tuple[int, ...]) -> Pair:
+    slow = Stats(output_tokens=4, target_forwards=4, direct=4, time_to_first_token_us=2_000, duration_us=4_000_000)
+    fast = Stats(
+        output_tokens=4,
+        target_forwards=2,
+        proposed=3,
+        accepted=2,
+        recovered=1,
+        bonus=1,
+        time_to_first_token_us=3_000,
+        duration_us=2_000_000,
+        tested_at=(2, 1),
+        accepted_at=(1, 1),
+    )
+    return Pair("name", completion((1, 2, 3, 4), slow), completion(on, fast))
+
+
+def test_report_adds_up() -> None:
+    lines = report([pair((1, 2, 3, 4)), pair((1, 2, 3, 4))], []).splitlines()
+    assert lines[-3].split() == ["all", "8", "1.0", "2.0", "2.00", "2.00", "0.67", "2", "3", "yes"]
+    assert lines[-1] == "texts identical, token for token: 2 of 2"
+
+
+def test_report_names_a_difference() -> None:
+    parting = Parting(7, (3, 9), (0.0, 2e-5), 1e-4)
+    text = report([pair((1, 2, 9, 4))], [parting])
+    assert "texts identical, token for token: 0 of 1" in text
+    assert "position 7: tokens 3 and 9" in text
+    assert text.endswith("a near-tie")
+    assert "NO" in text
+
+
+def test_counts() -> None:
+    expected = "4 tokens: 2 accepted, 1 recovered, 1 bonus, 0 direct; 2 target forwards"
+    assert counts(pair((1, 2, 3, 4)).on) == expected
+
+
+def test_a_completion_without_tokens_divides_by_nothing() -> None:
+    empty = completion((), Stats())
+    assert report([Pair("none", empty, empty)], []).count("0.0") >= 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "index"),
+    [((1, 2), (1, 2), None), ((), (), None), ((0, 2), (1, 2), 0), ((1, 2, 3), (1, 2, 4), 2), ((1, 2), (1, 2, 3), 2)],
+)
+def test_first_difference(one: tuple[int, ...], other: tuple[int, ...], index: int | None) -> None:
+    assert first_difference(one, other) == index
+
+
+def test_tolerance_is_in_units_of_the_top_score_where_numbers_are_coarse() -> None:
+    assert tolerance("float32", 1000.0) == 1e-4
+    assert tolerance("bfloat16", 1.0) == 2 * 2**-7
+    assert tolerance("bfloat16", -20.0) == 2 * 2**-3
+    assert tolerance("bfloat16", 0.0) > 0.0
+
+
+def test_examine_scores_both_tokens_by_the_target() -> None:
+    text = [5, 6, 7]
+    scores = load_model(TARGET, slots=1).forward([Feed(0, 0, text, 1)])[0]
+    best, worst = int(scores.argmax()), int(scores[:64].argmin())
+    parting = examine(TARGET, "float32", text, (best, worst))
+    assert (parting.position, parting.tokens) == (3, (best, worst))
+    assert parting.gaps[0] == 0.0
+    assert not parting.near_tie
+    assert str(parting).endswith("NO near-tie")
+    assert examine(TARGET, "float32", text, (best, best)).near_tie

@@ -1,0 +1,39 @@
+"""The whole measurement on tiny random models: real processes, no word about their speed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench import run
+from deploy.processes import descendants
+from tests.bench.tiny import save_pair
+
+
+@pytest.mark.timeout(240)
+def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = save_pair(tmp_path)
+    out = tmp_path / "results" / "main.json"
+    words = ["--quick", "--no-ray", "--target", str(target), "--draft", str(draft), "--out", str(out)]
+    before = set(descendants(os.getpid()))
+
+    code = run.main(words)
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert set(descendants(os.getpid())) <= before
+    for label in ("transformers", "transformers assisted", "specwire, drafting off", "specwire, drafting on"):
+        assert label in printed
+    found = json.loads(out.read_text())
+    assert len(found["raw"]) == 2 * 4
+    assert [row["key"] for row in found["rows"]] == ["a", "b", "c", "d"]
+    assert all({"name", "value", "low", "high", "needed", "holds"} <= bar.keys() for bar in found["bars"])
+    assert len(found["bars"]) == 3 + 2 + 4
+    assert len(found["variants"]) == 5
+    assert str(tmp_path) not in out.read_text()
+    assert out.with_suffix(".png").stat().st_size > 10_000
