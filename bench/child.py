@@ -37,7 +37,7 @@ class Child:
         settings = environment()
         settings.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", bound.__file__, str(os.getpid()), *command],
+            [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from bench.bars import GAPS_MS, SPEED
 from bench.gaps import Figure
@@ -19,14 +22,21 @@ from bench.speed import prompt_ratios, repeat_speeds
 
 COLOURS = {PLAIN: "#9aa5b1", ASSISTED: "#627282", DRAFTING_OFF: "#7fb3d5", DRAFTING_ON: "#1f6fb2"}
 EXTRA_COLOUR = "#c9a227"
-PARTS = ("#1f6fb2", "#7fb3d5", "#c9a227", "#9aa5b1")
+PARTS = {
+    "choosing tokens": "#8e6fb0",
+    "deciding, scheduling": "#c7b5dc",
+    "verifier, gRPC": "#1f6fb2",
+    "Redis": "#c0603a",
+    "orchestrator": "#c9a227",
+    "gRPC, client": "#7fb3d5",
+}
 NEEDED = "#b03a2e"
 
 
 def draw(results: Results, path: Path) -> None:
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    canvas = Canvas(figsize=(16, 5), layout="constrained")
-    speeds, ratios, gaps = canvas.subplots(1, 3, width_ratios=(1.1, 1, 1.1))
+    canvas = Canvas(figsize=(17, 5), layout="constrained")
+    speeds, ratios, gaps = canvas.subplots(1, 3, width_ratios=(1.1, 0.9, 1.2))
     _speeds(speeds, results.rows, results.samples)
     _ratios(ratios, results.samples)
     _gaps(gaps, results.figures)
@@ -34,7 +44,8 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _speeds(axes: Axes, rows: Sequence[RowResult], samples: Sequence[Sample]) -> None:
-    axes.set_title("tokens per second, single stream (dots: repeats)", loc="left")
+    axes.set_title("tokens per second, single stream")
+    axes.set_xlabel("dots: repeats; whiskers: interval of the median")
     for at, row in enumerate(rows):
         speed = row.tokens_per_second
         axes.barh(at, speed.value, color=COLOURS.get(row.key, EXTRA_COLOUR), height=0.62)
@@ -49,14 +60,15 @@ def _speeds(axes: Axes, rows: Sequence[RowResult], samples: Sequence[Sample]) ->
             textcoords="offset points",
             va="center",
         )
-    axes.set_yticks(range(len(rows)), [textwrap.fill(f"({row.key}) {row.label}", 22) for row in rows])
+    axes.set_yticks(range(len(rows)), [textwrap.fill(f"({row.key}) {row.label}", 20) for row in rows])
     axes.invert_yaxis()
     axes.margins(x=0.25)
 
 
 def _ratios(axes: Axes, samples: Sequence[Sample]) -> None:
     """A dot for each prompt, and the bar that the whole has to reach."""
-    axes.set_title("times as fast, prompt by prompt (line: needed in all)", loc="left")
+    axes.set_title("times as fast, prompt by prompt")
+    axes.set_xlabel("dots: prompts; line: needed in all")
     for at, (_, faster, slower, needed) in enumerate(SPEED):
         ratios = sorted(prompt_ratios(samples, faster, slower))
         heights = [at + 0.5 * (index / max(1, len(ratios) - 1) - 0.5) for index in range(len(ratios))]
@@ -68,18 +80,29 @@ def _ratios(axes: Axes, samples: Sequence[Sample]) -> None:
 
 
 def _gaps(axes: Axes, figures: Sequence[Figure]) -> None:
-    """Stacked medians; medians of parts do not add up exactly to the median of the whole."""
-    axes.set_title("ms beside the forward, p50 by part (line: needed)", loc="left")
+    """Stacked medians, and the median of the whole, which they do not add up to exactly."""
+    axes.set_title("ms beside the forward, p50")
     bars = list(dict.fromkeys((figure.path, figure.row) for figure in figures))
     for at, (path, row) in enumerate(bars):
         left = 0.0
-        parts = [one for one in figures if (one.path, one.row) == (path, row) and one.part != "total"]
-        for part, colour in zip(parts, PARTS, strict=False):
-            axes.barh(at, part.p50.value, left=left, color=colour, height=0.62)
-            axes.annotate(
-                part.part.replace(", ", ",\n"), (left + part.p50.value / 2, at), ha="center", va="center", fontsize=7
-            )
-            left += part.p50.value
+        for one in figures:
+            if (one.path, one.row) != (path, row):
+                continue
+            if one.part == "total":
+                axes.plot(one.p50.value, at, "D", color="black", markersize=5)
+                continue
+            axes.barh(at, one.p50.value, left=left, color=PARTS[one.part], height=0.62)
+            left += one.p50.value
         axes.vlines(GAPS_MS[path], at - 0.4, at + 0.4, color=NEEDED, linewidth=2)
-    axes.set_yticks(range(len(bars)), [textwrap.fill(f"{path}, ({row})", 24) for path, row in bars])
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(bars)), [textwrap.fill(f"({row}) {path}", 22) for path, row in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.legend(handles=_legend(figures), loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, frameon=False)
+
+
+def _legend(figures: Sequence[Figure]) -> list[Artist]:
+    names = dict.fromkeys(figure.part for figure in figures if figure.part != "total")
+    return [
+        *(Patch(color=PARTS[name], label=name) for name in names),
+        Line2D([], [], color="black", marker="D", markersize=5, linestyle="", label="the whole"),
+        Line2D([], [], color=NEEDED, linewidth=2, label="needed"),
+    ]

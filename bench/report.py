@@ -37,13 +37,17 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _rows(rows: Sequence[RowResult]) -> list[str]:
-    head = ("row", "tokens/s", f"x {PLAIN}", f"x {ASSISTED}", "tokens/forward", "acceptance", "first token ms")
+    head = (
+        *("row", "tokens/s", f"x {PLAIN}", f"x {ASSISTED}", f"x {PLAIN}, by prompt"),
+        *("tokens/forward", "acceptance", "first token ms"),
+    )
     body = [
         (
             f"({row.key}) {row.label}",
             f"{row.tokens_per_second.value:.1f}",
             _interval(row.to[PLAIN]),
             _interval(row.to[ASSISTED]),
+            f"{row.prompts[PLAIN].least:.2f} .. {row.prompts[PLAIN].most:.2f}",
             f"{row.tokens_per_forward:.2f}",
             "-" if row.acceptance is None else f"{row.acceptance:.3f}",
             f"{row.first_token_ms:.1f}",

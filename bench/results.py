@@ -87,7 +87,6 @@ def row_result(row: Row, samples: Sequence[Sample]) -> RowResult:
 
 def write(results: Results, path: Path) -> None:
     """One JSON object; each raw run on a line of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = {
         "name": path.stem,
         "bars": [asdict(bar) for bar in results.bars],

@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         settings = settings_of(args)
-    except InvalidParameter as error:
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
+    except (InvalidParameter, OSError) as error:
         say(f"bench: error: {error}")
         return 2
     try:

@@ -1,0 +1,26 @@
+"""A bar holds only with its whole interval."""
+
+from __future__ import annotations
+
+from bench.bars import at_least, at_most, bars
+from bench.interval import Estimate
+from bench.texts import Judged, Mismatch, Scores
+from tests.bench.made import sample
+
+
+def test_a_bar_needs_the_bound_on_its_side() -> None:
+    value = Estimate(1.6, 1.4, 1.9, 0.98)
+    assert not at_least("speed", value, 1.5).holds
+    assert at_least("speed", value, 1.4).holds
+    assert not at_most("ms", value, 1.8).holds
+    assert at_most("ms", value, 1.9).holds
+
+
+def test_only_a_difference_that_is_no_near_tie_fails_the_texts() -> None:
+    samples = [sample(row, 0, 0, 1.0) for row in "abcd"]
+    judged = [
+        Judged(Mismatch(row, 0, 0, 1, 2), 0.0, Scores((1, 2), (1.0, 1.0), (1.0, 1.0)), near_tie=near)
+        for row, near in (("b", False), ("c", True), ("d", False))
+    ]
+    texts = {bar.name: bar.holds for bar in bars(samples, [], judged) if bar.name.startswith("texts")}
+    assert list(texts.values()) == [True, False]

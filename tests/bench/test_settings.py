@@ -1,0 +1,35 @@
+"""Bad settings are one line and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import run
+from bench.settings import parser, settings_of
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompts", "0"], "prompts: must be from 1 to 64, not 0"),
+        (["--tokens", "-1"], "tokens: must be at least 1, not -1"),
+        (["--repeats", "0"], "repeats: must be at least 1, not 0"),
+        (["--target", "/no/such/model"], "target: there is no directory /no/such/model"),
+    ],
+)
+def test_bad_settings_are_named(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["--target", str(tmp_path), "--draft", str(tmp_path)]
+    assert run.main([*models, *words]) == 2
+    assert capsys.readouterr().err == f"bench: error: {message}\n"
+
+
+def test_quick_is_small_and_gives_way_to_what_is_said(tmp_path: Path) -> None:
+    words = ["--target", str(tmp_path), "--draft", "some/model", "--quick", "--tokens", "16"]
+    settings = settings_of(parser().parse_args(words))
+    assert (settings.prompts, settings.tokens, settings.repeats) == (2, 16, 1)
+    assert settings.shown()["target"] == tmp_path.name
+    assert settings.shown()["draft"] == "some/model"
