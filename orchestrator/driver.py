@@ -179,7 +179,7 @@ class SessionDriver:
 
     def on_proposal(self, proposal: common_pb2.Proposal) -> None:
         if self._controller is not None:
-            self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us)
+            self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us, proposal.expected)
         self.apply(ev.ProposalArrived(replace(convert.proposal_from_wire(proposal), source=self._source)))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:

@@ -18,7 +18,8 @@ from specwire.core.text import Text
 class Proposal:
     """A chunk of one source's chain: `tokens` stand at absolute positions base + offset, base + offset + 1, ...
 
-    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0).
+    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
+    of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
     """
 
     source: int
@@ -27,6 +28,7 @@ class Proposal:
     offset: int
     tokens: tuple[int, ...]
     prefix_hash: int | None = None
+    expected: float = 0.0
 
 
 class Offer(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specwire.core.drafting import Pace
-from specwire.core.speed import AcceptanceByPosition, ForwardTimes, expected_tokens, lockstep_rate, smoothed
+from specwire.core.speed import DECAY, AcceptanceByPosition, ForwardTimes, expected_tokens, lockstep_rate, smoothed
 
 MOST_WINDOW = 16
 LEAST_GAIN = 1.01
@@ -21,6 +21,15 @@ PROBE_WINDOW = 2
 FIRST_WINDOW = 4
 STREAM_CHUNK = 2
 STREAM_RUN_AHEAD = 32
+
+# A drafter's own probabilities are trusted to stop a chain while they foretell what is accepted within these bounds.
+# Until then a floor too low to stop anything keeps them coming.
+CALIBRATED = (0.7, 1.4)
+LEAST_WINDOWS = 8.0
+ASKING_FLOOR = 0.01
+FLOOR_STEP = 0.05
+MOST_FLOOR = 0.9
+EXTRA_WINDOW = 3
 
 
 class Discipline(StrEnum):
@@ -44,6 +53,31 @@ class Plan:
 OFF_PACE = Pace(1, 0)
 
 
+class Calibration:
+    """How well a drafter's own estimates foretell acceptance: decayed sums over tested windows."""
+
+    def __init__(self) -> None:
+        self._windows = self._expected = self._accepted = 0.0
+        self._announced = 0.0
+
+    def announce(self, expected: float) -> None:
+        """A proposal came with its estimate."""
+        self._announced += expected
+
+    def settle(self, accepted: int) -> None:
+        """The window that held what was announced had `accepted` tokens accepted."""
+        if self._announced:
+            self._windows = DECAY * self._windows + 1.0
+            self._expected = DECAY * self._expected + self._announced
+            self._accepted = DECAY * self._accepted + accepted
+        self._announced = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        low, high = CALIBRATED
+        return self._windows >= LEAST_WINDOWS and low * self._expected <= self._accepted <= high * self._expected
+
+
 class Controller:
     """One per session.
 
@@ -56,65 +90,64 @@ class Controller:
         self._forward = forward
         self._shared = shared_host
         self._acceptance = AcceptanceByPosition()
+        self._calibration = Calibration()
         self._draft_us: float | None = None
-        self._delay_us: float | None = None
-        self._last_run_ahead = 0
+        self._overhead_us: float | None = None
+        self._drafted_us = 0.0
         self._since_probe = 0
 
-    def observe_proposal(self, tokens: int, draft_us: int) -> None:
+    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None:
+        """A chunk of `tokens` took `draft_us`; `expected`: see Proposal."""
         if tokens and draft_us:
             self._draft_us = smoothed(self._draft_us, draft_us / tokens)
+        self._drafted_us = float(draft_us)
+        self._calibration.announce(expected)
 
     def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None:
         """`delay_us`: from the previous verdict to the proposal that followed it, 0 if none came."""
         if tested:
             self._acceptance.observe(tested, accepted)
+            self._calibration.settle(accepted)
         if delay_us:
-            self._delay_us = smoothed(self._delay_us, float(delay_us))
+            self._overhead_us = smoothed(self._overhead_us, max(0.0, delay_us - self._drafted_us))
         self._since_probe += 1
 
     def plan(self) -> Plan:
         """The settings for what is drafted next."""
-        chosen = self._plan()
-        self._last_run_ahead = chosen.pace.run_ahead
-        return chosen
-
-    def _plan(self) -> Plan:
         if self._draft_us is None:
-            return self._lockstep(FIRST_WINDOW, "measuring") if self._shared else self._stream("measuring")
+            return (
+                self._lockstep(FIRST_WINDOW, ASKING_FLOOR, "measuring") if self._shared else self._stream("measuring")
+            )
         rates = self._acceptance.rates(MOST_WINDOW)
-        plain = 1.0 / self._forward.at(1)
-        best = max(range(1, MOST_WINDOW + 1), key=lambda k: self._rate(rates, k))
-        if self._rate(rates, best) < LEAST_GAIN * plain:
+        speeds = [self._speed(rates, window, self._draft_us) for window in range(MOST_WINDOW + 1)]
+        best = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
+        gain = speeds[best] / speeds[0]
+        if gain < LEAST_GAIN:
             return self._off_or_probe()
         if not self._shared:
-            return self._stream(f"gain {self._rate(rates, best) / plain:.2f}")
-        floor = self._floor(rates, best)
-        return self._lockstep(min(MOST_WINDOW, best + 2 if floor else best), f"window {best}", floor)
+            return self._stream(f"gain {gain:.2f}")
+        if not self._calibration.trusted:
+            return self._lockstep(best, ASKING_FLOOR, f"window {best}, gain {gain:.2f}")
+        floor = self._floor(best, speeds[best], self._draft_us)
+        return self._lockstep(min(MOST_WINDOW, best + EXTRA_WINDOW), floor, f"floor {floor:.2f}, gain {gain:.2f}")
 
-    def _overhead_us(self) -> float:
-        """What a cycle costs beside drafting and the forward: the delay from verdict to proposal less the drafting."""
-        if self._delay_us is None or self._draft_us is None:
-            return 0.0
-        return max(0.0, self._delay_us - self._last_run_ahead * self._draft_us)
+    def _speed(self, rates: list[float], window: int, draft_us: float) -> float:
+        """Expected tokens per microsecond; window 0 is plain decoding."""
+        if self._shared or window == 0:
+            return lockstep_rate(rates, window, draft_us, self._forward, self._overhead_us or 0.0)
+        return expected_tokens(rates, window) / max(self._forward.at(window + 1), window * draft_us)
 
-    def _rate(self, rates: list[float], window: int) -> float:
-        draft_us = self._draft_us or 0.0
-        if self._shared:
-            return lockstep_rate(rates, window, draft_us, self._forward, min(self._overhead_us(), self._forward.at(1)))
-        cycle = max(self._forward.at(window + 1), window * draft_us)
-        return expected_tokens(rates, window) / cycle
-
-    def _floor(self, rates: list[float], window: int) -> float:
+    def _floor(self, window: int, speed: float, draft_us: float) -> float:
         """Chain probability below which one more draft token costs more time than it is expected to save.
 
-        A token with chain probability P brings P tokens for draft_us + the growth of V; at the best rate r that time
-        would have brought (draft_us + growth) * r.
+        A token with chain probability P brings P tokens for draft_us + the growth of V; at the best speed that time
+        would have brought (draft_us + growth) * speed. In coarse steps, so that the pace does not change all the time.
         """
         growth = (self._forward.at(window + 1) - self._forward.at(1)) / window
-        return min(0.9, max(0.0, ((self._draft_us or 0.0) + growth) * self._rate(rates, window)))
+        steps = round((draft_us + growth) * speed / FLOOR_STEP)
+        return min(MOST_FLOOR, max(ASKING_FLOOR, steps * FLOOR_STEP))
 
-    def _lockstep(self, window: int, reason: str, floor: float = 0.0) -> Plan:
+    def _lockstep(self, window: int, floor: float, reason: str) -> Plan:
         return Plan(Discipline.LOCKSTEP, Pace(window, window, floor), window, reason)
 
     def _stream(self, reason: str) -> Plan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from specwire.core.chain import Proposal
 from specwire.core.sampling import InvalidParameter
@@ -67,10 +68,12 @@ class DraftSession:
         """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
         if self.pace.confidence_floor == 0.0:
             return False
-        product = 1.0
-        for confidence in self._confidences[-self.in_flight :] if self.in_flight else ():
-            product *= confidence
-        return product < self.pace.confidence_floor
+        return self._confidence(self.decided, len(self.text)) < self.pace.confidence_floor
+
+    def _confidence(self, start: int, stop: int) -> float:
+        """Product of the drafter's probabilities of its tokens at positions start .. stop - 1."""
+        first = len(self.text) - len(self._confidences)
+        return prod(self._confidences[max(0, start - first) : max(0, stop - first)])
 
     @property
     def wants_token(self) -> bool:
@@ -118,4 +121,10 @@ class DraftSession:
         tokens = tuple(self.text.tokens[self.sent : end])
         self.sent = end
         prefix_hash = self.text.hash_at(self.base) if offset == 0 else None
-        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash)
+        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash, self._expected(end - len(tokens), end))
+
+    def _expected(self, start: int, stop: int) -> float:
+        """Tokens of start .. stop - 1 expected to be accepted; known only while probabilities are asked for."""
+        if self.pace.confidence_floor == 0.0:
+            return 0.0
+        return sum(self._confidence(self.decided, position + 1) for position in range(start, stop))

@@ -65,7 +65,8 @@ class AcceptanceByPosition:
 
     def observe(self, tested: int, accepted: int) -> None:
         """A window of `tested` draft tokens had its first `accepted` accepted; later ones were not tested in the sense
-        of `a`, because their context was already wrong."""
+        of `a`, because their context was already wrong.
+        """
         for index in range(min(tested, accepted + 1, len(self._tested))):
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)

@@ -77,6 +77,7 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
         tokens=proposal.tokens,
         prefix_hash=proposal.prefix_hash,
         draft_us=draft_us,
+        expected=proposal.expected,
     )
 
 
@@ -89,6 +90,7 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         offset=message.offset,
         tokens=tuple(message.tokens),
         prefix_hash=message.prefix_hash if message.HasField("prefix_hash") else None,
+        expected=message.expected,
     )
 
 

@@ -67,7 +67,7 @@ class Stopping(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us")
+    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Proposal(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     source: int
     chain: int
@@ -84,7 +85,8 @@ class Proposal(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prefix_hash: int
     draft_us: int
-    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
+    expected: float
+    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ..., expected: _Optional[float] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("handle", "code", "message")

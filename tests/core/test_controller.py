@@ -92,13 +92,29 @@ def test_a_drafter_that_improves_is_switched_on_again() -> None:
 
 
 def test_overhead_of_the_cycle_counts_against_drafting() -> None:
-    def gain(delay_us: int) -> int:
-        subject = controller(forward={1: 3_000.0, 17: 3_300.0})
-        subject.plan()
-        learn(subject, draft_us=1_000, accepted=3, delay_us=delay_us)
-        return subject.plan().due
+    """A longer chunk pays for a slow cycle up to a point; beyond it, drafting is off but for probes."""
 
-    assert gain(60_000) >= gain(1_000)
+    def plans(delay_us: int) -> tuple[Plan, Plan]:
+        subject = controller(forward={1: 10_000.0, 17: 10_300.0})
+        learn(subject, draft_us=100, accepted=6, delay_us=delay_us)
+        return subject.plan(), subject.plan()
+
+    near, far, hopeless = plans(1_000), plans(12_000), plans(90_000)
+    assert 0 < near[0].due <= far[0].due
+    assert hopeless[0].reason == "probe"
+    assert hopeless[1].discipline is Discipline.OFF
+
+
+def test_a_floor_is_used_only_while_the_drafters_estimates_hold() -> None:
+    def floor(expected: float) -> float:
+        subject = controller()
+        for _ in range(100):
+            subject.observe_proposal(8, 8 * 500, expected)
+            subject.observe_verdict(8, 4, 5_000)
+        return subject.plan().pace.confidence_floor
+
+    assert floor(expected=4.0) > 0.05
+    assert floor(expected=0.5) == floor(expected=8.0) < 0.05
 
 
 def test_the_floor_lies_between_nothing_and_certainty() -> None:
