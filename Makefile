@@ -9,8 +9,8 @@ STAMP  := $(VENV)/.stamp
 EXTRAS := lm,ray,embedded-redis,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
-# One thread per process: the tests start several processes on few cores, and idle BLAS threads spin.
-export OMP_NUM_THREADS ?= 1
+# One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
+test-unit test-integration test-faults: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
