@@ -28,7 +28,7 @@ from demo_pair.train.tokenizer import VOCABULARY
 
 ROWS = 12
 SEED = 20261122
-OWN_WINDOWS = 1536
+OWN_WINDOWS = 1024
 ARGMAX_WEIGHT = 0.5
 
 
@@ -115,8 +115,8 @@ def train(work: Path, schedule: Schedule) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--decay", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--decay", type=int, default=350)
     parser.add_argument("--peak", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -1,0 +1,112 @@
+"""Keeps the tables of figures in README.md and demo_pair/README.md equal to the recorded results.
+
+python -m scripts.figures --write    put them in
+python -m scripts.figures --check    exit 1 if one that is there differs
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench" / "results" / "main.json"
+PAIR = ROOT / "demo_pair" / "figures.json"
+
+
+def grid(rows: list[list[str]]) -> str:
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def interval(estimate: dict[str, float]) -> str:
+    return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
+
+
+def speed_table(results: dict[str, Any]) -> str:
+    """Render the rows of `make bench`: median and 95 % interval over the repeats."""
+    rows = [["row", "tokens/s", "x transformers", "x assisted", "tokens per forward", "acceptance"]]
+    for row in results["rows"]:
+        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+        to = row["to"]
+        rows.append(
+            [
+                f"({row['key']}) {row['label']}",
+                f"{row['tokens_per_second']['value']:.0f}",
+                interval(to["a"]),
+                interval(to["b"]),
+                f"{row['tokens_per_forward']:.2f}",
+                accepted,
+            ]
+        )
+    machine, arguments = results["machine"], results["arguments"]
+    measured = (
+        f"Measured on {machine['cpu']}, {machine['cores']} cores, {arguments['dtype']}, {arguments['prompts']} held-out "
+        f"prompts x {arguments['tokens']} tokens, {arguments['repeats']} interleaved repeats; median and its 95 % interval."
+    )
+    return f"{grid(rows)}\n\n{measured}"
+
+
+def bars_table(results: dict[str, Any]) -> str:
+    """Render every bar of `make bench`, those that do not hold too."""
+    rows = [["bar", "measured", "needed", "holds"]]
+    for bar in results["bars"]:
+        needed = f"{bar['sense']} {bar['needed']:g}"
+        rows.append([bar["name"], interval(bar), needed, "yes" if bar["holds"] else "**no**"])
+    return grid(rows)
+
+
+def pair_table(figures: dict[str, Any]) -> str:
+    """Render what `python -m demo_pair.train.evaluate` measured."""
+    loss, acceptance = figures["held_out_loss"], figures["acceptance_first"]
+    rows = [
+        ["figure", "value"],
+        ["held-out loss, target (nats per token)", f"{loss['target']:.3f}"],
+        ["held-out loss, drafter (nats per token)", f"{loss['draft']:.3f}"],
+        ["acceptance of the first proposed token, greedy", f"{acceptance['0.0']:.3f}"],
+        ["acceptance of the first proposed token, temperature 0.8, coupled", f"{acceptance['0.8']:.3f}"],
+        [f"completions of {figures['prompts']} held-out prompts that parse", f"{figures['parses']:.3f}"],
+    ]
+    return grid(rows)
+
+
+TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
+    (ROOT / "README.md", "speed", BENCH, speed_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
+    (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
+]
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """Replace what stands between a table's markers; raises ValueError where one is missing."""
+    begin, end = f"<!-- {name}: written by scripts/figures.py -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"needs the markers {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true", help="write the tables")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    write = parser.parse_args().write
+    stale = 0
+    for page, name, source, render in TABLES:
+        have = page.read_text()
+        want = with_table(have, name, render(json.loads(source.read_text())))
+        if write:
+            page.write_text(want)
+        elif have != want:
+            print(f"{page.name}: the figures differ from {source.name}: run python -m scripts.figures --write")
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
