@@ -48,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
+    args = parse(words)
+    return int(args.run(args))
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Read a command line; only the module of the wanted command is imported. Exits with 2 where it is wrong."""
     wanted = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="specwire", description="Speculative decoding over the wire.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -57,5 +63,4 @@ def _main(words: list[str]) -> int:
             module = cast(Module, importlib.import_module(command.module))
             module.add_arguments(chosen)
             chosen.set_defaults(run=module.run)
-    args = parser.parse_args(words)
-    return int(args.run(args))
+    return parser.parse_args(words)

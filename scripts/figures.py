@@ -42,10 +42,9 @@ def speed_table(results: dict[str, Any]) -> str:
             ]
         )
     machine, arguments = results["machine"], results["arguments"]
-    measured = (
-        f"Measured on {machine['cpu']}, {machine['cores']} cores, {arguments['dtype']}, {arguments['prompts']} held-out "
-        f"prompts x {arguments['tokens']} tokens, {arguments['repeats']} interleaved repeats; median and its 95 % interval."
-    )
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {arguments['dtype']}"
+    measured = f"Measured on {where}: {how}, interleaved; median and its 95 % interval."
     return f"{grid(rows)}\n\n{measured}"
 
 
