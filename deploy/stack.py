@@ -24,6 +24,7 @@ Report = Callable[[str], None]
 
 HEALTH_LIMIT = 10.0
 DRAIN_GRACE = 1.0
+RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine has its model to load again
 
 
 class Stack:
@@ -102,6 +103,7 @@ class Stack:
             drafters=(drafter,) if drafter else (),
             redis_url=redis_url,
             listen=self.options.listen,
+            peer_timeout=RELOAD_LIMIT,
         )
         running = await orchestrator.server.start(options)
         self._cleanup.push_async_callback(running.stop, DRAIN_GRACE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, table
+import pytest
+
+from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, table, wants_colour
 from specwire.client import Chunk
 from specwire.core.acceptance import Outcome
 
@@ -43,3 +45,12 @@ def test_plain_text_stays_plain() -> None:
 
 def test_table_aligns_its_columns() -> None:
     assert table([["name", "n"], ["x", "10"]]) == "name   n\n----  --\nx     10"
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "wanted"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_colour_is_for_terminals_whose_user_wants_it(
+    terminal: bool, no_color: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert wants_colour() is wanted

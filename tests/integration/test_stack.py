@@ -14,7 +14,7 @@ import pytest
 
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import Gathering
-from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, Command, eventually, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, eventually, running
 
 PROMPT = "1 2 3"
 TOKENS = 150
@@ -60,7 +60,7 @@ def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
     """Complete, killing a process in the middle."""
     gathering = Gathering()
     with Client(address) as client:
-        for event in client.generate(PROMPT, max_tokens=TOKENS, timeout=90.0):
+        for event in client.generate(PROMPT, max_tokens=TOKENS, timeout=180.0):
             before = len(gathering.tokens)
             gathering.add(event)
             if isinstance(event, Chunk) and before < KILL_AFTER <= len(gathering.tokens):
@@ -97,7 +97,7 @@ def test_a_killed_verifier_comes_back(address: str, stack: Command, host: str, p
 
 def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, host: str, plain: Completion) -> None:
     part = PARTS[host][1]
-    eventually(lambda: any(part in command for command in stack.family().values()), END_LIMIT)
+    assert eventually(lambda: any(part in command for command in stack.family().values()), START_LIMIT)
     os.kill(stack.pid_of(part), signal.SIGKILL)
 
     def drafts() -> bool:
@@ -106,7 +106,7 @@ def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, ho
         assert completion.tokens == plain.tokens
         return completion.stats.accepted > 0
 
-    assert eventually(drafts, 60.0)
+    assert eventually(drafts, START_LIMIT)
 
 
 def test_generate_asks_a_running_stack(address: str, plain: Completion) -> None:
