@@ -11,19 +11,23 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator import messages
+from orchestrator.appender import Appender
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_store
-from orchestrator.store import SessionRecord, SessionStore, StoreError, StoreUnavailable
+from orchestrator.store import SessionRecord, SessionStore, StoreError
+from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.controller import Controller
-from specwire.core.drafting import Pace
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
-from specwire.core.session import OutputScanner, Session, State
+from specwire.core.scanning import OutputScanner
+from specwire.core.session import Session
+from specwire.core.states import State
 from specwire.core.text import Text
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
@@ -32,7 +36,6 @@ from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 logger = logging.getLogger(__name__)
 
 PLAN_EVERY = 4
-STORE_RETRY = 0.1
 
 
 class SessionDriver:
@@ -64,12 +67,12 @@ class SessionDriver:
         self._ledger_us = 0
         self._controller: Controller | None = None
         self._verdicts = 0
-        self._timings = Timings(verify_pb2.StepTimings())
-        self._store = store
+        self._timings = self._appending = Timings(verify_pb2.StepTimings())
+        self._appender = Appender(store, record.session_id, fence, options.store_timeout)
         self._options = options
         self._on_ended = on_ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers()
         self._events: deque[ev.Event] = deque()
         self._applying = False
 
@@ -100,7 +103,7 @@ class SessionDriver:
         if self._controller is None:
             self._controller = Controller(peer.forward_times, shared_host)
             self._plan()
-        self._cancel_timer("verifier")
+        self._timers.cancel("verifier")
         self.apply(ev.VerifierReady())
 
     def use_drafter(self, peer: DrafterPeer) -> None:
@@ -112,14 +115,14 @@ class SessionDriver:
     def wait_for_verifier(self) -> None:
         """Fail the session if no verifier takes it within the peer timeout."""
         timeout = self._options.peer_timeout
-        self._set_timer(
+        self._timers.set(
             "verifier",
             timeout,
             lambda: self.fail(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
         )
 
     def set_deadline(self, seconds: float) -> None:
-        self._set_timer("deadline", seconds, self.pass_deadline)
+        self._timers.set("deadline", seconds, self.pass_deadline)
 
     def pass_deadline(self) -> None:
         self.apply(ev.EndRequested(FinishReason.DEADLINE))
@@ -133,14 +136,14 @@ class SessionDriver:
 
     def reader_came(self) -> None:
         self.readers += 1
-        self._cancel_timer("detached")
+        self._timers.cancel("detached")
 
     def reader_left(self) -> None:
         """The last reader's leaving ends the session: at once, or after the grace where a request id can resume it."""
         self.readers -= 1
         if self.readers == 0 and self.output.end is None:
             grace = self._options.detach_grace if self.record.request_id else 0.0
-            self._set_timer("detached", grace, self.cancel)
+            self._timers.set("detached", grace, self.cancel)
 
     # From the verifier
 
@@ -149,7 +152,7 @@ class SessionDriver:
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
-            event = verdict_event(verdict)
+            event = messages.verdict_event(verdict)
         except InvalidParameter as error:
             self.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
             return
@@ -203,29 +206,34 @@ class SessionDriver:
             case fx.OpenVerifier():
                 self._send_verifier(verify_pb2.ConnectVerifyRequest(opens=[self._open_message(effect)]))
             case fx.SendProgress():
-                self._send_verifier(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
+                self._send_verifier(
+                    verify_pb2.ConnectVerifyRequest(progress=[messages.progress(effect, self._verifier_handle)])
+                )
             case fx.RelayProposal():
                 wire = convert.proposal_to_wire(effect.proposal, self._verifier_handle)
                 self._send_verifier(verify_pb2.ConnectVerifyRequest(proposals=[wire]))
             case fx.CloseVerifier():
                 self._leave_verifier()
             case fx.OpenDrafter():
-                self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[self._open_draft_message(effect)]))
+                opened = messages.open_drafter(effect, self.record, self._drafter_handle)
+                self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[opened]))
             case fx.AdvanceDrafter():
-                pace = pace_to_wire(effect.pace)
-                advance = draft_pb2.Advance(
-                    handle=self._drafter_handle, position=effect.position, tokens=effect.tokens, pace=pace
-                )
+                advance = messages.advance(effect, self._drafter_handle)
                 self._send_drafter(draft_pb2.ConnectDraftRequest(advances=[advance]))
             case fx.CloseDrafter():
                 self._leave_drafter()
             case fx.Append():
+                self._appending = self._timings
                 self._own(self._append(effect))
             case fx.Emit():
                 self.stats.count_emit(effect, asyncio.get_running_loop().time())
-                self.output.add(effect, self._timings)
+                self.output.add(effect, self._appending)
             case fx.EmitEnd():
                 self._finish(effect)
+
+    def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
+        left = self._timers.left("deadline")
+        return messages.open_verifier(effect, self.record, self._verifier_handle, self.fence, self._ledger_us, left)
 
     def _send_verifier(self, message: verify_pb2.ConnectVerifyRequest) -> None:
         if self.verifier is not None:
@@ -234,40 +242,6 @@ class SessionDriver:
     def _send_drafter(self, message: draft_pb2.ConnectDraftRequest) -> None:
         if self.drafter is not None:
             self.drafter.link.send(message)
-
-    def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
-        record = self.record
-        left = (
-            self._timers["deadline"].when() - asyncio.get_running_loop().time() if "deadline" in self._timers else 0.0
-        )
-        return verify_pb2.Open(
-            handle=self._verifier_handle,
-            session_id=record.session_id,
-            fence=self.fence,
-            attach=effect.attach,
-            tokens=effect.tokens,
-            prompt_length=len(record.prompt),
-            sampling=convert.sampling_to_wire(record.sampling),
-            stopping=convert.stopping_to_wire(record.stopping),
-            progress=self._progress(effect),
-            deadline_ms=max(1, int(left * 1000)) if left else 0,
-            vocabulary_fingerprint=record.vocabulary_fingerprint,
-            ledger_us=self._ledger_us,
-        )
-
-    def _progress(self, effect: fx.OpenVerifier | fx.SendProgress) -> verify_pb2.Progress:
-        return verify_pb2.Progress(
-            handle=self._verifier_handle, durable=effect.durable, credit=effect.credit, due=effect.due
-        )
-
-    def _open_draft_message(self, effect: fx.OpenDrafter) -> draft_pb2.OpenDraft:
-        return draft_pb2.OpenDraft(
-            handle=self._drafter_handle,
-            tokens=effect.tokens,
-            sampling=convert.sampling_to_wire(self.record.sampling),
-            vocabulary_fingerprint=self.record.vocabulary_fingerprint,
-            pace=pace_to_wire(effect.pace),
-        )
 
     def _leave_verifier(self) -> None:
         if self.verifier is not None:
@@ -282,35 +256,15 @@ class SessionDriver:
     # The log
 
     async def _append(self, effect: fx.Append) -> None:
-        """Append until the log answers. One whose outcome is unknown is repeated: an equal append changes nothing."""
-        give_up = asyncio.get_running_loop().time() + self._options.store_timeout
         try:
-            cancelled = await self._write_until(effect, give_up)
+            cancelled = await self._appender.write(effect)
         except StoreError as error:
             self._abandon(status_of_store(error), f"session log: {error}")
             return
-        self._timings.durable_ns = time.monotonic_ns()
+        self._appending.durable_ns = time.monotonic_ns()
         self.apply(ev.Appended())
         if cancelled:
             self.cancel()
-
-    async def _write_until(self, effect: fx.Append, give_up: float) -> bool:
-        while True:
-            try:
-                return await self._write(effect)
-            except StoreUnavailable:
-                if asyncio.get_running_loop().time() > give_up:
-                    raise
-            await asyncio.sleep(STORE_RETRY)
-
-    async def _write(self, effect: fx.Append) -> bool:
-        """Returns whether a cancellation was asked for in the log."""
-        session_id, tokens, outcomes = self.record.session_id, effect.tokens, effect.outcomes
-        if effect.end is not None:
-            reason, length = effect.end.reason, effect.end.text_length
-            await self._store.finish(session_id, self.fence, effect.position, tokens, outcomes, reason, length)
-            return False
-        return (await self._store.append(session_id, self.fence, effect.position, tokens, outcomes)).cancelled
 
     def _abandon(self, code: grpc.StatusCode, message: str) -> None:
         """The log is lost to us: emit nothing more and end the readers' streams with a status."""
@@ -322,8 +276,7 @@ class SessionDriver:
 
     def _finish(self, effect: fx.EmitEnd) -> None:
         self.stats.ended = asyncio.get_running_loop().time()
-        for name in list(self._timers):
-            self._cancel_timer(name)
+        self._timers.cancel_all()
         self.output.finish(effect)
         self._on_ended(self)
 
@@ -336,8 +289,7 @@ class SessionDriver:
 
     async def close(self) -> None:
         """End the session's tasks and timers, whatever its state; used at shutdown."""
-        for name in list(self._timers):
-            self._cancel_timer(name)
+        self._timers.cancel_all()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -353,25 +305,3 @@ class SessionDriver:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
             self._abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
-
-    def _set_timer(self, name: str, seconds: float, action: Callable[[], None]) -> None:
-        self._cancel_timer(name)
-        self._timers[name] = asyncio.get_running_loop().call_later(seconds, action)
-
-    def _cancel_timer(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-
-
-def verdict_event(verdict: verify_pb2.Verdict) -> ev.VerdictArrived:
-    """Raises InvalidParameter where outcomes or reason are none, or do not match the tokens."""
-    outcomes = convert.outcomes_from_wire(verdict.outcomes)
-    if len(outcomes) != len(verdict.tokens):
-        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
-    reason = convert.reason_from_wire(verdict.finish_reason)
-    return ev.VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason)
-
-
-def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
-    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)

@@ -14,7 +14,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, Info, VerifierPeer, drafter_link, least_loaded, verifier_link
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, SessionStore
-from specwire.core.session import State
+from specwire.core.states import State
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText, TokenizerError, load_tokenizer
 

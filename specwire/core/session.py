@@ -8,15 +8,12 @@ hears of it at once, before it is durable. One append is in flight at a time and
        ^                        |                        |
        +------ VerifierLost ----+------------------------+            any of them -- OwnerLost --> FENCED
 
-TRANSITIONS holds the states' changes as data; PROTOCOL.md's table is made from it.
+`specwire.core.states.TRANSITIONS` holds the changes as data; PROTOCOL.md's table is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
 
 from specwire.core.acceptance import Outcome
 from specwire.core.drafting import Pace
@@ -51,68 +48,9 @@ from specwire.core.events import (
     VerifierRefused,
 )
 from specwire.core.limits import FinishReason
+from specwire.core.scanning import OutputScanner
+from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import Text
-
-
-class State(StrEnum):
-    """See the module's drawing."""
-
-    WAITING = "waiting"
-    OPENING = "opening"
-    RUNNING = "running"
-    ENDING = "ending"
-    ENDED = "ended"
-    FENCED = "fenced"
-
-
-TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
-    VerifierReady: {State.WAITING: frozenset({State.OPENING, State.WAITING})},
-    VerifierOpened: {State.OPENING: frozenset({State.RUNNING})},
-    VerdictArrived: {State.RUNNING: frozenset({State.RUNNING, State.ENDING})},
-    VerifierLost: {State.OPENING: frozenset({State.WAITING}), State.RUNNING: frozenset({State.WAITING})},
-    VerifierRefused: {
-        State.OPENING: frozenset({State.ENDING}),
-        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
-    },
-    Appended: {
-        State.WAITING: frozenset({State.WAITING, State.OPENING, State.ENDING}),
-        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
-        State.ENDING: frozenset({State.ENDED}),
-    },
-    EndRequested: {
-        State.WAITING: frozenset({State.WAITING, State.ENDING}),
-        State.OPENING: frozenset({State.ENDING}),
-        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
-    },
-    OwnerLost: {state: frozenset({State.FENCED}) for state in State if state is not State.ENDED},
-}
-"""Event -> state -> states that it may lead to. An event that is not listed for a state changes no state there."""
-
-
-class Release(Protocol):
-    """Text released by some tokens; of them the first `kept` belong to the output."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def text_ends(self) -> tuple[int, ...]: ...
-    @property
-    def kept(self) -> int: ...
-    @property
-    def stopped_at(self) -> int | None: ...
-
-
-class OutputScanner(Protocol):
-    """Detokenises and looks for stop strings; sees every token of the output once, in order.
-
-    `specwire.text.OutputText` is the real one. stopped_at is the output's length in code points where a stop string
-    cuts it; `finish` returns what was withheld and ends the output.
-    """
-
-    def push(self, tokens: Sequence[int]) -> Release: ...
-    def finish(self) -> str: ...
-    @property
-    def length(self) -> int: ...
 
 
 class IllegalEvent(RuntimeError):

@@ -8,7 +8,8 @@ from specwire.core import effects as fx
 from specwire.core.acceptance import Outcome
 from specwire.core.drafting import DraftSession
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.session import Session, State
+from specwire.core.session import Session
+from specwire.core.states import State
 from specwire.core.verification import VerifySession
 from tests.core.script import LETTERS, Oracle, Script
 

@@ -12,7 +12,7 @@ from specwire.core.acceptance import Outcome, choose
 from specwire.core.chain import Offer
 from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
 from specwire.core.sampling import Sampling
-from specwire.core.session import TRANSITIONS, State
+from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import hash_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()

@@ -12,7 +12,8 @@ from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.limits import FinishReason
-from specwire.core.session import TRANSITIONS, IllegalEvent, Session, State
+from specwire.core.session import IllegalEvent, Session
+from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import Text
 from tests.core.script import LetterScanner
 from tests.core.world import World, random_run

@@ -17,7 +17,8 @@ from specwire.core.chain import Proposal
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.limits import Ending, FinishReason, Stopping
 from specwire.core.sampling import Sampling
-from specwire.core.session import Session, State
+from specwire.core.session import Session
+from specwire.core.states import State
 from specwire.core.text import Text, hash_of
 from specwire.core.verification import Allowance, VerifySession
 from tests.core.facts import Facts, is_prefix, require

@@ -1,0 +1,62 @@
+"""One session's effects as messages for its verifier and its drafter, and their verdicts as events."""
+
+from __future__ import annotations
+
+from orchestrator.store import SessionRecord
+from specwire.core.drafting import Pace
+from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
+from specwire.core.events import VerdictArrived
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc import convert
+from specwire.v1 import draft_pb2, verify_pb2
+
+
+def open_verifier(
+    effect: OpenVerifier, record: SessionRecord, handle: int, fence: int, ledger_us: int, deadline: float | None
+) -> verify_pb2.Open:
+    """`deadline`: seconds left, None for none."""
+    return verify_pb2.Open(
+        handle=handle,
+        session_id=record.session_id,
+        fence=fence,
+        attach=effect.attach,
+        tokens=effect.tokens,
+        prompt_length=len(record.prompt),
+        sampling=convert.sampling_to_wire(record.sampling),
+        stopping=convert.stopping_to_wire(record.stopping),
+        progress=progress(effect, handle),
+        deadline_ms=0 if deadline is None else max(1, int(deadline * 1000)),
+        vocabulary_fingerprint=record.vocabulary_fingerprint,
+        ledger_us=ledger_us,
+    )
+
+
+def progress(effect: OpenVerifier | SendProgress, handle: int) -> verify_pb2.Progress:
+    return verify_pb2.Progress(handle=handle, durable=effect.durable, credit=effect.credit, due=effect.due)
+
+
+def open_drafter(effect: OpenDrafter, record: SessionRecord, handle: int) -> draft_pb2.OpenDraft:
+    return draft_pb2.OpenDraft(
+        handle=handle,
+        tokens=effect.tokens,
+        sampling=convert.sampling_to_wire(record.sampling),
+        vocabulary_fingerprint=record.vocabulary_fingerprint,
+        pace=_pace(effect.pace),
+    )
+
+
+def advance(effect: AdvanceDrafter, handle: int) -> draft_pb2.Advance:
+    return draft_pb2.Advance(handle=handle, position=effect.position, tokens=effect.tokens, pace=_pace(effect.pace))
+
+
+def _pace(pace: Pace) -> draft_pb2.Pace:
+    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
+
+
+def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
+    """Raises InvalidParameter where outcomes or reason are none, or do not match the tokens."""
+    outcomes = convert.outcomes_from_wire(verdict.outcomes)
+    if len(outcomes) != len(verdict.tokens):
+        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
+    reason = convert.reason_from_wire(verdict.finish_reason)
+    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason)

@@ -1,0 +1,32 @@
+"""What a session needs to know of its text; `specwire.text` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Release(Protocol):
+    """Text released by some tokens; of them the first `kept` belong to the output."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def text_ends(self) -> tuple[int, ...]: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def stopped_at(self) -> int | None: ...
+
+
+class OutputScanner(Protocol):
+    """Detokenises and looks for stop strings; sees every token of the output once, in order.
+
+    `specwire.text.OutputText` is the real one. stopped_at is the output's length in code points where a stop string
+    cuts it; `finish` returns what was withheld and ends the output.
+    """
+
+    def push(self, tokens: Sequence[int]) -> Release: ...
+    def finish(self) -> str: ...
+    @property
+    def length(self) -> int: ...
