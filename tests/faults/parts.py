@@ -1,0 +1,163 @@
+"""The services as processes of their own, started through the command line, that a test may kill, stop and restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deploy import bound
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 90.0
+END_LIMIT_S = 30.0
+ANY_PORT = "127.0.0.1:0"
+
+
+class Service:
+    """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], said: Path) -> None:
+        self.address = ANY_PORT
+        self._arguments = arguments
+        self._environment = environment
+        self._said = said
+        self.process = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        """Bound to this process: should the tests be killed, it dies with them."""
+        command = (sys.executable, "-m", "deploy", *self._arguments, "--listen", self.address, "--json")
+        with self._said.open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *command],
+                cwd=ROOT,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                bufsize=0,
+            )
+
+    def ready(self) -> str:
+        """Wait for its ready line; the address in it."""
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_LIMIT_S)
+        line = self.process.stdout.readline() if readable else b""
+        assert line, f"{self._arguments} did not become ready: {self.said()}"
+        self.address = str(json.loads(line)["address"])
+        return self.address
+
+    def restart(self) -> None:
+        """Start again at the same address; does not wait until it is ready."""
+        self.kill()
+        self.process = self._launch()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(END_LIMIT_S)
+
+    def kill(self) -> None:
+        """Idempotent; works on a stopped process too."""
+        self.process.kill()
+        self.process.wait(END_LIMIT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """Everything on its stderr, restarts included."""
+        return self._said.read_text()
+
+
+class Parts:
+    """Owns the services of a test: at its end they are gone, whatever happened."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mark = f"SPECWIRE_TEST_PARTS={uuid.uuid4().hex}"
+        self._services: list[Service] = []
+
+    def start(self, *arguments: str, without: str = "") -> Service:
+        """Launch a service; `without` names packages, separated by commas, that it cannot import."""
+        said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
+        service = Service(arguments, self._environment(without), said)
+        self._services.append(service)
+        return service
+
+    def _environment(self, without: str) -> dict[str, str]:
+        name, _, value = self._mark.partition("=")
+        paths = [str(ROOT)]
+        if without:
+            (self._folder / "sitecustomize.py").write_text(HIDE)
+            paths.insert(0, str(self._folder))
+        return {
+            **os.environ,
+            name: value,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "SPECWIRE_TEST_HIDDEN": without,
+        }
+
+    def run(self, *arguments: str, without: str = "") -> tuple[int, str, str]:
+        """Run a program to its end: exit code, stdout, stderr."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=self._environment(without),
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT_S,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def living(self) -> list[int]:
+        """The processes that began here and still live, by the mark in their environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def end(self) -> None:
+        for service in self._services:
+            service.kill()
+
+
+@contextmanager
+def parts() -> Iterator[Parts]:
+    with tempfile.TemporaryDirectory(prefix="specwire-parts-") as folder:
+        owned = Parts(Path(folder))
+        try:
+            yield owned
+        finally:
+            owned.end()
+
+
+HIDE = """
+import os, sys
+from importlib.machinery import PathFinder
+
+HIDDEN = set(os.environ["SPECWIRE_TEST_HIDDEN"].split(","))
+
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+"""

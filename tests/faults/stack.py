@@ -1,0 +1,71 @@
+"""A whole stack of real processes, mended between tests."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Unpack
+
+from orchestrator.store import StoredSession, open_store
+from specwire.client.requests import Options
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import Stream
+from tests.orchestrator.redis_for_tests import RedisServer
+
+# The delay emulates a slower target: time to interfere while text streams.
+TARGET = "scripted:7:vocab=64:delay_ms=8"
+DRAFT = "scripted:7:vocab=64:agree=0.8"
+PLAIN = "scripted:7:vocab=64"
+
+
+class Stack:
+    """Redis, verifier, drafter and orchestrator, each a process."""
+
+    def __init__(self, owned: Parts, redis: RedisServer) -> None:
+        self.parts = owned
+        self.redis = redis
+        self.verifier = owned.start("verify", TARGET)
+        self.drafter = owned.start("draft", DRAFT)
+        self.verifier.ready()
+        self.drafter.ready()
+        self.orchestrator = self.orchestrate(self.drafter.address)
+        self.orchestrator.ready()
+
+    def orchestrate(self, drafter: str) -> Service:
+        """Launch an orchestrator with this stack's verifier and log."""
+        redis = ("--redis-url", self.redis.url)
+        return self.parts.start("orchestrate", "--verifier", self.verifier.address, "--drafter", drafter, *redis)
+
+    def mend(self) -> None:
+        """Start again what a test has ended, wake what it left stopped."""
+        self.drafter.send(signal.SIGCONT)
+        self.redis.resume()
+        dead = [s for s in (self.verifier, self.drafter, self.orchestrator) if not s.lives]
+        for service in dead:
+            service.restart()
+        for service in dead:
+            service.ready()
+
+    def generate(self, max_tokens: int, **options: Unpack[Options]) -> Stream:
+        return Stream(self.orchestrator.address, max_tokens=max_tokens, **options)
+
+    def log(self, session_id: str) -> StoredSession:
+        """What Redis holds of a session."""
+        log = asyncio.run(self._read(session_id))
+        assert log is not None
+        return log
+
+    async def _read(self, session_id: str) -> StoredSession | None:
+        store = await open_store(self.redis.url)
+        try:
+            return await store.read(session_id)
+        finally:
+            await store.close()
+
+
+@contextmanager
+def stack() -> Iterator[Stack]:
+    with RedisServer() as redis, parts() as owned:
+        yield Stack(owned, redis)

@@ -1,0 +1,123 @@
+"""A client's stream, read by a thread of its own, and the text that it must bring."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from functools import cache
+from types import TracebackType
+from typing import Self, Unpack
+
+from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
+from specwire.client.requests import Options
+from specwire.core.acceptance import Outcome, choose
+from specwire.core.sampling import Sampling
+from specwire.lm import Feed, load_model
+
+LIMIT_S = 60.0
+PROMPT = (5, 6, 7)
+
+
+@cache
+def plain(model: str, length: int, prompt: Sequence[int] = PROMPT, sampling: Sampling | None = None) -> list[int]:
+    """`length` tokens of plain decoding by `model`."""
+    lm, text = load_model(model, slots=1), list(prompt)
+    for _ in range(length):
+        cached = lm.cached(0)
+        logits = lm.forward([Feed(0, cached, text[cached:], 1)])[0].numpy()
+        text.append(choose(logits, len(text), sampling or Sampling()))
+    return text[len(prompt) :]
+
+
+class Quiet(Exception):
+    """Nothing came in time."""
+
+
+class Stream:
+    """A generation under way. Checks that no token is missing and none comes twice.
+
+    `error` is the status that it ended with, `finished` its regular end.
+    """
+
+    def __init__(self, address: str, prompt: Sequence[int] = PROMPT, **options: Unpack[Options]) -> None:
+        self.tokens: list[int] = []
+        self.outcomes: list[Outcome] = []
+        self.text = ""
+        self.session_id = ""
+        self.finished: Finished | None = None
+        self.error: SpecwireError | None = None
+        self._prompt_length = len(prompt)
+        self._events: queue.SimpleQueue[Event | SpecwireError] = queue.SimpleQueue()
+        self._client = Client(address)
+        self._thread = threading.Thread(target=self._read, args=(tuple(prompt), options), daemon=True)
+        self._thread.start()
+
+    def _read(self, prompt: Sequence[int], options: Options) -> None:
+        try:
+            for event in self._client.generate(prompt, timeout=LIMIT_S * 2, ignore_eos=True, **options):
+                self._events.put(event)
+        except SpecwireError as error:
+            self._events.put(error)
+
+    @property
+    def over(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+    def take(self, limit: float = LIMIT_S) -> Event | SpecwireError:
+        """The next event. Raises Quiet if none comes within `limit` seconds."""
+        try:
+            event = self._events.get(timeout=limit)
+        except queue.Empty:
+            raise Quiet(f"nothing within {limit:g} s after {len(self.tokens)} tokens") from None
+        match event:
+            case Started():
+                self.session_id = event.session_id
+            case Chunk():
+                assert event.position == self._prompt_length + len(self.tokens)
+                self.tokens += event.tokens
+                self.outcomes += event.outcomes
+                self.text += event.text
+            case Finished():
+                self.text += event.text
+                self.finished = event
+            case SpecwireError():
+                self.error = event
+        return event
+
+    def until(self, length: int) -> None:
+        """Read on until at least `length` tokens are here."""
+        while len(self.tokens) < length:
+            self.take()
+            assert not self.over, (self.error, self.finished)
+
+    def until_accepted(self) -> None:
+        """Read on until a draft token is accepted that was not read before."""
+        seen = len(self.outcomes)
+        while Outcome.ACCEPTED not in self.outcomes[seen:]:
+            self.until(len(self.tokens) + 1)
+
+    def until_quiet(self, seconds: float) -> None:
+        """Read on until nothing comes for `seconds`."""
+        try:
+            while True:
+                self.take(seconds)
+                assert not self.over, (self.error, self.finished)
+        except Quiet:
+            return
+
+    def rest(self) -> list[int]:
+        """Read to the end; all tokens."""
+        while not self.over:
+            self.take()
+        return self.tokens
+
+    def close(self) -> None:
+        self._client.close()
+        self._thread.join(LIMIT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
