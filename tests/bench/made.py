@@ -1,14 +1,24 @@
-"""Made-up runs with chosen times."""
+"""Made-up rows and runs with chosen times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.runs import Arrival, Run, Sample
 from specwire.client import Timings
 from specwire.client.events import Step
 
 MS = 1_000_000
+
+
+@dataclass
+class FakeRow:
+    key: str
+    label: str = "a row"
+
+    def run(self, prompt: Sequence[int], tokens: int) -> Run:
+        return run(1.0, [*prompt, tokens])
 
 
 def run(seconds: float, tokens: Sequence[int] = (1, 2, 3), arrivals: Sequence[Arrival] = ()) -> Run:

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bench.interleave import interleave, schedule
-from bench.runs import Run, Sample
-from tests.bench.made import run
-
-
-@dataclass
-class FakeRow:
-    key: str
-    label: str = "a row"
-
-    def run(self, prompt: Sequence[int], tokens: int) -> Run:
-        return run(1.0, [*prompt, tokens])
+from bench.runs import Sample
+from tests.bench.made import FakeRow
 
 
 def test_the_order_rotates() -> None:
