@@ -48,8 +48,8 @@ class Child:
 
     def ask(self, request: Mapping[str, object], limit: float) -> Message:
         """Send a request; the answer, within `limit` seconds. BenchError if it fails, ends, or says "error"."""
-        if self._process.stdin is None:
-            raise BenchError(f"{self.name}: takes no requests")
+        if self._process.stdin is None or self._process.stdin.closed:
+            raise BenchError(f"{self.name}: takes no requests any more")
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()

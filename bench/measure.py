@@ -25,6 +25,9 @@ from specwire.rpc.process import say
 ASK_LIMIT = 600.0
 SELECTION_PROMPTS = 8
 WARM_UP_PROMPTS = 2
+NOTES = (
+    "(e) OpenVINO GenAI was not measured: it reads models in a format of its own, and nothing here converts them.",
+)
 
 
 def measure(settings: Settings) -> Results:
@@ -57,6 +60,7 @@ def measure(settings: Settings) -> Results:
         judged=judged,
         cores=use.by_row(),
         samples=samples,
+        notes=NOTES,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.bars import Bar
@@ -63,7 +63,7 @@ class Results:
     judged: Sequence[Judged]
     cores: Mapping[str, Mapping[str, float]]
     samples: Sequence[Sample]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
     @property
     def texts_hold(self) -> bool:
