@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -44,26 +45,39 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
             ttl = self._orchestrator.options.retention
-            winner = await self._orchestrator.store.bind_request(
-                record.tenant, record.request_id, record.session_id, ttl
-            )
-            if winner != record.session_id:
-                return await self._known(winner)
+            with store_statuses():
+                first = await self._orchestrator.store.bind_request(
+                    record.tenant, record.request_id, record.session_id, ttl
+                )
+            if first != record.session_id:
+                return await self._joined(replace(record, session_id=first), context)
+        return await self._orchestrator.open(record, context.time_remaining())
+
+    async def _joined(self, record: SessionRecord, context: Context) -> SessionDriver:
+        """The session that a request id stands for; begun now if its first call got no further than binding the id."""
+        if record.session_id in self._orchestrator.sessions or await self._read(record.session_id) is not None:
+            return await self._known(record.session_id)
         return await self._orchestrator.open(record, context.time_remaining())
 
     async def _known(self, session_id: str) -> SessionDriver:
-        driver = self._orchestrator.sessions.get(session_id)
-        if driver is not None:
-            return driver
-        await self._stored(session_id)
-        raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator")
+        if session_id not in self._orchestrator.sessions:
+            await self._stored(session_id)
+        driver = self._orchestrator.sessions.get(session_id)  # it may have begun meanwhile
+        if driver is None:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator"
+            )
+        return driver
 
     async def _stored(self, session_id: str) -> StoredSession:
-        with store_statuses():
-            log = await self._orchestrator.store.read(session_id)
+        log = await self._read(session_id)
         if log is None:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}")
         return log
+
+    async def _read(self, session_id: str) -> StoredSession | None:
+        with store_statuses():
+            return await self._orchestrator.store.read(session_id)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         driver = await self._known(request.session_id)

@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_of(args: argparse.Namespace) -> OrchestratorOptions:
     """Raises ValueError that names the option."""
-    for address in (args.listen, *args.verifier, *args.drafter):
-        check_listen(address)
+    for field, addresses in (("listen", [args.listen]), ("verifier", args.verifier), ("drafter", args.drafter)):
+        for address in addresses:
+            check_listen(address, field)
     return OrchestratorOptions(
         verifiers=tuple(args.verifier),
         drafters=tuple(args.drafter),

@@ -32,7 +32,7 @@ class OrchestratorOptions:
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "retention"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import grpc
 
-from orchestrator.store import Fenced, MissingSession, StoreError, StoreUnavailable
+from orchestrator.store import Fenced, MissingSession, SessionExists, StoreError, StoreUnavailable
 from specwire.rpc.errors import StatusError
 
 
 def status_of_store(error: StoreError) -> grpc.StatusCode:
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, StoreUnavailable | SessionExists):  # the other call's session is joined the next time
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, MissingSession):
         return grpc.StatusCode.NOT_FOUND

@@ -86,11 +86,11 @@ class ModelServiceOptions:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
 
-def check_listen(listen: str) -> None:
-    """InvalidParameter unless `listen` reads HOST:PORT."""
+def check_listen(listen: str, field: str = "listen") -> None:
+    """InvalidParameter of `field` unless `listen` reads HOST:PORT."""
     _, colon, port = listen.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidParameter("listen", f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
+        raise InvalidParameter(field, f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:

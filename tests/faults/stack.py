@@ -48,8 +48,10 @@ class Stack:
         for service in dead:
             service.ready()
 
-    def generate(self, max_tokens: int, **options: Unpack[Options]) -> Stream:
-        return Stream(self.orchestrator.address, max_tokens=max_tokens, **options)
+    def generate(self, length: int, **options: Unpack[Options]) -> Stream:
+        """A stream of `length` tokens."""
+        asked: Options = {**options, "max_tokens": length}
+        return Stream(self.orchestrator.address, **asked)
 
     def log(self, session_id: str) -> StoredSession:
         """What Redis holds of a session."""

@@ -54,8 +54,9 @@ class Stream:
         self._thread.start()
 
     def _read(self, prompt: Sequence[int], options: Options) -> None:
+        asked: Options = {**options, "ignore_eos": True}
         try:
-            for event in self._client.generate(prompt, timeout=LIMIT_S * 2, ignore_eos=True, **options):
+            for event in self._client.generate(prompt, timeout=2 * LIMIT_S, **asked):
                 self._events.put(event)
         except SpecwireError as error:
             self._events.put(error)

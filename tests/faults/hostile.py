@@ -1,0 +1,209 @@
+"""A DraftService that does not mean well."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+
+from specwire.core.text import Text
+from specwire.lm import load_model
+from specwire.lm.scripted import Script
+from specwire.rpc.model_info import model_info_to_wire
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from tests.faults.stack import PLAIN
+
+SEED = 20_24
+VOCABULARY = 64
+MOST_UINT32 = (1 << 32) - 1
+MOST_UINT64 = (1 << 64) - 1
+SCRIPT = Script.parse(PLAIN)
+
+Response = draft_pb2.ConnectDraftResponse
+
+
+class Known:
+    """What a drafter knows of one session: its text, and the next number of a chain."""
+
+    def __init__(self, handle: int, tokens: list[int]) -> None:
+        self.handle = handle
+        self.text = Text(tokens)
+        self.chain = 0
+
+    def advance(self, position: int, tokens: list[int]) -> None:
+        self.text.truncate(position)
+        self.text.extend(tokens)
+
+    def proposal(self, tokens: list[int], **changes: int) -> common_pb2.Proposal:
+        """A new chain behind the text, as an honest drafter begins one, but for `changes`."""
+        self.chain += 1
+        base = len(self.text)
+        honest = {"handle": self.handle, "chain": self.chain, "base": base, "prefix_hash": self.text.hash_at(base)}
+        return common_pb2.Proposal(**{**honest, **changes}, tokens=tokens, draft_us=1)
+
+    def right(self, count: int) -> list[int]:
+        """The tokens that the target will choose, under greedy."""
+        prefix = 0
+        for token in self.text.tokens:
+            prefix = SCRIPT.extend(prefix, token)
+        tokens: list[int] = []
+        for _ in range(count):
+            tokens.append(int(SCRIPT.logits(prefix).argmax()))
+            prefix = SCRIPT.extend(prefix, tokens[-1])
+        return tokens
+
+
+Attack = Callable[[Known, random.Random], Iterator[Response]]
+
+
+def garbage(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Numbers that are out of every range."""
+    extremes = [0, 1, MOST_UINT32, rng.randrange(MOST_UINT32)]
+    for field in ("handle", "source", "base", "offset", "chain"):
+        yield Response(proposals=[known.proposal([1, 2], **{field: rng.choice(extremes)})])
+    yield Response(proposals=[known.proposal([VOCABULARY, MOST_UINT32]), known.proposal([])])
+    wild = known.proposal([0, 1])
+    wild.expected, wild.draft_us = float("nan"), MOST_UINT32
+    yield Response(proposals=[wild], opened=[draft_pb2.OpenedDraft(handle=MOST_UINT32)])
+    yield Response(refused=[common_pb2.Refused(handle=MOST_UINT32, code=-1, message="\n" * 9)])
+
+
+def last_chain(known: Known, rng: random.Random) -> Iterator[Response]:
+    """The highest chain number there is: nothing can replace it."""
+    yield Response(proposals=[known.proposal([rng.randrange(VOCABULARY)], chain=MOST_UINT64)])
+
+
+def wrong_hash(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Right tokens of another text, and a chain that has no hash."""
+    yield Response(proposals=[known.proposal(known.right(3), prefix_hash=rng.getrandbits(64))])
+    headless = known.proposal(known.right(3))
+    headless.ClearField("prefix_hash")
+    yield Response(proposals=[headless])
+
+
+def right_once(known: Known, rng: random.Random) -> Iterator[Response]:
+    """One right token to be let in, then wrong ones as far as they go, in chunks that overlap."""
+    good = known.right(1)
+    bad = [(good[0] + rng.randrange(1, VOCABULARY)) % VOCABULARY for _ in range(15)]
+    first = known.proposal([*good, *bad])
+    more = common_pb2.Proposal()
+    more.CopyFrom(first)
+    more.offset = 8
+    yield Response(proposals=[first, more])
+
+
+def right_for_long(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Right long enough to be trusted, then wrong at every position."""
+    right = known.right(8)
+    trusted = len(known.text) < 100
+    yield Response(proposals=[known.proposal(right if trusted else [(t + 1) % VOCABULARY for t in right])])
+
+
+def flood(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Far more than anybody asked for, small messages and large ones."""
+    for _ in range(200):
+        yield Response(proposals=[known.proposal([rng.randrange(VOCABULARY)])])
+    for _ in range(5):
+        yield Response(proposals=[known.proposal([rng.randrange(VOCABULARY)] * 2000) for _ in range(20)])
+
+
+def giant(known: Known, rng: random.Random) -> Iterator[Response]:
+    """A message larger than a link takes."""
+    yield Response(proposals=[known.proposal([MOST_UINT32] * 4_000_000)])
+
+
+def refuse(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Proposes and refuses in one breath."""
+    refused = common_pb2.Refused(handle=known.handle, code=grpc.StatusCode.INTERNAL.value[0], message="no")
+    yield Response(proposals=[known.proposal([1])], refused=[refused])
+
+
+def vanish(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Breaks the stream now and then."""
+    yield Response(proposals=[known.proposal(known.right(2))])
+    if rng.random() < 0.2:
+        raise Vanished
+
+
+class Vanished(Exception):
+    """The stream ends here."""
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack
+    for attack in (
+        *(garbage, last_chain, wrong_hash, right_once, right_for_long),
+        *(flood, giant, refuse, vanish),
+    )
+}
+
+
+class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
+    """Describes itself as the drafter that would fit, then attacks at every open and advance."""
+
+    def __init__(self, attack: Attack) -> None:
+        self.address = ""
+        self._attack = attack
+        self._random = random.Random(SEED)
+        self._info = model_info_to_wire(load_model(PLAIN, slots=1).info, 16)
+        self._sent = threading.Event()
+
+    def attacked(self) -> bool:
+        return self._sent.is_set()
+
+    def GetModelInfo(
+        self, request: common_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> common_pb2.GetModelInfoResponse:
+        return self._info
+
+    def Connect(
+        self, requests: Iterator[draft_pb2.ConnectDraftRequest], context: grpc.ServicerContext
+    ) -> Iterator[Response]:
+        sessions: dict[int, Known] = {}
+        heard: queue.SimpleQueue[Known | None] = queue.SimpleQueue()
+        reader = threading.Thread(target=self._read, args=(requests, sessions, heard), daemon=True)
+        reader.start()
+        try:
+            while (known := heard.get()) is not None:
+                for response in self._attack(known, self._random):
+                    self._sent.set()
+                    yield response
+        except Vanished:
+            return
+
+    def _read(
+        self,
+        requests: Iterator[draft_pb2.ConnectDraftRequest],
+        sessions: dict[int, Known],
+        heard: queue.SimpleQueue[Known | None],
+    ) -> None:
+        try:
+            for request in requests:
+                for opening in request.opens:
+                    sessions[opening.handle] = Known(opening.handle, list(opening.tokens))
+                    heard.put(sessions[opening.handle])
+                for advance in request.advances:
+                    sessions[advance.handle].advance(advance.position, list(advance.tokens))
+                    heard.put(sessions[advance.handle])
+        except grpc.RpcError:
+            pass  # the peer has gone
+        finally:
+            heard.put(None)
+
+
+@contextmanager
+def hostile(attack: Attack) -> Iterator[HostileDrafter]:
+    servicer = HostileDrafter(attack)
+    server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.max_send_message_length", -1)])
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield servicer
+    finally:
+        server.stop(0.0).wait(10.0)

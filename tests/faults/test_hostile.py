@@ -1,0 +1,30 @@
+"""Drafters that lie, flood and vanish: the text is the target's, and the next session is served as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.hostile import ATTACKS, hostile
+from tests.faults.stack import PLAIN, Stack
+from tests.faults.streams import Stream, plain
+
+LENGTH = 250
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_drafter_changes_a_text(healthy: Stack, attack: str) -> None:
+    with hostile(ATTACKS[attack]) as drafter:
+        orchestrator = healthy.orchestrate(drafter.address)
+        try:
+            address = orchestrator.ready()
+            for _ in range(2):
+                with Stream(address, max_tokens=LENGTH) as stream:
+                    assert stream.rest() == plain(PLAIN, LENGTH)
+                    assert stream.finished is not None
+                    assert stream.finished.stats.output_tokens == LENGTH
+            assert drafter.attacked()
+            assert "Traceback" not in orchestrator.said()
+        finally:
+            orchestrator.kill()
+    assert healthy.verifier.lives
+    assert "Traceback" not in healthy.verifier.said()

@@ -1,0 +1,119 @@
+"""Whatever the log or a process does, a client holds nothing that the log does not."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+from specwire.core.limits import FinishReason
+from tests.faults.parts import ROOT
+from tests.faults.stack import PLAIN, Stack
+from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
+
+LONG = 4000
+# Longer than the orchestrator waits for one answer of the log, so that appends of unknown outcome are repeated.
+PAUSE_S = 2.5
+# A target step takes 8 ms here.
+QUIET_S = 1.0
+
+LEAVING = f"""
+import sys
+from specwire.client import Chunk, Client, Started
+for event in Client(sys.argv[1]).generate({PROMPT}, max_tokens={LONG}, ignore_eos=True):
+    if isinstance(event, Started):
+        print(event.session_id, flush=True)
+    if isinstance(event, Chunk) and event.position > 50:
+        print("streaming", flush=True)
+"""
+
+
+def test_a_paused_log_pauses_the_text(healthy: Stack) -> None:
+    with healthy.generate(600) as stream:
+        stream.until(100)
+        healthy.redis.pause()
+        stream.until_quiet(QUIET_S)
+        time.sleep(PAUSE_S - QUIET_S)  # how long the fault lasts
+        healthy.redis.resume()
+        assert stream.rest() == plain(PLAIN, 600)
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.LENGTH
+    assert list(healthy.log(stream.session_id).tokens) == stream.tokens
+
+
+def test_a_session_that_cannot_be_logged_does_not_begin(healthy: Stack) -> None:
+    healthy.redis.pause()
+    with healthy.generate(20) as refused:
+        refused.rest()
+    with healthy.generate(20, request_id="of-a-paused-log") as bound:
+        bound.rest()
+    healthy.redis.resume()
+    for stream in (refused, bound):
+        assert stream.tokens == []
+        assert stream.error is not None
+        assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+        assert "log" in stream.error.message
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_killed_orchestrator_had_shown_nothing_but_the_log(healthy: Stack, seed: int) -> None:
+    with healthy.generate(LONG) as stream:
+        stream.until(random.Random(seed).randrange(20, 200))
+        healthy.orchestrator.kill()
+        stream.rest()
+    assert stream.error is not None
+    assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+    log = healthy.log(stream.session_id)
+    assert list(log.tokens[: len(stream.tokens)]) == stream.tokens
+    assert list(log.tokens) == plain(PLAIN, LONG)[: len(log.tokens)]
+    assert log.reason is None
+
+
+def test_a_client_that_vanishes_ends_its_session(healthy: Stack) -> None:
+    command = [sys.executable, "-c", LEAVING, healthy.orchestrator.address]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            assert client.stdout is not None
+            session_id = client.stdout.readline().strip()
+            assert client.stdout.readline() == "streaming\n"
+        finally:
+            client.kill()
+    assert ended(healthy, session_id) is FinishReason.CANCELLED
+    log = healthy.log(session_id)
+    assert list(log.tokens) == plain(PLAIN, LONG)[: len(log.tokens)]
+
+
+def ended(stack: Stack, session_id: str) -> FinishReason | None:
+    """Why the session ended, by its log; asked for again until it says, for a reader would keep the session alive."""
+    deadline = time.monotonic() + LIMIT_S
+    while (reason := stack.log(session_id).reason) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return reason
+
+
+def test_sigterm_while_text_streams(healthy: Stack) -> None:
+    with healthy.generate(LONG) as stream:
+        stream.until(50)
+        healthy.orchestrator.send(signal.SIGTERM)
+        stream.rest()
+        assert healthy.orchestrator.wait() == 0
+    assert_told(stream)
+    log = healthy.log(stream.session_id)
+    assert list(log.tokens[: len(stream.tokens)]) == stream.tokens
+    assert log.reason is FinishReason.CANCELLED
+    assert healthy.orchestrator.process.pid not in healthy.parts.living()
+    assert "Traceback" not in healthy.orchestrator.said()
+
+
+def assert_told(stream: Stream) -> None:
+    """The stream ended with a status, or with the reason."""
+    if stream.finished is not None:
+        assert stream.finished.reason is FinishReason.CANCELLED
+    else:
+        assert stream.error is not None
+        assert stream.error.code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)

@@ -1,0 +1,212 @@
+"""The services as plain processes through the command line: no Ray, and no torch where no model computes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import PROMPT, Stream, plain
+from tests.lm import models
+from tests.orchestrator.redis_for_tests import RedisServer
+
+TARGET = "scripted:7:vocab=64"
+DRAFT = "scripted:7:vocab=64:agree=0.8"
+LIMIT_S = 60.0
+NO_RAY = "ray"
+NO_MODELS = "ray,torch,transformers,safetensors"
+SERVICES = {
+    "verifier": "specwire.v1.VerifyService",
+    "drafter": "specwire.v1.DraftService",
+    "orchestrator": "specwire.v1.GenerationService",
+}
+COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+Trio = dict[str, Service]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """Give a real Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of this file's processes."""
+    with parts() as owner:
+        yield owner
+
+
+def trio(owned: Parts, redis: RedisServer, target: str, draft: str) -> Trio:
+    """A verifier, a drafter and an orchestrator that are ready."""
+    verifier = owned.start("verify", target, without=NO_RAY)
+    drafter = owned.start("draft", draft, without=NO_RAY)
+    peers = ("--verifier", verifier.ready(), "--drafter", drafter.ready())
+    orchestrator = owned.start("orchestrate", *peers, "--redis-url", redis.url, without=NO_MODELS)
+    orchestrator.ready()
+    return {"verifier": verifier, "drafter": drafter, "orchestrator": orchestrator}
+
+
+@pytest.fixture(scope="module")
+def scripted(owned: Parts, redis: RedisServer) -> Trio:
+    """Give a stack of scripted models."""
+    return trio(owned, redis, TARGET, DRAFT)
+
+
+def test_what_is_hidden_cannot_be_imported(owned: Parts) -> None:
+    for name in NO_MODELS.split(","):
+        code, _, error = owned.run("-c", f"import {name}", without=NO_MODELS)
+        assert code == 1
+        assert f"No module named '{name}'" in error
+
+
+def test_greedy_and_sampled_text_is_the_targets(scripted: Trio) -> None:
+    address = scripted["orchestrator"].address
+    with Stream(address, max_tokens=100) as stream:
+        assert stream.rest() == plain(TARGET, 100)
+        assert stream.text == " ".join(map(str, stream.tokens))
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.LENGTH
+    sampled = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
+    with Stream(address, max_tokens=100, temperature=0.9, top_k=20, top_p=0.95, seed=11) as stream:
+        assert stream.rest() == plain(TARGET, 100, sampling=sampled)
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_health_and_reflection(scripted: Trio, role: str) -> None:
+    with grpc.insecure_channel(scripted[role].address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICES[role]):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            health.Check(health_pb2.HealthCheckRequest(service="specwire.v1.None"), timeout=LIMIT_S)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        (listed,) = reflection.ServerReflectionInfo(iter([asked]), timeout=LIMIT_S)
+        assert {service.name for service in listed.list_services_response.service} == {SERVICES[role], *COMMON}
+
+
+def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisServer, tmp_path: Path) -> None:
+    words = {str(token): token for token in range(models.VOCABULARY)}
+    target = models.build(models.config("llama"))
+    drafter = models.build(models.config("llama"), seed=1)
+    paths = [models.save(m, tmp_path / n, words) for m, n in ((target, "target"), (drafter, "drafter"))]
+    expected = list(PROMPT)
+    for _ in range(40):
+        expected.append(int(torch.argmax(models.plain(target, expected)[-1])))
+    started = trio(owned, redis, *paths)
+    for drafting in (True, False):
+        with Stream(started["orchestrator"].address, max_tokens=40, drafting=drafting) as stream:
+            assert [*PROMPT, *stream.rest()] == expected
+    for service in started.values():
+        service.send(signal.SIGTERM)
+    assert [service.wait() for service in started.values()] == [0, 0, 0]
+
+
+# Bad input
+
+
+@pytest.fixture(scope="module")
+def verifier(owned: Parts) -> Service:
+    """Give a verifier for orchestrators that must not start."""
+    service = owned.start("verify", TARGET)
+    service.ready()
+    return service
+
+
+def refused(arguments: list[str]) -> tuple[int, str]:
+    """Run a command that cannot start: its exit code and its last line. It leaves nothing running."""
+    with parts() as alone:
+        code, out, error = alone.run("-m", "deploy", *arguments)
+        assert alone.living() == []
+    assert out == ""
+    assert "Traceback" not in error
+    return code, error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["verify", "/no/such/model"], 1, "/no/such/model"),
+        (["draft", "/no/such/model"], 1, "/no/such/model"),
+        (["verify", "scripted:7:agree=2"], 1, "agree: must be from 0 to 1, not 2.0"),
+        (["verify", "scripted:7", "--listen", "nowhere"], 2, "listen: must be HOST:PORT with a port from 0 to 65535"),
+        (["verify", "scripted:7", "--threads", "0"], 2, "threads: must be from 1 to 1024, not 0"),
+        (["draft", "scripted:7", "--slots", "x"], 2, "argument --slots: invalid int value: 'x'"),
+        (["draft", "scripted:7", "--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
+        (["serve"], 2, "invalid choice: 'serve'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], code: int, message: str) -> None:
+    exit_code, said = refused(arguments)
+    assert exit_code == code
+    assert message in said
+
+
+@pytest.mark.parametrize("command", ["verify", "draft"])
+def test_a_model_service_on_a_port_in_use(command: str, taken_address: str) -> None:
+    assert refused([command, "scripted:7", "--listen", taken_address]) == (
+        1,
+        f"specwire {command}: error: listen: cannot listen on {taken_address}: the port is in use",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: --verifier"),
+        (["--verifier", "nowhere"], "verifier: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"),
+        (["--verifier", "a:1", "--drafter", "b"], "drafter: must be HOST:PORT with a port from 0 to 65535, not 'b'"),
+        (["--verifier", "a:1", "--start-timeout", "0"], "start_timeout: must be positive, not 0.0"),
+        (["--verifier", "a:1", "--start-timeout", "nan"], "start_timeout: must be positive, not nan"),
+    ],
+)
+def test_wrong_usage_of_an_orchestrator(arguments: list[str], message: str) -> None:
+    code, said = refused(["orchestrate", *arguments])
+    assert code == 2
+    assert message in said
+
+
+def test_an_orchestrator_on_a_port_in_use(verifier: Service, taken_address: str) -> None:
+    code, said = refused(["orchestrate", "--verifier", verifier.address, "--listen", taken_address])
+    assert (code, said) == (
+        1,
+        f"specwire orchestrate: error: listen: cannot listen on {taken_address}: the port is in use",
+    )
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@{dead}/0", "unix:///no/such/socket", "http://{dead}", "redis://x:y"])
+def test_an_orchestrator_without_its_log(dead_address: str, url: str) -> None:
+    url = url.format(dead=dead_address)
+    code, said = refused(["orchestrate", "--verifier", dead_address, "--redis-url", url])
+    assert code == 1
+    assert said.startswith("specwire orchestrate: error: redis-url: ")
+    assert "secret" not in said
+
+
+def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
+    assert refused(["orchestrate", "--verifier", dead_address, "--start-timeout", "0.5"]) == (
+        1,
+        f"specwire orchestrate: error: no answer within 0.5 s from {dead_address}",
+    )
+
+
+def test_a_drafter_of_another_vocabulary(owned: Parts, verifier: Service) -> None:
+    drafter = owned.start("draft", "scripted:7:vocab=65")
+    code, said = refused(["orchestrate", "--verifier", verifier.address, "--drafter", drafter.ready()])
+    drafter.kill()
+    assert code == 1
+    assert said.startswith(f"specwire orchestrate: error: {drafter.address}: vocabulary mismatch: ")
