@@ -115,8 +115,8 @@ def train(work: Path, schedule: Schedule) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--decay", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=850)
+    parser.add_argument("--decay", type=int, default=450)
     parser.add_argument("--peak", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
