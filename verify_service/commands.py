@@ -31,7 +31,7 @@ class Code(IntEnum):
     UNAVAILABLE = 14
 
 
-# Commands
+# Commands. `weight`: how much there is to look at, in tokens and parts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,19 @@ class Tick:
     progress: tuple[tuple[int, Allowance], ...] = ()
     closes: tuple[int, ...] = ()
 
+    @property
+    def weight(self) -> int:
+        parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes)
+        opened = sum(len(opening.tokens) for opening in self.opens)
+        return parts + opened + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
     """The stream is over: its sessions go at once."""
 
     link: int
+    weight: int = 1
 
 
 @dataclass(slots=True)
@@ -89,10 +96,16 @@ class Scoring:
     reply: Callable[[list[float] | Refusal], None]
     cancelled: bool = False
 
+    @property
+    def weight(self) -> int:
+        return 1 + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine's thread."""
+
+    weight: int = 1
 
 
 Command = Tick | LinkLost | Scoring | Stop

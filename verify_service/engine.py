@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import NamedTuple
 
 from specwire.lm import Feed, LanguageModel, RowSampling, choose
 from verify_service.clock import monotonic_us
 from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
 from verify_service.costs import StepCosts
+from verify_service.inbox import Inbox
 from verify_service.reception import Reception
 from verify_service.roster import Held
 from verify_service.scheduler import MOST_WINDOW, Awaited, Candidate, Share, schedule
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MOST_SLEEP_S = 3600.0
 MOST_UINT32 = (1 << 32) - 1
+# Weight of the commands that are taken in at once: some milliseconds' worth.
+MOST_TAKEN = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Engine:
     ) -> None:
         self.lm = lm
         self.costs = costs
-        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.inbox = Inbox()
         self.reception = Reception(lm, now_us)
         self.roster = self.reception.roster
         self.steps = 0
@@ -117,8 +120,12 @@ class Engine:
     # Commands and reports
 
     def _take_commands(self) -> None:
-        while not self.inbox.empty():
-            self._apply(self.inbox.get_nowait())
+        """What waits, up to a limit: a flood must not keep the sessions from their steps."""
+        taken = 0
+        while taken < MOST_TAKEN and not self.inbox.empty():
+            command = self.inbox.get(timeout=0.0)
+            taken += command.weight
+            self._apply(command)
 
     def _apply(self, command: Command) -> None:
         match command:
@@ -213,10 +220,23 @@ class Engine:
                 continue
             self.reception.report(part.held.link).timings = timings
             if part.share.slot in failed:
-                message = f"the target's logits before position {part.held.session.position} are not finite"
-                self.reception.fail(part.held, Code.ABORTED, message)
+                self._contain(part)
             elif rows:
                 self._resolve(part, rows, plain_us, timings)
+
+    def _contain(self, part: Part) -> None:
+        """Logits that are not finite: a draft token's doing at most costs its session the drafts.
+
+        The model has discarded the slot, so the text is fed again. The step's time is charged at once, lest a drafter
+        that does this again and again keeps the session from deciding anything.
+        """
+        held = part.held
+        if part.window:
+            held.session.chains.clear()
+            held.charge_nothing_decided(self._now_us())
+        else:
+            message = f"the target's logits before position {held.session.position} are not finite"
+            self.reception.fail(held, Code.ABORTED, message)
 
     def _learn(self, parts: Sequence[Part], timings: Timings) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""

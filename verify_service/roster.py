@@ -37,6 +37,11 @@ class Held:
         self.session.ledger.charge(spent_us, tokens, spent_us / tokens if plain_us is None else plain_us)
         self.since_us = now_us
 
+    def charge_nothing_decided(self, now_us: float) -> None:
+        """Charge a step that decided no token, for the time since the last verdict."""
+        self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
+        self.since_us = now_us
+
 
 class Roster:
     """Invariant: every slot is free or has exactly one session; a session id is held at most once."""

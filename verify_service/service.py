@@ -27,8 +27,8 @@ ConnectContext = grpc.aio.ServicerContext[verify_pb2.ConnectVerifyRequest, verif
 InfoContext = grpc.aio.ServicerContext[common_pb2.GetModelInfoRequest, common_pb2.GetModelInfoResponse]
 ScoreContext = grpc.aio.ServicerContext[verify_pb2.ScoreRequest, verify_pb2.ScoreResponse]
 
-# A peer that sends faster than the engine takes in is read slowly.
-MOST_BACKLOG = 1024
+# A peer that sends faster than the engine takes in is not read any further; in weight of commands.
+MOST_BACKLOG = 1 << 16
 BACKLOG_PAUSE_S = 0.005
 STOPPING = "the verifier is stopping"
 # How long ended links may take to say so to their peers.
@@ -129,8 +129,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             reading.cancel()
             broken.cancel()
             self._worker.send(LinkLost(number))
-            await link.outbox.close()
             self._forget(number)
+            await link.outbox.close()
 
     def _forget(self, number: int) -> None:
         del self._links[number]
@@ -146,5 +146,5 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 refused = [refusal_to_wire(refusal) for refusal in refusals]
                 outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))
             self._worker.send(tick)
-            if self._worker.backlog > MOST_BACKLOG:
+            while self._worker.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
                 await asyncio.sleep(BACKLOG_PAUSE_S)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from verify_service.commands import Command, Reports, Stop
+from verify_service.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Runnable(Protocol):
     """What the thread drives: `verify_service.engine.Engine`, which needs torch where this module does not."""
 
     @property
-    def inbox(self) -> queue.SimpleQueue[Command]: ...
+    def inbox(self) -> Inbox: ...
 
     def run(self) -> None: ...
 
@@ -52,7 +52,7 @@ class Worker(Generic[Info]):
         self._ready: asyncio.Future[Info] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="verifier")
-        self._inbox: queue.SimpleQueue[Command] | None = None
+        self._inbox: Inbox | None = None
         self._stopping = False
 
     async def start(self) -> Info:
@@ -80,8 +80,8 @@ class Worker(Generic[Info]):
 
     @property
     def backlog(self) -> int:
-        """Commands that wait."""
-        return 0 if self._inbox is None else self._inbox.qsize()
+        """Weight of the commands that wait."""
+        return 0 if self._inbox is None else self._inbox.weight
 
     async def failed(self) -> str:
         """Return, with the reason, when the thread has ended without being asked to."""

@@ -84,6 +84,8 @@ class Chains:
         return result
 
     def _take(self, proposal: Proposal, text: Text) -> Offer:
+        if len(proposal.tokens) > self.most_ahead:  # not even looked at: what a flood costs stays bounded
+            return Offer.OVER_RUN_AHEAD
         if not self._in_range(proposal):
             return Offer.OUT_OF_RANGE
         newest = self._newest.get(proposal.source, -1)
@@ -135,6 +137,10 @@ class Chains:
         for source in dead:
             del self._live[source]
         return dead
+
+    def clear(self) -> None:
+        """Drop every chain; what would extend one of them is stale."""
+        self._live.clear()
 
     def drop(self, source: int) -> None:
         """Forget a source that is gone."""

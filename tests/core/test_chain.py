@@ -95,6 +95,7 @@ def test_a_flood_is_cut_off(chains: Chains, text: Text) -> None:
     assert chains.offer(chunk((1,), offset=6), text) is Offer.OVER_RUN_AHEAD
     assert chains.window(3, 99) == (1,) * 6
     assert Chains(10, most_ahead=6).offer(chunk((1,) * 7), text) is Offer.OVER_RUN_AHEAD
+    assert chains.offer(chunk((99,) * 7, chain=1), text) is Offer.OVER_RUN_AHEAD, "its ids are not even looked at"
 
 
 def test_a_newer_chain_replaces_the_older_of_its_source_only(chains: Chains, text: Text) -> None:

@@ -14,7 +14,7 @@ from specwire.core.sampling import Sampling
 from specwire.core.verification import Allowance
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.commands import Code, LinkLost, Refusal, Scoring, Stop
+from verify_service.commands import Code, LinkLost, Proposed, Refusal, Scoring, Stop
 
 PROMPT = (7, 3, 9)
 
@@ -349,6 +349,37 @@ def test_non_finite_logits_end_that_session_alone() -> None:
     assert rig.tokens[2] == oracle(rig.lm, (5, 5), 40)
 
 
+def test_non_finite_logits_behind_a_draft_token_cost_only_the_drafts() -> None:
+    """Token 63 is poison: a forward that holds it gives no finite row, however often a drafter proposes it."""
+    rig = Rig()
+    rig.open(1, PROMPT)
+    rig.step()
+    truth, forward = oracle(rig.lm, PROMPT, 40), rig.lm.forward
+    poisoned = 0
+
+    def poisonable(feeds: Sequence[Feed]) -> torch.Tensor:
+        nonlocal poisoned
+        logits = forward(feeds)
+        rig.now += 1000.0
+        rig.lm.failed = frozenset(feed.slot for feed in feeds if 63 in feed.tokens)  # type: ignore[misc]
+        for slot in rig.lm.failed:
+            poisoned += 1
+            rig.lm.discard(slot)
+            logits[:] = torch.nan
+        return logits
+
+    def propose() -> None:
+        done = len(rig.tokens[1])
+        rig.propose(1, chain(done, (*PROMPT, *truth[:done]), [truth[done], 63] if done < 39 else []))
+
+    assert 63 not in truth
+    rig.lm.forward = poisonable  # type: ignore[method-assign]
+    rig.run(propose)
+    assert rig.refused == []
+    assert rig.tokens[1] == truth
+    assert 1 <= poisoned <= 5
+
+
 def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
     rig = Rig(context=2000)
     tokens = tuple(index % 60 + 1 for index in range(700))
@@ -374,6 +405,20 @@ def test_scoring_needs_a_free_slot_and_a_cancelled_one_gives_it_back() -> None:
     rig.open(1, PROMPT)
     rig.run()
     assert 1 in rig.finished
+
+
+def test_flood_of_commands_does_not_keep_a_session_from_its_steps() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+    rig.step()
+    proposed = Proposed(1, chain(0, PROMPT, [1] * 255))
+    for _ in range(20):
+        rig.tick(proposals=(proposed,) * 64)
+    rig.step()
+    assert len(rig.tokens[1]) == 2
+    assert rig.engine.inbox.weight > 16 * 64 * 255
+    rig.run()
+    assert (1 in rig.finished, rig.engine.inbox.weight) == (True, 0)
 
 
 def test_stop_ends_run_and_answers_what_waits() -> None:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
-from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from specwire.rpc.process import ModelServiceOptions
 from specwire.rpc.server import ListenError
 from specwire.v1 import common_pb2, verify_pb2_grpc
-from verify_service.commands import Command
+from verify_service.inbox import Inbox
 from verify_service.server import start
 from verify_service.worker import Worker
 
@@ -94,7 +93,7 @@ class Exploding:
     """An engine whose thread fails once it runs."""
 
     def __init__(self) -> None:
-        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.inbox = Inbox()
 
     def run(self) -> None:
         raise RuntimeError("no more")
