@@ -222,7 +222,7 @@ class Session:
         return self._advance(keep, ())
 
     def _on_verifier_refused(self, event: VerifierRefused) -> list[Effect]:
-        if self.state not in (State.OPENING, State.RUNNING) or event.attach != self.attach:
+        if self.state not in (State.OPENING, State.RUNNING) or self._over or event.attach != self.attach:
             return []
         return self._end(FinishReason.ERROR, event.message)
 

@@ -88,6 +88,16 @@ def test_a_verdict_without_tokens_may_end_the_session() -> None:
     assert kinds(subject.handle(ev.Appended())) == ["EmitEnd"]
 
 
+def test_a_refusal_after_the_end_was_decided_does_not_change_it() -> None:
+    subject = running()
+    subject.handle(verdict(2, 1))
+    subject.handle(verdict(3, 0, finish=FinishReason.EOS))
+    subject.handle(ev.VerifierRefused(1, "too late"))
+    append = next(effect for effect in subject.handle(ev.Appended()) if isinstance(effect, fx.Append))
+    assert append.end is not None
+    assert append.end.reason is FinishReason.EOS
+
+
 # Stop strings
 
 
