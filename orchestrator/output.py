@@ -54,6 +54,8 @@ class Output:
         self.text = ""
         self.end: End | None = None
         self.timings: Timings | None = None
+        # Per token, what of its text was released when it came: the rest is withheld as a stop string's possible start.
+        self._released: list[int] = []
         self._changed: asyncio.Future[None] | None = None
 
     def add(self, emit: Emit, timings: Timings | None = None) -> None:
@@ -61,6 +63,7 @@ class Output:
         self.outcomes.extend(emit.outcomes)
         self.text_ends.extend(emit.text_ends)
         self.text += emit.text
+        self._released.extend(min(end, len(self.text)) for end in emit.text_ends)
         self.timings = timings
         self._wake()
 
@@ -83,10 +86,9 @@ class Output:
         return piece
 
     def cursor_at(self, position: int) -> Cursor:
-        """A reader that has the tokens before `position` and the text that ended with them."""
+        """A reader that has the tokens before `position` and the text that was released with them."""
         tokens = min(max(0, position - self.prompt_length), len(self.tokens))
-        characters = min(self.text_ends[tokens - 1], len(self.text)) if tokens else 0
-        return Cursor(tokens, characters)
+        return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
 
     async def follow(self, cursor: Cursor) -> AsyncIterator[Piece]:
         """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`."""
