@@ -37,7 +37,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         target = self._orchestrator.require_target()
-        driver = await self._session_for(record_of(request, target, ANONYMOUS), context)
+        driver = await self._session_for(await record_of(request, target, ANONYMOUS), context)
         async for event in self._follow(driver, Cursor(), pb.GenerateResponse, context):
             yield event
 
@@ -55,14 +55,16 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _joined(self, record: SessionRecord, context: Context) -> SessionDriver:
         """The session that a request id stands for; begun now if its first call got no further than binding the id."""
-        if record.session_id in self._orchestrator.sessions or await self._read(record.session_id) is not None:
-            return await self._known(record.session_id)
-        return await self._orchestrator.open(record, context.time_remaining())
+        driver = await self._orchestrator.find(record.session_id)
+        if driver is None and await self._read(record.session_id) is not None:
+            driver = await self._known(record.session_id)
+        return driver or await self._orchestrator.open(record, context.time_remaining())
 
     async def _known(self, session_id: str) -> SessionDriver:
-        if session_id not in self._orchestrator.sessions:
+        driver = await self._orchestrator.find(session_id)
+        if driver is None:
             await self._stored(session_id)
-        driver = self._orchestrator.sessions.get(session_id)  # it may have begun meanwhile
+            driver = await self._orchestrator.find(session_id)  # it may have begun meanwhile
         if driver is None:
             raise StatusError(
                 grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator"

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 
 import grpc
@@ -16,8 +17,9 @@ from orchestrator.appender import Appender
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.quota import Quota
 from orchestrator.stats import SessionStats
-from orchestrator.statuses import status_of_store
+from orchestrator.statuses import status_of_append
 from orchestrator.store import SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
@@ -36,6 +38,11 @@ from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 logger = logging.getLogger(__name__)
 
 PLAN_EVERY = 4
+# Seconds after which a peer that refused the session for the moment is asked again; for a drafter doubled every time.
+RETRY = 1.0
+MOST_RETRY = 30.0
+# A session that nobody has begun to read was left by its caller before it was there.
+UNREAD = 5.0
 
 
 class SessionDriver:
@@ -51,6 +58,7 @@ class SessionDriver:
         scanner: OutputScanner,
         store: SessionStore,
         options: OrchestratorOptions,
+        place: Callable[[SessionDriver], None],
         on_ended: Callable[[SessionDriver], None],
     ) -> None:
         self.record = record
@@ -64,13 +72,17 @@ class SessionDriver:
         self.readers = 0
         self._verifier_handle = self._drafter_handle = 0
         self._source = 0
+        self._quota = Quota()
         self._ledger_us = 0
         self._controller: Controller | None = None
         self._verdicts = 0
         self._timings = self._appending = Timings(verify_pb2.StepTimings())
         self._appender = Appender(store, record.session_id, fence, options.store_timeout)
         self._options = options
+        self._place = place
         self._on_ended = on_ended
+        self._patience = options.peer_timeout
+        self._drafter_retry = RETRY
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers = Timers()
         self._events: deque[ev.Event] = deque()
@@ -79,7 +91,8 @@ class SessionDriver:
     @property
     def wants_drafter(self) -> bool:
         running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
-        return running and self.drafter is None and self.record.drafting
+        refused = self._timers.left("drafter") is not None
+        return running and self.drafter is None and self.record.drafting and not refused
 
     # Events in
 
@@ -103,21 +116,23 @@ class SessionDriver:
         if self._controller is None:
             self._controller = Controller(peer.forward_times, shared_host)
             self._plan()
+        self._patience = max(0.0, self._timers.left("verifier") or 0.0)
         self._timers.cancel("verifier")
         self.apply(ev.VerifierReady())
 
     def use_drafter(self, peer: DrafterPeer) -> None:
         self.drafter = peer
         self._drafter_handle = peer.attach(self)
+        self._quota = Quota()
         self._source += 1
         self.apply(ev.DrafterReady(self._source))
 
     def wait_for_verifier(self) -> None:
-        """Fail the session if no verifier takes it within the peer timeout."""
+        """Fail the session if no verifier takes it within what is left of the peer timeout."""
         timeout = self._options.peer_timeout
         self._timers.set(
             "verifier",
-            timeout,
+            self._patience,
             lambda: self.fail(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
         )
 
@@ -138,6 +153,12 @@ class SessionDriver:
         self.readers += 1
         self._timers.cancel("detached")
 
+    def expect_reader(self) -> None:
+        """Whoever asked for the session may be gone already."""
+        self._timers.set(
+            "detached", max(UNREAD, self._options.detach_grace if self.record.request_id else 0), self.cancel
+        )
+
     def reader_left(self) -> None:
         """The last reader's leaving ends the session: at once, or after the grace where a request id can resume it."""
         self.readers -= 1
@@ -148,6 +169,7 @@ class SessionDriver:
     # From the verifier
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
+        self._patience = self._options.peer_timeout
         self.apply(ev.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
@@ -169,7 +191,13 @@ class SessionDriver:
                 self._plan()
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
-        self.failure = self.failure or (code_of(refused.code), refused.message)
+        code = code_of(refused.code)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.output.tokens and self.session.state is State.OPENING:
+            # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
+            self._timers.set("place", RETRY, lambda: self._place(self))
+            self.on_verifier_lost()
+            return
+        self.failure = self.failure or (code, refused.message)
         self.apply(ev.VerifierRefused(self.session.attach, refused.message))
 
     def on_verifier_lost(self) -> None:
@@ -181,12 +209,19 @@ class SessionDriver:
     # From the drafter
 
     def on_proposal(self, proposal: common_pb2.Proposal) -> None:
+        if not self._quota.take(len(proposal.tokens)):
+            if self.drafter is not None:
+                self.drafter.link.cut("the drafter sent more tokens than it was asked for")
+            return
+        self._drafter_retry = RETRY
         if self._controller is not None:
             self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us, proposal.expected)
         self.apply(ev.ProposalArrived(replace(convert.proposal_from_wire(proposal), source=self._source)))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         logger.info("session %s: drafter refused: %s", self.record.session_id[:8], refused.message)
+        self._timers.set("drafter", self._drafter_retry, lambda: self._place(self))
+        self._drafter_retry = min(MOST_RETRY, 2 * self._drafter_retry)
         self.on_drafter_lost()
 
     def on_drafter_lost(self) -> None:
@@ -215,9 +250,11 @@ class SessionDriver:
             case fx.CloseVerifier():
                 self._leave_verifier()
             case fx.OpenDrafter():
+                self._quota.ask(effect.pace.run_ahead)
                 opened = messages.open_drafter(effect, self.record, self._drafter_handle)
                 self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[opened]))
             case fx.AdvanceDrafter():
+                self._quota.ask(effect.pace.run_ahead)
                 advance = messages.advance(effect, self._drafter_handle)
                 self._send_drafter(draft_pb2.ConnectDraftRequest(advances=[advance]))
             case fx.CloseDrafter():
@@ -259,7 +296,7 @@ class SessionDriver:
         try:
             cancelled = await self._appender.write(effect)
         except StoreError as error:
-            self._abandon(status_of_store(error), f"session log: {error}")
+            self._abandon(status_of_append(error), f"session log: {error}")
             return
         self._appending.durable_ns = time.monotonic_ns()
         self.apply(ev.Appended())
@@ -267,16 +304,27 @@ class SessionDriver:
             self.cancel()
 
     def _abandon(self, code: grpc.StatusCode, message: str) -> None:
-        """The log is lost to us: emit nothing more and end the readers' streams with a status."""
-        self.failure = self.failure or (code, message)
-        self.apply(ev.OwnerLost())
+        """The log, or our state, is lost: emit nothing more and end the readers' streams with a status."""
+        if self.output.end is not None:
+            return
+        self.failure = (code, message)
+        with suppress(AssertionError):  # an invariant may be what is broken
+            self.apply(ev.OwnerLost())
         self._finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
 
     # The end
 
+    def on_broken(self, error: Exception) -> None:
+        """A failure of our own: this session ends, whatever state it is in; the others go on."""
+        logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
+        self._events.clear()
+        self._abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
+
     def _finish(self, effect: fx.EmitEnd) -> None:
         self.stats.ended = asyncio.get_running_loop().time()
         self._timers.cancel_all()
+        self._leave_drafter()
+        self._leave_verifier()
         self.output.finish(effect)
         self._on_ended(self)
 
@@ -302,6 +350,5 @@ class SessionDriver:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
-            self._abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.on_broken(error)

@@ -17,6 +17,7 @@ from specwire.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 
+Info = common_pb2.GetModelInfoResponse
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
@@ -24,12 +25,16 @@ Heard = TypeVar("Heard", contravariant=True)
 FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
 CONNECT_TIMEOUT = 5.0
+# A connection that lasted for less is dialled again ever more slowly: what broke it may be there still.
+STABLE = 5.0
+# After `cut`.
+QUARANTINE = 60.0
 
 
 class Listener(Protocol[Heard]):
     """Hears what happens on a link; called on the event loop, must not block."""
 
-    def on_up(self, info: common_pb2.GetModelInfoResponse) -> None: ...
+    def on_up(self, info: Info) -> None: ...
     def on_message(self, message: Heard) -> None: ...
     def on_down(self) -> None: ...
 
@@ -38,7 +43,8 @@ class Link(Generic[Request, Response]):
     """Owned by its orchestrator: `run` ends only by cancellation.
 
     Args:
-        connect: opens the stream on a channel. describe: asks the peer on a channel what it is.
+        connect: opens the stream on a channel.
+        describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
 
     Invariant: `up` holds exactly between on_up and on_down.
     """
@@ -47,12 +53,15 @@ class Link(Generic[Request, Response]):
         self,
         address: str,
         connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
-        describe: Callable[[grpc.aio.Channel], Awaitable[common_pb2.GetModelInfoResponse]],
+        describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
     ) -> None:
         self.address = address
         self._connect = connect
         self._describe = describe
+        self._known = Info()
         self._outbox: Outbox[Request] | None = None
+        self._break: Callable[[LinkError], None] = lambda _: None
+        self._was_cut = False
 
     @property
     def up(self) -> bool:
@@ -63,31 +72,50 @@ class Link(Generic[Request, Response]):
         if self._outbox is not None:
             self._outbox.push(part)
 
+    def cut(self, reason: str) -> None:
+        """End the connection with a peer that does harm; it is not dialled again for a while."""
+        self._was_cut = True
+        self._break(LinkError(reason))
+
     async def run(self, listener: Listener[Response]) -> None:
-        backoff = FIRST_BACKOFF
+        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF
         while True:
-            was_up, reason = await self._connect_once(listener)
+            began, self._was_cut = loop.time(), False
+            try:
+                was_up, reason = await self._connect_once(listener)
+            except Exception as error:  # a failure of our own: the sessions on this link are lost, the others are not
+                logger.exception("link to %s failed", self.address)
+                was_up, reason = True, describe(error)
             if was_up:
-                backoff = FIRST_BACKOFF
                 logger.warning("link to %s lost: %s", self.address, reason)
-            await asyncio.sleep(backoff)
+                backoff = FIRST_BACKOFF if loop.time() - began > STABLE else backoff
+            await asyncio.sleep(QUARANTINE if self._was_cut else backoff)
             backoff = min(MOST_BACKOFF, 2 * backoff)
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
         async with grpc.aio.insecure_channel(self.address, options=channel_options(self.address)) as channel:
             try:
-                info = await asyncio.wait_for(self._describe(channel), CONNECT_TIMEOUT)
+                info = await asyncio.wait_for(self._ask(channel), CONNECT_TIMEOUT)
                 call = self._connect(channel)
                 await asyncio.wait_for(call.wait_for_connection(), CONNECT_TIMEOUT)
             except (grpc.RpcError, TimeoutError) as error:
                 return False, describe(error)
             return True, await self._converse(call, info, listener)
 
+    async def _ask(self, channel: grpc.aio.Channel) -> Info:
+        """The peer's description, with its tokenizer also where we had that already."""
+        known = self._known
+        info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known.tokenizer_hash))
+        if not info.tokenizer_json and info.tokenizer_hash == known.tokenizer_hash:
+            info.tokenizer_json = known.tokenizer_json
+        self._known = info
+        return info
+
     async def _converse(
         self,
         call: grpc.aio.StreamStreamCall[Request, Response],
-        info: common_pb2.GetModelInfoResponse,
+        info: Info,
         listener: Listener[Response],
     ) -> str:
         broken: list[LinkError] = []
@@ -97,7 +125,7 @@ class Link(Generic[Request, Response]):
             call.cancel()
 
         outbox: Outbox[Request] = Outbox(call.write, on_failure)
-        self._outbox = outbox
+        self._outbox, self._break = outbox, on_failure
         try:
             listener.on_up(info)
             async for message in call:
@@ -106,14 +134,17 @@ class Link(Generic[Request, Response]):
         except grpc.RpcError as error:
             return describe(error)
         except asyncio.CancelledError:
-            if not broken:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
                 raise
-            return str(broken[0])
+            return str(broken[0]) if broken else "the stream was cancelled"
         finally:
-            self._outbox = None
-            listener.on_down()
-            await outbox.close(flush_s=0.2)
-            call.cancel()
+            self._outbox, self._break = None, lambda _: None
+            try:
+                listener.on_down()
+            finally:
+                await outbox.close(flush_s=0.2)
+                call.cancel()
 
 
 def describe(error: BaseException) -> str:

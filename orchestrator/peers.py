@@ -6,21 +6,20 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from orchestrator.link import Link
+from orchestrator.link import Info, Link
 from specwire.core.speed import ForwardTimes
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-Info = common_pb2.GetModelInfoResponse
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
-Subject = TypeVar("Subject")
 VerifierLink = Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
 DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
 
@@ -28,7 +27,22 @@ DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse
 MOST_OBSERVED_ROWS = 32
 
 
-class VerifierSubject(Protocol):
+class Breakable(Protocol):
+    """A session that a failure of our own ends."""
+
+    def on_broken(self, error: Exception) -> None: ...
+
+
+@contextmanager
+def guarded(subject: Breakable) -> Iterator[None]:
+    """What goes wrong with one session is told to that session alone: its link, and with it all others, go on."""
+    try:
+        yield
+    except Exception as error:
+        subject.on_broken(error)
+
+
+class VerifierSubject(Breakable, Protocol):
     """A session, as its verifier's link sees it."""
 
     def on_verifier_lost(self) -> None: ...
@@ -37,12 +51,15 @@ class VerifierSubject(Protocol):
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None: ...
 
 
-class DrafterSubject(Protocol):
+class DrafterSubject(Breakable, Protocol):
     """A session, as its drafter's link sees it."""
 
     def on_drafter_lost(self) -> None: ...
     def on_proposal(self, proposal: common_pb2.Proposal) -> None: ...
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None: ...
+
+
+Subject = TypeVar("Subject", bound=Breakable)
 
 
 class Peer(ABC, Generic[Request, Response, Subject]):
@@ -83,7 +100,8 @@ class Peer(ABC, Generic[Request, Response, Subject]):
     def on_down(self) -> None:
         subjects, self.subjects = list(self.subjects.values()), {}
         for subject in subjects:
-            self._tell_lost(subject)
+            with guarded(subject):
+                self._tell_lost(subject)
         self._on_change()
 
     @abstractmethod
@@ -120,13 +138,16 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerif
             self.forward_times.observe(timings.rows, timings.forward_us + timings.choose_us)
         for opened in message.opened:
             if (subject := self.subjects.get(opened.handle)) is not None:
-                subject.on_opened(opened)
+                with guarded(subject):
+                    subject.on_opened(opened)
         for verdict in message.verdicts:
             if (subject := self.subjects.get(verdict.handle)) is not None:
-                subject.on_verdict(verdict, timings, received_ns)
+                with guarded(subject):
+                    subject.on_verdict(verdict, timings, received_ns)
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
-                subject.on_refused_by_verifier(refused)
+                with guarded(subject):
+                    subject.on_refused_by_verifier(refused)
 
     def close(self, handle: int) -> None:
         if self.subjects.pop(handle, None) is not None:
@@ -149,10 +170,12 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResp
     def on_message(self, message: draft_pb2.ConnectDraftResponse) -> None:
         for proposal in message.proposals:
             if (subject := self.subjects.get(proposal.handle)) is not None:
-                subject.on_proposal(proposal)
+                with guarded(subject):
+                    subject.on_proposal(proposal)
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
-                subject.on_refused_by_drafter(refused)
+                with guarded(subject):
+                    subject.on_refused_by_drafter(refused)
 
     def close(self, handle: int) -> None:
         if self.subjects.pop(handle, None) is not None:
@@ -163,7 +186,7 @@ def verifier_link(address: str) -> VerifierLink:
     return Link(
         address,
         lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
-        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest()),
+        lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
     )
 
 
@@ -171,7 +194,7 @@ def drafter_link(address: str) -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
-        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest()),
+        lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 
@@ -10,24 +11,24 @@ from orchestrator.store import SessionRecord
 from specwire.core.limits import Stopping, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
-from specwire.text import encode
+from specwire.text import check_stops, encode
 from specwire.v1 import common_pb2, generation_pb2
 
-MOST_STOP_STRINGS = 16
-MOST_STOP_LENGTH = 256
 MOST_REQUEST_ID = 128
 SESSION_ID_BYTES = 24
 SEED_BITS = 64
+# Bytes of text from which encoding takes long enough for other sessions to feel it.
+LONG_TEXT = 4096
 
 
-def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: str) -> SessionRecord:
+async def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: str) -> SessionRecord:
     """A new session's record.
 
     Raises:
         InvalidParameter: names the field and the value.
     """
     info = target.info
-    prompt = prompt_tokens(request, target)
+    prompt = await prompt_tokens(request, target)
     check_prompt(prompt, info.vocabulary, info.context)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))
     return SessionRecord(
@@ -45,11 +46,24 @@ def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: s
     )
 
 
-def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:
+async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:
     kind = request.WhichOneof("prompt")
     if kind == "text":
-        return encode(target.tokenizer, request.text)
+        return await encoded(request.text, target)
     return list(request.tokens.ids) if kind == "tokens" else []
+
+
+async def encoded(text: str, target: Target) -> list[int]:
+    """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
+    size, most = len(text.encode()), target.most_prompt_bytes
+    if size > most:
+        context = target.info.context
+        raise InvalidParameter("prompt", f"{size} bytes of text do not fit a context of {context} (at most {most})")
+    if size < LONG_TEXT:
+        return encode(target.tokenizer, text)
+    # Of the library's calls, only those for batches release the interpreter's lock.
+    batch = await asyncio.to_thread(target.tokenizer.encode_batch, [text], add_special_tokens=False)
+    return list(batch[0].ids)
 
 
 def stopping_of(wire: common_pb2.Stopping, vocabulary: int, room: int) -> Stopping:
@@ -62,11 +76,7 @@ def stopping_of(wire: common_pb2.Stopping, vocabulary: int, room: int) -> Stoppi
 
 
 def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
-    if len(stop) > MOST_STOP_STRINGS:
-        raise InvalidParameter("stop", f"at most {MOST_STOP_STRINGS} strings are allowed, not {len(stop)}")
-    for string in stop:
-        if not 0 < len(string) <= MOST_STOP_LENGTH:
-            raise InvalidParameter("stop", f"a string must have 1 to {MOST_STOP_LENGTH} characters, not {len(string)}")
+    check_stops(stop)
     return stop
 
 

@@ -10,8 +10,9 @@ import grpc
 from tokenizers import Tokenizer
 
 from orchestrator.driver import SessionDriver
+from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers import DrafterPeer, Info, VerifierPeer, drafter_link, least_loaded, verifier_link
+from orchestrator.peers import DrafterPeer, VerifierPeer, drafter_link, guarded, least_loaded, verifier_link
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, SessionStore
 from specwire.core.states import State
@@ -34,6 +35,15 @@ class Target:
     info: Info
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
+    most_prompt_bytes: int
+
+    @classmethod
+    def of(cls, info: Info) -> Target:
+        """Raises TokenizerError."""
+        tokenizer = load_tokenizer(info.tokenizer_json)
+        # One byte more a token: for the separator that tokenizers of words drop.
+        longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
+        return cls(info, tokenizer, frozenset(info.eos_ids), info.context * longest)
 
 
 class Orchestrator:
@@ -51,6 +61,7 @@ class Orchestrator:
             VerifierPeer(verifier_link(a), self._rebalance, self._accept_target) for a in options.verifiers
         ]
         self.drafters = [DrafterPeer(drafter_link(a), self._rebalance, self._accept_drafter) for a in options.drafters]
+        self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
@@ -89,7 +100,7 @@ class Orchestrator:
         """Why a verifier must not be used here, or None; the first one defines what is served."""
         if self.target is None:
             try:
-                self.target = Target(info, load_tokenizer(info.tokenizer_json), frozenset(info.eos_ids))
+                self.target = Target.of(info)
             except TokenizerError as error:
                 return str(error)
             for drafter in self.drafters:
@@ -111,6 +122,10 @@ class Orchestrator:
 
     def place(self, driver: SessionDriver) -> None:
         """Assign what the session lacks from what is up."""
+        with guarded(driver):
+            self._place(driver)
+
+    def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifier is None:
             peer = least_loaded(self.verifiers)
             if peer is not None and peer.info is not None:
@@ -135,19 +150,44 @@ class Orchestrator:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
         return self.target
 
+    async def find(self, session_id: str) -> SessionDriver | None:
+        """The session's driver, also where another call is just opening it. Raises as `open`."""
+        opening = self._opening.get(session_id)
+        return self.sessions.get(session_id) if opening is None else await self._opened(opening)
+
     async def open(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
-        """Create the session in the log and set it going.
+        """Create the session in the log and set it going; a call for one that has begun joins it.
+
+        Its caller's leaving does not interrupt this: the log would hold a session that nobody drives.
 
         Raises:
             StatusError: the log does not answer.
         """
+        known = await self.find(record.session_id)
+        if known is not None:
+            return known
+        task = asyncio.create_task(self._create(record, deadline))
+        self._opening[record.session_id] = task
+        task.add_done_callback(lambda _: self._opening.pop(record.session_id))
+        return await self._opened(task)
+
+    async def _opened(self, opening: asyncio.Task[SessionDriver]) -> SessionDriver:
+        timeout = self.options.store_timeout
+        try:
+            return await asyncio.wait_for(asyncio.shield(opening), timeout)
+        except TimeoutError:
+            message = f"the session log did not take the session within {timeout:g} s"
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
+
+    async def _create(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
         with store_statuses():
             fence = await self.store.create(record, self.options.retention)
         scanner = OutputText(self.require_target().tokenizer, record.stop)
-        driver = SessionDriver(record, fence, scanner, self.store, self.options, self._ended)
+        driver = SessionDriver(record, fence, scanner, self.store, self.options, self.place, self._ended)
         self.sessions[record.session_id] = driver
         if deadline is not None:
             driver.set_deadline(deadline)
+        driver.expect_reader()
         driver.wait_for_verifier()
         self.place(driver)
         return driver
@@ -160,6 +200,10 @@ class Orchestrator:
 
     async def stop(self) -> None:
         """Cancel what still runs, then close links and log; every task has ended when this returns."""
+        opening = list(self._opening.values())
+        for each in opening:
+            each.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
         drivers = list(self.sessions.values())
         for driver in drivers:
             driver.cancel()

@@ -21,6 +21,11 @@ def status_of_store(error: StoreError) -> grpc.StatusCode:
     return grpc.StatusCode.DATA_LOSS
 
 
+def status_of_append(error: StoreError) -> grpc.StatusCode:
+    """Of a running session, which had a log: that it is missing means that it was lost."""
+    return grpc.StatusCode.DATA_LOSS if isinstance(error, MissingSession) else status_of_store(error)
+
+
 @contextmanager
 def store_statuses() -> Iterator[None]:
     """Within it, a StoreError becomes the StatusError that the caller is told."""

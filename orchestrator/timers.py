@@ -13,12 +13,16 @@ class Timers:
 
     def set(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         self.cancel(name)
-        self._running[name] = self._loop.call_later(seconds, action)
+        self._running[name] = self._loop.call_later(seconds, self._fire, name, action)
 
     def left(self, name: str) -> float | None:
         """Seconds until the timer fires; None if there is none of that name."""
         timer = self._running.get(name)
         return None if timer is None else timer.when() - self._loop.time()
+
+    def _fire(self, name: str, action: Callable[[], None]) -> None:
+        del self._running[name]
+        action()
 
     def cancel(self, name: str) -> None:
         timer = self._running.pop(name, None)

@@ -43,6 +43,46 @@ async def test_a_repeated_id_starts_what_its_first_call_could_not() -> None:
     assert len(done.tokens) == 3
 
 
+async def test_calls_join_a_session_that_is_just_being_created() -> None:
+    async with stack(SLOW_TARGET) as running:
+        running.orchestrator.orchestrator.store = store = SlowStore()
+        calls = [asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow"))]
+        await store.created.wait()
+        calls.append(asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow")))
+        await asyncio.sleep(0.1)
+        store.answer.set()
+        first, second = await asyncio.gather(*calls)
+    assert first.session_id == second.session_id
+    assert first.tokens == second.tokens
+
+
+async def test_a_caller_that_leaves_early_leaves_a_session_with_a_driver() -> None:
+    async with stack(SLOW_TARGET) as running:
+        running.orchestrator.orchestrator.store = store = SlowStore()
+        call = asyncio.create_task(running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left"))
+        await store.created.wait()
+        call.cancel()
+        await asyncio.sleep(0.1)
+        store.answer.set()
+        done = await running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left")
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+
+
+class SlowStore(MemoryStore):
+    """Has created a session's log, but does not say so before `answer` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.created = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
+        fence = await super().create(record, ttl_s, owner)
+        self.created.set()
+        await self.answer.wait()
+        return fence
+
+
 class DeafStore(MemoryStore):
     """Does not answer one of the calls."""
 

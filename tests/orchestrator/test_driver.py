@@ -1,0 +1,168 @@
+"""A session's driver against peers that refuse, fail, or come too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from orchestrator import driver as module
+from orchestrator.driver import SessionDriver
+from orchestrator.link import Link
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.store import SessionRecord
+from orchestrator.store.memory import MemoryStore
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from specwire.core.session import Session
+from specwire.core.states import State
+from specwire.rpc.errors import code_number
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from tests.core.script import LetterScanner
+
+PROMPT = (1, 2)
+FULL = common_pb2.Refused(handle=1, code=code_number(grpc.StatusCode.RESOURCE_EXHAUSTED), message="full")
+
+
+class SilentLink(Link):  # type: ignore[type-arg]
+    """Up, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", None, None)  # type: ignore[arg-type]
+        self.sent: list[Message] = []
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def send(self, part: Message) -> None:
+        self.sent.append(part)
+
+
+class Scene:
+    """One session with a verifier and a drafter that a test plays."""
+
+    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord, peer_timeout: float) -> None:
+        self.store = store
+        self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
+        self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
+        options = OrchestratorOptions(("nowhere:1",), peer_timeout=peer_timeout)
+        self.placed = 0
+        self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
+        self.driver.wait_for_verifier()
+        self.place(self.driver)
+
+    def place(self, driver: SessionDriver) -> None:
+        self.placed += 1
+        if driver.session.state is State.WAITING and driver.verifier is None:
+            driver.use_verifier(self.verifier, shared_host=False)
+        if driver.wants_drafter:
+            driver.use_drafter(self.drafter)
+
+    async def decide(self, *tokens: int) -> None:
+        """Open the session and decide `tokens`; returns once they are emitted."""
+        session = self.driver.session
+        self.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        outcomes = [common_pb2.OUTCOME_DIRECT] * len(tokens)
+        self.driver.on_verdict(
+            verify_pb2.Verdict(attach=session.attach, position=len(session.text), tokens=tokens, outcomes=outcomes),
+            verify_pb2.StepTimings(),
+            0,
+        )
+        await until(lambda: len(self.driver.output.tokens) >= len(tokens) or self.driver.output.end is not None)
+
+
+async def scene(peer_timeout: float = 30.0) -> Scene:
+    record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
+    store = MemoryStore()
+    return Scene(store, await store.create(record, 60.0), record, peer_timeout)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Within 5 s."""
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen within 5 s")
+
+
+async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY", 0.05)
+    played = await scene()
+    for _ in range(2):
+        handle = next(iter(played.drafter.subjects))
+        refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
+        played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
+        assert not played.driver.wants_drafter  # not at once
+        await until(lambda: bool(played.drafter.subjects))
+    await played.driver.close()
+
+
+async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY", 0.01)
+    played = await scene(peer_timeout=0.2)
+    await played.decide(1, 2)
+    played.driver.on_verifier_lost()
+    played.place(played.driver)
+    placed = played.placed
+    while played.driver.output.end is None:  # it opens, is refused, and after its patience fails
+        if played.driver.session.state is State.OPENING:
+            played.driver.on_refused_by_verifier(FULL)
+        await asyncio.sleep(0.005)
+    assert played.placed > placed + 1
+    assert played.driver.failure is not None
+    assert played.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_new_session_is_refused_at_once() -> None:
+    played = await scene()
+    played.driver.on_refused_by_verifier(FULL)
+    await played.driver.ended(5.0)
+    assert played.driver.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+
+async def test_a_lost_log_is_data_loss_and_leaves_the_peers() -> None:
+    played = await scene()
+    played.store._logs.clear()
+    await played.decide(1)
+    assert played.driver.failure is not None
+    assert played.driver.failure[0] is grpc.StatusCode.DATA_LOSS
+    assert not played.verifier.subjects
+    assert not played.drafter.subjects
+
+
+async def test_a_failure_after_the_end_does_not_change_it() -> None:
+    played = await scene()
+    played.driver.cancel()
+    await played.driver.ended(5.0)
+    played.driver.on_broken(RuntimeError("too late"))
+    assert played.driver.output.end is not None
+    assert played.driver.output.end.reason is FinishReason.CANCELLED
+    assert played.driver.failure is None
+
+
+async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, sound = await scene(), await scene()
+    link = broken.verifier
+    sound.driver.on_verifier_lost()
+    sound.driver.use_verifier(link, shared_host=False)
+    first, second = link.subjects
+
+    def check(session: Session) -> None:
+        if session is broken.driver.session:
+            raise AssertionError("an invariant")
+
+    monkeypatch.setattr(Session, "check", check)
+    opened = [verify_pb2.Opened(handle=h, attach=a, position=2) for h, a in ((first, 1), (second, 2))]
+    link.on_message(verify_pb2.ConnectVerifyResponse(opened=opened))
+    assert broken.driver.failure is not None
+    assert broken.driver.failure[0] is grpc.StatusCode.INTERNAL
+    assert broken.driver.output.end is not None
+    assert sound.driver.session.state is State.RUNNING
+    assert list(link.subjects.values()) == [sound.driver]
+    await sound.driver.close()

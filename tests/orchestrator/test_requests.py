@@ -1,0 +1,55 @@
+"""A prompt's text neither holds up other sessions nor is read where it cannot fit."""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from orchestrator.requests import LONG_TEXT, encoded
+from orchestrator.sessions import Target
+from specwire.core.sampling import InvalidParameter
+from specwire.v1 import common_pb2
+
+
+class WatchedTokenizer:
+    """Notes the threads that encode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.threads: set[int] = set()
+
+    def encode(self, text: str, add_special_tokens: bool) -> object:
+        self.threads.add(threading.get_ident())
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> object:
+        self.threads.add(threading.get_ident())
+        return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+
+def target(context: int) -> tuple[Target, WatchedTokenizer]:
+    words = Tokenizer(WordLevel({str(n): n for n in range(64)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    known = Target.of(common_pb2.GetModelInfoResponse(tokenizer_json=words.to_str().encode(), context=context))
+    watched = WatchedTokenizer(known.tokenizer)
+    return Target(known.info, cast(Tokenizer, watched), known.eos_ids, known.most_prompt_bytes), watched
+
+
+async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
+    known, watched = target(context=100)
+    assert known.most_prompt_bytes == 300
+    with pytest.raises(InvalidParameter, match="^prompt: 301 bytes"):
+        await encoded("x" * 301, known)
+    assert not watched.threads
+
+
+@pytest.mark.parametrize("words", [3, LONG_TEXT])
+async def test_a_long_text_is_encoded_beside_the_event_loop(words: int) -> None:
+    known, watched = target(context=LONG_TEXT + 1)
+    assert await encoded("12 " * words, known) == [12] * words
+    assert (threading.get_ident() in watched.threads) == (words == 3)
