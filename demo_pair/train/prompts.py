@@ -3,7 +3,8 @@
     python -m demo_pair.train.prompts
 
 A prompt is what an editor would send: the source before the cursor, at most CONTEXT characters of it from a line start
-on, ending behind the first lines of a function's body.
+on, ending behind the first lines of a function's body. It ends without a newline: the tokenizer joins a newline with the
+indentation behind it, so the next line's depth is the target's to choose.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def function_beginnings(file: SourceFile) -> Iterator[Prompt]:
         before = "".join(lines[:cut])
         start = max(0, len(before) - CONTEXT)
         start = before.find("\n", start) + 1 if start else 0
-        yield Prompt(f"{file.path}:{node.lineno} {node.name}", before[start:].rstrip("\n") + "\n")
+        yield Prompt(f"{file.path}:{node.lineno} {node.name}", before[start:].rstrip())
 
 
 def shuffled(prompts: list[Prompt]) -> list[Prompt]:
