@@ -18,8 +18,11 @@ from draft_service.commands import Command
 log = logging.getLogger(__name__)
 
 STOP_LIMIT = 10.0
+# A start that is given up: what loads may be in the middle of it.
+GIVE_UP_LIMIT = 3.0
 
 Info = TypeVar("Info")
+T = TypeVar("T")
 
 
 class Book(Protocol):
@@ -58,7 +61,7 @@ class Drafter(Generic[Info]):
         self._stopping = False
 
     async def start(self) -> Info:
-        """The model's description once it is loaded. Cancelled, it returns only when the thread has ended.
+        """The model's description once it is loaded. Cancelled, it returns when the thread has ended, or at a limit.
 
         Raises:
             Exception: whatever `load` raised.
@@ -68,7 +71,7 @@ class Drafter(Generic[Info]):
             return await asyncio.shield(self._ready)
         except asyncio.CancelledError:
             self._ask_to_stop()
-            await asyncio.wait({self._ended})
+            await asyncio.wait({self._ended}, timeout=GIVE_UP_LIMIT)
             self._ready.cancel()
             raise
 
@@ -103,16 +106,16 @@ class Drafter(Generic[Info]):
         try:
             book, info = self._load()
         except BaseException as error:
-            self._tell(self._ready.set_exception, error)
-            self._tell(self._ended.set_result, reason)
+            self._tell(self._fail_start, error)
+            self._tell(_settle, self._ended, reason)
             return
-        self._tell(self._ready.set_result, info)
+        self._tell(_settle, self._ready, info)
         try:
             self._serve(book)
         except Exception as error:
             log.exception("the drafter's thread failed")
             reason = f"the drafter failed: {type(error).__name__}: {error}"
-        self._tell(self._ended.set_result, reason)
+        self._tell(_settle, self._ended, reason)
 
     def _serve(self, book: Book) -> None:
         while self._take_commands(book):
@@ -136,3 +139,14 @@ class Drafter(Generic[Info]):
             self._loop.call_soon_threadsafe(report, *args)
         except RuntimeError:
             log.debug("the event loop closed before the drafter's thread ended")
+
+    # In the event loop
+
+    def _fail_start(self, error: BaseException) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

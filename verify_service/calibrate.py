@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from specwire.core.speed import ForwardTimes, typical
 from specwire.lm import Feed, LanguageModel
@@ -13,21 +14,23 @@ BUDGET_S = 1.0
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 
 
-def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S) -> ForwardTimes:
+def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[], None] = lambda: None) -> ForwardTimes:
     """Times of forwards of one session behind a short text, in about `budget_s`; leaves slot 0 empty.
 
     All widths take turns, so that a hiccup of the machine meets them alike, and the slower half of each is left out:
-    what else the machine does can only add time.
+    what else the machine does can only add time. `go_on` is called before each forward and may raise.
     """
     prefix = min(PREFIX, lm.info.context // 2)
     widths = [width for width in WIDTHS if prefix + width <= lm.info.context]
     _forward(lm, 0, prefix)
     for width in widths:
+        go_on()
         _forward(lm, prefix, width)
     times: dict[int, list[float]] = {width: [] for width in widths}
     began, rounds = time.perf_counter(), 0
     while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.perf_counter() - began < budget_s):
         for width in widths:
+            go_on()
             times[width].append(_forward(lm, prefix, width))
         rounds += 1
     lm.discard(0)

@@ -8,6 +8,7 @@ prefix of its session's text.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
@@ -88,6 +89,7 @@ class Engine:
         self.roster = self.reception.roster
         self.steps = 0
         self.stopped = False
+        self.step_began_s: float | None = None
         self._scorer = Scorer(lm, self.roster)
         self._deliver = deliver
         self._now_us = now_us
@@ -96,7 +98,9 @@ class Engine:
     def run(self) -> None:
         """Until a Stop arrives."""
         while not self.stopped:
+            self.step_began_s = time.monotonic()
             rest = self.step()
+            self.step_began_s = None
             if rest is not None:
                 self._sleep(rest)
         self._scorer.abandon()
@@ -161,10 +165,10 @@ class Engine:
     def _candidate(self, held: Held) -> Candidate:
         session = held.session
         drafted = len(session.window(MOST_WINDOW))
-        indebted = session.ledger.in_debt(self.costs.plain(1))
+        spare_us = session.ledger.spare_us(self.costs.plain(1)) - self._pauses.waited_us
         uncached = session.position - self.lm.cached(held.slot)
         awaited = self._awaited(held, drafted)
-        return Candidate(held.slot, session.room, uncached, drafted, indebted, session.acceptance, awaited)
+        return Candidate(held.slot, session.room, uncached, drafted, spare_us, session.acceptance, awaited)
 
     def _awaited(self, held: Held, drafted: int) -> Awaited | None:
         more = min(held.session.allowance.due, MOST_WINDOW, held.session.room - 1) - drafted
@@ -266,4 +270,7 @@ class Engine:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""
         began_us = self._now_us()
         self._scorer.run_chunk()
-        self._pauses.idle_us += self._now_us() - began_us
+        elapsed_us = self._now_us() - began_us
+        self._pauses.idle_us += elapsed_us
+        for held in self.roster:
+            held.since_us += elapsed_us

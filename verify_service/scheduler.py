@@ -34,14 +34,14 @@ class Candidate:
         room: tokens that it may decide now, at least 1.
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens at hand behind the decided text.
-        indebted: its ledger forbids windows and waiting.
+        spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong.
     """
 
     slot: int
     room: int
     uncached: int
     drafted: int
-    indebted: bool
+    spare_us: float
     acceptance: AcceptanceByPosition
     awaited: Awaited | None = None
 
@@ -107,20 +107,27 @@ def _share(candidate: Candidate, budget: int, rows: int, expected: float, V: V) 
 def _window(candidate: Candidate, rows: int, expected: float, V: V) -> int:
     """The window of the drafted tokens with the best expected rate, beside `rows` that decide `expected` tokens.
 
-    At least one drafted token is tested where the ledger allows any: rates are learned only from tests.
+    At least one drafted token is tested where the ledger allows any: rates are learned only from tests. A window that
+    the ledger could not bear if it were all wrong is no choice.
     """
     most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
-    if candidate.indebted or most <= 0:
+    if most <= 0 or not _bears(candidate, rows, 1, V):
         return 0
     rates = candidate.acceptance.rates(most)
     best, best_rate, tokens, product = 1, 0.0, 1.0, 1.0
     for window in range(1, most + 1):
+        if not _bears(candidate, rows, window, V):
+            break
         product *= rates[window - 1]
         tokens += product
         rate = (expected + tokens) / V(rows + 1 + window)
         if rate > best_rate:
             best, best_rate = window, rate
     return best
+
+
+def _bears(candidate: Candidate, rows: int, window: int, V: V) -> bool:
+    return candidate.spare_us >= max(0.0, V(rows + 1 + window) - V(rows + 1))
 
 
 def _expected(candidate: Candidate, window: int) -> float:
@@ -132,10 +139,9 @@ def _wait(
 ) -> float | None:
     """Until when to wait, if the proposals due by then are worth it: (B + g) / (V(m + n) + w) > B / V(m).
 
-    A session in debt vetoes: its tokens would wait for the others' proposals.
+    A session whose ledger could not bear it vetoes: its tokens would wait for the others' proposals.
     """
-    if any(candidate.indebted for candidate in candidates):
-        return None
+    spare = min((candidate.spare_us for candidate in candidates), default=0.0)
     windows = {share.slot: share.window for share in shares}
     due = sorted(
         ((c.awaited, c) for c in candidates if c.awaited is not None and c.awaited.latest_us > now_us),
@@ -149,6 +155,7 @@ def _wait(
         n += more - window
         w = max(w, awaited.expected_us - now_us)
         rate = (B + g) / (V(rows + n) + w)
-        if worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
+        worst = awaited.latest_us - now_us + V(rows + n) - V(len(shares))
+        if spare >= worst and worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
             until, best_rate = awaited.latest_us, rate
     return until

@@ -9,7 +9,7 @@ from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_m
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
-from verify_service.worker import Deliver, Load, Runnable, Worker
+from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -67,7 +67,7 @@ async def start(options: ModelServiceOptions) -> RunningVerifier:
 
 
 def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoResponse]:
-    def load(deliver: Deliver) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
+    def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.lm import load_model
         from verify_service.calibrate import calibrate
@@ -83,8 +83,9 @@ def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoRespons
             context=options.context,
             threads=options.threads,
         )
+        go_on()
         say("specwire verify: measuring forward times")
-        times = calibrate(lm)
+        times = calibrate(lm, go_on=go_on)
         info = model_info_to_wire(lm.info, lm.slots)
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))

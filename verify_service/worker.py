@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +19,10 @@ from verify_service.inbox import Inbox
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10.0
+# A start that is given up: what loads may be in the middle of it.
+GIVE_UP_LIMIT_S = 3.0
+# A step that takes longer than this hangs.
+STEP_LIMIT_S = 60.0
 # Between the thread's last words and its end.
 JOIN_S = 1.0
 
@@ -31,32 +36,49 @@ class Runnable(Protocol):
     @property
     def inbox(self) -> Inbox: ...
 
+    @property
+    def step_began_s(self) -> float | None:
+        """When the step under way began, by `time.monotonic`; None between steps."""
+        ...
+
     def run(self) -> None: ...
 
 
 Deliver = Callable[[Reports], None]
-Load = Callable[[Deliver], tuple[Runnable, Info]]
+GoOn = Callable[[], None]
+Load = Callable[[Deliver, GoOn], tuple[Runnable, Info]]
+
+
+class StartGivenUp(Exception):
+    """The worker was asked to stop while it loaded."""
 
 
 class Worker(Generic[Info]):
     """Owns the thread. Everything but `_run` and what it calls happens in the event loop.
 
     Args:
-        load: called in the thread; returns the engine and the model's description.
+        load: called in the thread; returns the engine and the model's description. Calls its second argument now and
+            then, which raises StartGivenUp once nobody wants the engine any more.
+        step_limit_s: a step that takes longer counts as a failure.
     """
 
-    def __init__(self, load: Load[Info]) -> None:
+    def __init__(self, load: Load[Info], step_limit_s: float = STEP_LIMIT_S) -> None:
         self.on_reports: Deliver = lambda _: None
         self._load = load
+        self._step_limit_s = step_limit_s
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Info] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name="verifier")
+        # A daemon: a forward that hangs beyond `stop` must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
         self._inbox: Inbox | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> Info:
-        """The model's description once it is loaded and measured. Cancelled, it returns when the thread has ended.
+        """The model's description once it is loaded and measured.
+
+        Cancelled, it returns when the thread has ended, or at a limit.
 
         Raises:
             Exception: whatever `load` raised.
@@ -66,10 +88,10 @@ class Worker(Generic[Info]):
             return await asyncio.shield(self._ready)
         except asyncio.CancelledError:
             self._ask_to_stop()
-            await asyncio.wait({self._ended})
-            self._thread.join(JOIN_S)
-            if self._ready.done():
-                self._ready.exception()  # nobody else will ask for it
+            await self._wait_for_the_end(GIVE_UP_LIMIT_S)
+            # Nobody else will ask for it.
+            if not self._ready.cancel():
+                self._ready.exception()
             raise
 
     def send(self, command: Command) -> None:
@@ -93,7 +115,12 @@ class Worker(Generic[Info]):
     async def stop(self) -> None:
         """End the thread after the step under way. Idempotent."""
         self._ask_to_stop()
-        done, _ = await asyncio.wait({self._ended}, timeout=STOP_LIMIT_S)
+        await self._wait_for_the_end(STOP_LIMIT_S)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _wait_for_the_end(self, limit_s: float) -> None:
+        done, _ = await asyncio.wait({self._ended}, timeout=limit_s)
         if done:
             self._thread.join(JOIN_S)
 
@@ -106,11 +133,12 @@ class Worker(Generic[Info]):
 
     def _run(self) -> None:
         try:
-            engine, info = self._load(self._deliver)
+            engine, info = self._load(self._deliver, self._go_on)
         except BaseException as error:
             self._tell(self._fail_start, error)
             return
         self._inbox = engine.inbox
+        self._tell(self._start_watching, engine)
         self._tell(_settle, self._ready, info)
         reason = "the engine stopped"
         try:
@@ -120,6 +148,10 @@ class Worker(Generic[Info]):
             logger.exception("the engine failed")
             reason = f"the engine failed: {type(error).__name__}: {error}"
         self._tell(_settle, self._ended, reason)
+
+    def _go_on(self) -> None:
+        if self._stopping:
+            raise StartGivenUp
 
     def _deliver(self, reports: Reports) -> None:
         self._tell(self._hand_over, reports)
@@ -135,6 +167,17 @@ class Worker(Generic[Info]):
 
     def _hand_over(self, reports: Reports) -> None:
         self.on_reports(reports)
+
+    def _start_watching(self, engine: Runnable) -> None:
+        self._watching = self._loop.create_task(self._watch(engine), name="watch the engine")
+
+    async def _watch(self, engine: Runnable) -> None:
+        """A step that does not end is a failure, although its thread says nothing."""
+        while not self._ended.done():
+            await asyncio.sleep(self._step_limit_s / 10)
+            began_s = engine.step_began_s
+            if began_s is not None and time.monotonic() - began_s > self._step_limit_s:
+                _settle(self._ended, f"a step has been under way for more than {self._step_limit_s:g} s")
 
     def _fail_start(self, error: BaseException) -> None:
         if not self._ready.done():

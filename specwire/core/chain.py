@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from specwire.core.text import Text
 
+MOST_SOURCES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -107,9 +109,15 @@ class Chains:
             return Offer.GAP
         if proposal.prefix_hash != text.hash_at(proposal.base):
             return Offer.WRONG_PREFIX
+        self._make_room(proposal.source)
         self._newest[proposal.source] = proposal.chain
         self._live.pop(proposal.source, None)
         return self._extend(Chain(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
+
+    def _make_room(self, source: int) -> None:
+        """Forget the oldest source where there are too many: a reconnected drafter is a new one, with a higher id."""
+        if source not in self._newest and len(self._newest) >= MOST_SOURCES:
+            self.drop(min(self._newest))
 
     def _extend(self, chain: Chain, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
         if proposal.base != chain.base or proposal.offset > len(chain.tokens):
@@ -128,7 +136,10 @@ class Chains:
         return success
 
     def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
-        """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources."""
+        """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources.
+
+        A chain that is used up goes too, unless it is the newest source's: the drafter behind it is probably gone.
+        """
         dead = [
             source
             for source, chain in self._live.items()
@@ -136,7 +147,13 @@ class Chains:
         ]
         for source in dead:
             del self._live[source]
+        self._drop_used_up(position + len(tokens))
         return dead
+
+    def _drop_used_up(self, end: int) -> None:
+        newest = max(self._newest, default=None)
+        for source in [source for source, chain in self._live.items() if chain.end <= end and source != newest]:
+            del self._live[source]
 
     def clear(self) -> None:
         """Drop every chain; what would extend one of them is stale."""

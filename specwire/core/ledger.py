@@ -2,9 +2,9 @@
 
     L = time spent - time that plain decoding would have taken for the same tokens
 
-While L exceeds 2 % of the elapsed time plus two plain steps, the session decodes plainly: window 0, no waiting. Every
-microsecond of waiting and of wider forwards is charged, probes included, so no drafter, however unlucky or hostile, can
-cost more than that.
+L stays within 2 % of the elapsed time plus two plain steps: a window and a wait are begun only if L would stay there
+even though no draft token is accepted; beyond it the session decodes plainly. Every microsecond of waiting and of wider
+forwards is charged, probes included, so no drafter, however unlucky or hostile, can cost more than that.
 """
 
 from __future__ import annotations
@@ -27,5 +27,9 @@ class Ledger:
         self.balance_us += spent_us - tokens * plain_step_us
         self.elapsed_us += spent_us
 
+    def spare_us(self, plain_step_us: float) -> float:
+        """What the next step may lose at worst; negative in debt."""
+        return TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
+
     def in_debt(self, plain_step_us: float) -> bool:
-        return self.balance_us > TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us
+        return self.spare_us(plain_step_us) < 0

@@ -12,6 +12,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+# Below it, logits divided by the temperature leave what single precision can tell apart.
+LEAST_TEMPERATURE = 1e-4
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -48,6 +51,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
             raise InvalidParameter("temperature", f"must be a finite number from 0 to 100, not {self.temperature}")
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise InvalidParameter(
+                "temperature", f"must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, not {self.temperature}"
+            )
         if self.top_k < 0:
             raise InvalidParameter("top_k", f"must be 0 (off) or positive, not {self.top_k}")
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):

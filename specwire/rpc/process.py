@@ -25,6 +25,8 @@ from specwire.core.sampling import InvalidParameter
 
 DRAIN_GRACE = 3.0
 STOP_LIMIT = 10.0
+# For a start that is given up to clean up.
+GIVE_UP_LIMIT = 5.0
 DTYPES = ("float32", "bfloat16")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -160,10 +162,12 @@ async def _start_unless(signalled: asyncio.Event, start: Callable[[], Awaitable[
         if starting.done():
             return starting.result()
         starting.cancel()
-        await asyncio.wait({starting})
+        done, _ = await asyncio.wait({starting}, timeout=GIVE_UP_LIMIT)
+        if not done:
+            raise TimeoutError(f"the start that was given up did not end within {GIVE_UP_LIMIT:g} s")
         if starting.cancelled() or starting.exception() is not None:
             return None
-        await starting.result().stop(0.0)
+        await asyncio.wait_for(starting.result().stop(0.0), STOP_LIMIT)
         return None
     finally:
         signal_wait.cancel()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.chain import Chains, Offer, Proposal
+from specwire.core.chain import MOST_SOURCES, Chains, Offer, Proposal
 from specwire.core.text import Text, hash_of
 
 PROMPT = [4, 0, 2]
@@ -165,6 +165,24 @@ def test_a_source_that_was_dropped_may_start_its_numbers_again(chains: Chains, t
     chains.drop(1)
     assert chains.window(3, 8) == ()
     assert chains.offer(chunk((6,), chain=0), text) is Offer.STARTED
+
+
+def test_used_up_chains_of_older_sources_are_dropped_and_stay_stale(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5,), source=1), text)
+    chains.offer(chunk((5, 6), source=2), text)
+    chains.offer(chunk((5,), source=3), text)
+    text.extend((5,))
+    assert chains.advance(3, (5,)) == []
+    assert sorted(chains._live) == [2, 3]
+    assert chains.offer(chunk((6,), offset=1, source=1), text) is Offer.STALE
+    assert chains.offer(chunk((6,), offset=1, source=3), text) is Offer.EXTENDED
+
+
+def test_sources_do_not_pile_up(text: Text) -> None:
+    chains = Chains(vocabulary=10)
+    for source in range(MOST_SOURCES + 9):
+        assert chains.offer(chunk((5,), source=source), text) is Offer.STARTED
+    assert len(chains._newest) == len(chains._live) == MOST_SOURCES
 
 
 def test_every_offer_is_counted(chains: Chains, text: Text) -> None:

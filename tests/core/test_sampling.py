@@ -138,3 +138,10 @@ def test_a_rule_that_is_unknown_or_contradicts_is_refused(name: str, temperature
     with pytest.raises(InvalidParameter, match="rule") as caught:
         resolve_rule(name, Sampling(temperature))
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 9.9e-5])
+def test_temperatures_just_above_zero_are_refused(temperature: float) -> None:
+    with pytest.raises(InvalidParameter, match=r"temperature: must be 0 \(greedy\) or at least 0\.0001"):
+        Sampling(temperature)
+    assert Sampling(1e-4).rule is Rule.COUPLED

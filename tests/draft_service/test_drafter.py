@@ -118,3 +118,20 @@ async def test_stopping_is_no_failure() -> None:
     await asyncio.sleep(0)
     assert not failure.done()
     failure.cancel()
+
+
+async def test_a_cancelled_start_does_not_wait_for_a_load_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_service.drafter.GIVE_UP_LIMIT", 0.05)
+    go_on = threading.Event()
+
+    def load() -> tuple[Book, str]:
+        go_on.wait(LIMIT_S)
+        return Counter(), "late"
+
+    starting = asyncio.ensure_future(Drafter(load).start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    done, _ = await asyncio.wait({starting}, timeout=LIMIT_S / 2)
+    go_on.set()
+    assert done
+    assert starting.cancelled()

@@ -19,7 +19,7 @@ uint32 = st.integers(0, (1 << 32) - 1)
 uint64 = st.integers(0, (1 << 64) - 1)
 samplings = st.builds(
     Sampling,
-    temperature=st.floats(0, 100),
+    temperature=st.just(0.0) | st.floats(1e-4, 100),
     top_k=uint32,
     top_p=st.floats(0, 1, exclude_min=True),
     seed=uint64,

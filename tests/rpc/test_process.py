@@ -108,6 +108,25 @@ async def test_what_started_in_spite_of_the_signal_is_stopped() -> None:
     assert fake.stopped_with == 0.0
 
 
+async def test_a_start_that_ignores_being_given_up_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specwire.rpc.process.GIVE_UP_LIMIT", 0.05)
+    go_on = asyncio.Event()
+
+    async def start() -> Fake:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await go_on.wait()
+        return Fake()
+
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready", "test"), 10) == 1
+    assert "given up did not end within 0.05 s" in capsys.readouterr().err
+    go_on.set()
+
+
 def test_the_second_signal_stops_at_once() -> None:
     script = """
         import asyncio, os, signal

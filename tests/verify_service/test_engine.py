@@ -393,6 +393,25 @@ def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
     assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
 
 
+def test_scoring_is_not_charged_to_sessions() -> None:
+    rig = Rig()
+    rig.open(1, PROMPT)
+    rig.step()
+    held = rig.engine.roster.get(0, 1)
+    assert held is not None
+    run_chunk = rig.engine._scorer.run_chunk
+
+    def slow() -> None:
+        rig.now += 1e6
+        run_chunk()
+
+    rig.engine._scorer.run_chunk = slow  # type: ignore[method-assign]
+    rig.engine.inbox.put(Scoring((1, 2, 3), 1, lambda _: None))
+    rig.step()
+    rig.step()
+    assert held.session.ledger.elapsed_us < 1000.0
+
+
 def test_scoring_needs_a_free_slot_and_a_cancelled_one_gives_it_back() -> None:
     rig = Rig(slots=1)
     got: list[list[float] | Refusal] = []

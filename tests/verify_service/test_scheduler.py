@@ -34,11 +34,11 @@ def candidate(
     room: int = 100,
     uncached: int = 1,
     drafted: int = 0,
-    indebted: bool = False,
+    spare_us: float = 1e6,
     rate: float = 0.9,
     awaited: Awaited | None = None,
 ) -> Candidate:
-    return Candidate(slot, room, uncached, drafted, indebted, acceptance(rate), awaited)
+    return Candidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited)
 
 
 def test_nothing_to_do() -> None:
@@ -56,8 +56,14 @@ def test_window_fits_the_room(room: int, drafted: int, window: int) -> None:
     assert schedule([candidate(room=room, drafted=drafted)], 0.0, flat).shares[0].window == window
 
 
+@pytest.mark.parametrize(("spare_us", "window"), [(0.0, 0), (99.0, 0), (100.0, 1), (350.0, 3), (9999.0, 10)])
+def test_window_is_no_wider_than_the_ledger_bears_if_all_of_it_is_wrong(spare_us: float, window: int) -> None:
+    plan = schedule([candidate(drafted=10, rate=1.0, spare_us=spare_us)], 0.0, lambda rows: 1000.0 + 100.0 * rows)
+    assert plan.shares[0].window == window
+
+
 def test_debt_means_an_empty_window() -> None:
-    assert schedule([candidate(drafted=5, indebted=True)], 0.0, flat).shares[0].window == 0
+    assert schedule([candidate(drafted=5, spare_us=-1.0)], 0.0, flat).shares[0].window == 0
 
 
 def test_window_stops_where_more_rows_cost_more_than_they_bring() -> None:
@@ -101,7 +107,8 @@ Veto = Callable[[], list[Candidate]]
         ("never on time", lambda: [candidate(awaited=due(chance=0.0))]),
         ("the time is over", lambda: [candidate(awaited=due(latest=-1.0, expected=-2.0))]),
         ("no room for them", lambda: [candidate(room=1, awaited=due())]),
-        ("somebody is in debt", lambda: [candidate(awaited=due()), candidate(1, indebted=True)]),
+        ("somebody could not bear it", lambda: [candidate(awaited=due()), candidate(1, spare_us=1.0)]),
+        ("somebody is in debt", lambda: [candidate(awaited=due()), candidate(1, spare_us=-1.0)]),
         ("a prompt is to be read", lambda: [candidate(awaited=due()), candidate(1, uncached=2)]),
     ],
 )
