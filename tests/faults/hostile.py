@@ -28,16 +28,26 @@ Response = draft_pb2.ConnectDraftResponse
 
 
 class Known:
-    """What a drafter knows of one session: its text, and the next number of a chain."""
+    """What a drafter knows of one session: its text, the number of its chain, how many tokens it was asked for."""
 
-    def __init__(self, handle: int, tokens: list[int]) -> None:
+    def __init__(self, handle: int, tokens: list[int], run_ahead: int) -> None:
         self.handle = handle
         self.text = Text(tokens)
         self.chain = 0
+        self.asked = run_ahead
 
-    def advance(self, position: int, tokens: list[int]) -> None:
+    def advance(self, position: int, tokens: list[int], run_ahead: int) -> None:
         self.text.truncate(position)
         self.text.extend(tokens)
+        self.asked += run_ahead
+
+    def affords(self, response: Response) -> bool:
+        """Whether this much was asked for; if so, it is used up."""
+        cost = sum(max(1, len(proposal.tokens)) for proposal in response.proposals)
+        if cost > self.asked:
+            return False
+        self.asked -= cost
+        return True
 
     def proposal(self, tokens: list[int], **changes: int) -> common_pb2.Proposal:
         """A new chain behind the text, as an honest drafter begins one, but for `changes`."""
@@ -64,11 +74,11 @@ Attack = Callable[[Known, random.Random], Iterator[Response]]
 def garbage(known: Known, rng: random.Random) -> Iterator[Response]:
     """Numbers that are out of every range."""
     extremes = [0, 1, MOST_UINT32, rng.randrange(MOST_UINT32)]
-    for field in ("handle", "source", "base", "offset", "chain"):
-        yield Response(proposals=[known.proposal([1, 2], **{field: rng.choice(extremes)})])
-    yield Response(proposals=[known.proposal([VOCABULARY, MOST_UINT32]), known.proposal([])])
-    wild = known.proposal([0, 1])
-    wild.expected, wild.draft_us = float("nan"), MOST_UINT32
+    field = rng.choice(["handle", "source", "base", "offset", "chain"])
+    yield Response(proposals=[known.proposal([1, 2], **{field: rng.choice(extremes)})])
+    yield Response(proposals=[known.proposal(rng.choice([[VOCABULARY, MOST_UINT32], []]))])
+    wild = known.proposal([0])
+    wild.expected, wild.draft_us = rng.choice([float("nan"), float("inf"), -1e30]), MOST_UINT32
     yield Response(proposals=[wild], opened=[draft_pb2.OpenedDraft(handle=MOST_UINT32)])
     yield Response(refused=[common_pb2.Refused(handle=MOST_UINT32, code=-1, message="\n" * 9)])
 
@@ -87,20 +97,20 @@ def wrong_hash(known: Known, rng: random.Random) -> Iterator[Response]:
 
 
 def right_once(known: Known, rng: random.Random) -> Iterator[Response]:
-    """One right token to be let in, then wrong ones as far as they go, in chunks that overlap."""
+    """One right token to be let in, then wrong ones, in chunks that overlap."""
     good = known.right(1)
-    bad = [(good[0] + rng.randrange(1, VOCABULARY)) % VOCABULARY for _ in range(15)]
-    first = known.proposal([*good, *bad])
+    first = known.proposal([*good, (good[0] + rng.randrange(1, VOCABULARY)) % VOCABULARY])
     more = common_pb2.Proposal()
     more.CopyFrom(first)
-    more.offset = 8
-    yield Response(proposals=[first, more])
+    more.offset = 1
+    yield Response(proposals=[first])
+    yield Response(proposals=[more])
 
 
 def right_for_long(known: Known, rng: random.Random) -> Iterator[Response]:
     """Right long enough to be trusted, then wrong at every position."""
-    right = known.right(8)
-    trusted = len(known.text) < 100
+    right = known.right(min(8, known.asked))
+    trusted = len(known.text) < 60
     yield Response(proposals=[known.proposal(right if trusted else [(t + 1) % VOCABULARY for t in right])])
 
 
@@ -134,12 +144,20 @@ class Vanished(Exception):
     """The stream ends here."""
 
 
+def within(attack: Attack) -> Attack:
+    """The attack as far as it keeps to what was asked for: who sends more is cut off."""
+
+    def sparing(known: Known, rng: random.Random) -> Iterator[Response]:
+        return (response for response in attack(known, rng) if known.affords(response))
+
+    return sparing
+
+
+SPARING = (garbage, last_chain, wrong_hash, right_once, right_for_long, refuse, vanish)
 ATTACKS: dict[str, Attack] = {
-    attack.__name__: attack
-    for attack in (
-        *(garbage, last_chain, wrong_hash, right_once, right_for_long),
-        *(flood, giant, refuse, vanish),
-    )
+    **{attack.__name__: within(attack) for attack in SPARING},
+    "flood": flood,
+    "giant": giant,
 }
 
 
@@ -185,10 +203,10 @@ class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
         try:
             for request in requests:
                 for opening in request.opens:
-                    sessions[opening.handle] = Known(opening.handle, list(opening.tokens))
+                    sessions[opening.handle] = Known(opening.handle, list(opening.tokens), opening.pace.run_ahead)
                     heard.put(sessions[opening.handle])
                 for advance in request.advances:
-                    sessions[advance.handle].advance(advance.position, list(advance.tokens))
+                    sessions[advance.handle].advance(advance.position, list(advance.tokens), advance.pace.run_ahead)
                     heard.put(sessions[advance.handle])
         except grpc.RpcError:
             pass  # the peer has gone

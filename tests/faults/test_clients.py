@@ -14,7 +14,7 @@ from specwire.core.sampling import Sampling
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import Stream, plain
 
-LENGTH = 1500
+LENGTH = 800
 OTHER = (9, 9)
 SAMPLED = Sampling(temperature=0.8, seed=5)
 FAULT_S = 0.5

@@ -48,14 +48,14 @@ def test_a_session_outlives_its_drafter(healthy: Stack) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])
 def test_a_verifier_is_replaced_mid_sentence(healthy: Stack, number: signal.Signals) -> None:
-    with healthy.generate(900) as stream:
+    with healthy.generate(500) as stream:
         stream.until(60)
         healthy.verifier.send(number)
         healthy.verifier.wait()
         healthy.verifier.restart()
         healthy.verifier.ready()
         stream.until_accepted()  # the drafter serves the new verifier too
-        assert_plain(stream, 900)
+        assert_plain(stream, 500)
 
 
 def test_a_replaced_verifier_goes_on_with_the_same_noise(healthy: Stack) -> None:
