@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -18,7 +18,9 @@ from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
+from verify_service.commands import Command
 from verify_service.server import start
+from verify_service.service import BACKLOG_PAUSE_S, MOST_BACKLOG, VerifyServicer
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -234,3 +236,66 @@ async def test_two_links_are_apart(target: LanguageModel) -> None:
         await two.until_finished(1)
         assert one.tokens[1] == oracle(target, PROMPT, 40)
         assert two.tokens[1] == oracle(target, PROMPT[:2], 40)
+
+
+class Idle:
+    """A worker that takes its time: it reads its backlog `slow` times before that is gone."""
+
+    def __init__(self, slow: int = 0) -> None:
+        self.slow = slow
+        self.sent: list[Command] = []
+        self.on_reports: object = None
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    @property
+    def backlog(self) -> int:
+        self.slow -= 1
+        return MOST_BACKLOG + 1 if self.slow >= 0 else 0
+
+
+async def endless() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
+    while True:
+        yield verify_pb2.ConnectVerifyRequest()
+        await asyncio.sleep(0)
+
+
+async def test_peer_that_floods_is_not_read_until_the_engine_has_caught_up() -> None:
+    worker = Idle(slow=1 << 60)
+    servicer = VerifyServicer(worker, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]
+    reading = asyncio.ensure_future(servicer._read(endless(), 0, None))  # type: ignore[arg-type]
+    await asyncio.sleep(5 * BACKLOG_PAUSE_S)
+    assert len(worker.sent) == 1
+    worker.slow = 0
+    await asyncio.sleep(5 * BACKLOG_PAUSE_S)
+    assert len(worker.sent) > 1
+    reading.cancel()
+
+
+class Deaf:
+    """A context whose peer does not read."""
+
+    def __init__(self) -> None:
+        self.writing = asyncio.Event()
+
+    async def write(self, _: object) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+
+async def test_link_that_is_over_is_forgotten_before_its_last_words_are_written() -> None:
+    servicer = VerifyServicer(Idle(), common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]
+    context = Deaf()
+
+    async def requests() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
+        yield verify_pb2.ConnectVerifyRequest(opens=[verify_pb2.Open(vocabulary_fingerprint="another")])
+        await context.writing.wait()
+
+    connecting = asyncio.ensure_future(servicer.Connect(requests(), context))  # type: ignore[arg-type]
+    await context.writing.wait()
+    await servicer._wait_until_empty(10.0)
+    assert not connecting.done()
+    connecting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait_for(connecting, 10)
