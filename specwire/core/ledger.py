@@ -30,6 +30,3 @@ class Ledger:
     def spare_us(self, plain_step_us: float) -> float:
         """What the next step may lose at worst; negative in debt."""
         return TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
-
-    def in_debt(self, plain_step_us: float) -> bool:
-        return self.spare_us(plain_step_us) < 0
