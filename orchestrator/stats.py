@@ -29,7 +29,7 @@ class SessionStats:
         if not verdict.tokens:
             return
         self.target_forwards += 1
-        self.proposed += tested
+        self.proposed += tested + _met_late(verdict, tested)
         accepted = min(tested, verdict.outcomes.count(Outcome.ACCEPTED))
         for index in range(min(tested, accepted + 1, MOST_POSITIONS)):
             self.tested_at[index] += 1
@@ -39,3 +39,9 @@ class SessionStats:
         self.outcomes.update(emit.outcomes)
         if self.first_token is None:
             self.first_token = now
+
+
+def _met_late(verdict: VerdictArrived, tested: int) -> int:
+    """1 if the last row met a draft token that arrived during the forward: it was tested too, outside the window."""
+    whole = len(verdict.tokens) == tested + 1
+    return int(whole and verdict.outcomes[-1] in (Outcome.ACCEPTED, Outcome.RECOVERED))
