@@ -26,6 +26,8 @@ from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
 Event = TypeVar("Event", pb.GenerateResponse, pb.WatchResponse)
+# A client's own clock may end the call this much before ours says that its deadline has passed.
+DEADLINE_SLACK_S = 0.1
 ANONYMOUS = ""
 
 
@@ -113,7 +115,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 yield event(finished=replies.finished(driver, end, driver.output.since(cursor).text))
         except asyncio.CancelledError:
             left: float | None = context.time_remaining()
-            if left is not None and left <= 0:
+            if left is not None and left <= DEADLINE_SLACK_S:
                 driver.pass_deadline()
             raise
         finally:
