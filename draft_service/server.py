@@ -8,7 +8,7 @@ from collections.abc import Callable
 from draft_service.drafter import Book, Drafter
 from draft_service.service import DraftServicer, ModelDrafter
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say
+from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -51,6 +51,7 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
+    share_interpreter()
     drafter = Drafter(_loader(options))
     info = await drafter.start()
     servicer = DraftServicer(drafter, info)

@@ -114,7 +114,8 @@ class SessionDriver:
         self.verifier = peer
         self._verifier_handle = peer.attach(self)
         if self._controller is None:
-            self._controller = Controller(peer.forward_times, shared_host)
+            known = peer.experience.get(self.record.sampling.rule)
+            self._controller = known.successor() if known else Controller(peer.forward_times, shared_host)
             self._plan()
         self._patience = max(0.0, self._timers.left("verifier") or 0.0)
         self._timers.cancel("verifier")
@@ -282,6 +283,8 @@ class SessionDriver:
 
     def _leave_verifier(self) -> None:
         if self.verifier is not None:
+            if self._controller is not None and self._verdicts:
+                self.verifier.experience[self.record.sampling.rule] = self._controller
             self.verifier.close(self._verifier_handle)
             self.verifier = None
 

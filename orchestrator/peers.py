@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from orchestrator.link import Info, Link
+from specwire.core.controller import Controller
+from specwire.core.sampling import Rule
 from specwire.core.speed import ForwardTimes
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
@@ -110,7 +112,10 @@ class Peer(ABC, Generic[Request, Response, Subject]):
 
 
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse, VerifierSubject]):
-    """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session."""
+    """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
+
+    `experience`: the controller of the latest session under each rule; the next one starts from it.
+    """
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerif
     ) -> None:
         super().__init__(link, on_change)
         self.forward_times = ForwardTimes({1: 10_000.0})
+        self.experience: dict[Rule, Controller] = {}
         self._accept = accept
 
     def _refusal(self, info: Info) -> str | None:

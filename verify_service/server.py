@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say
+from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
@@ -54,6 +54,7 @@ async def start(options: ModelServiceOptions) -> RunningVerifier:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
+    share_interpreter()
     worker = Worker(_loader(options))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)

@@ -30,6 +30,7 @@ ROWS = 12
 SEED = 20261122
 OWN_WINDOWS = 1024
 ARGMAX_WEIGHT = 0.5
+ROUNDS = [Schedule(4e-3, 50, 850, 450), Schedule(4e-3, 50, 850, 700)]
 
 
 def draft_config() -> LlamaConfig:
@@ -79,20 +80,43 @@ def load_own_windows(work: Path, target: PreTrainedModel, tokenizer: PreTrainedT
     return windows.long()
 
 
-def train(work: Path, schedule: Schedule) -> None:
-    torch.manual_seed(SEED)
+def train(work: Path, rounds: list[Schedule]) -> None:
+    """Each round starts from the weights of the one before, with a fresh optimiser (warm restarts)."""
     files = read_corpus()
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(work / "target")
     target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
     own = load_own_windows(work, target, tokenizer)
+    stream = training_stream(files, tokenizer)
     held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
+    torch.manual_seed(SEED)
     model = LlamaForCausalLM(draft_config())
+    finished = work / "draft.checkpoint"
+    first = 0
+    if finished.exists():
+        saved = torch.load(finished, weights_only=True)
+        model.load_state_dict(saved["model"])
+        first = saved["rounds"]
+    for index, schedule in enumerate(rounds[first:], start=first):
+        imitate(
+            model, target, mixed(batches(stream, ROWS, SEED + index), own_batches(own, ROWS, SEED + index)), schedule
+        )
+        torch.save({"model": model.state_dict(), "rounds": index + 1}, finished)
+    loss = held_out_loss(model, held_out)
+    model.bfloat16().save_pretrained(work / "draft")
+    tokenizer.save_pretrained(work / "draft")
+    steps = sum(schedule.steps for schedule in rounds)
+    report = {"tokens": steps * ROWS * WINDOW, "steps": steps, "held_out_loss": loss}
+    (work / "draft.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"held-out loss {loss:.4f}")
+
+
+def imitate(
+    model: PreTrainedModel, target: PreTrainedModel, windows_source: Iterator[torch.Tensor], schedule: Schedule
+) -> None:
+    """One round of distillation."""
     optimiser = Optimiser(model, schedule)
-    corpus = batches(training_stream(files, tokenizer), ROWS, SEED)
     started = time.monotonic()
-    for step, windows in enumerate(mixed(corpus, own_batches(own, ROWS, SEED))):
-        if step == schedule.steps:
-            break
+    for step, windows in zip(range(schedule.steps), windows_source, strict=False):
         with torch.no_grad():
             target_logits = logits_of(target, windows[:, :-1])
         draft_logits = logits_of(model, windows[:, :-1])
@@ -104,24 +128,15 @@ def train(work: Path, schedule: Schedule) -> None:
             rate = (step + 1) * ROWS * WINDOW / (time.monotonic() - started)
             progress = f"step {step + 1}/{schedule.steps} loss {loss.item():.3f} agreement {agreement:.3f}"
             print(f"{progress} {rate:.0f} tokens/s", flush=True)
-    loss_held_out = held_out_loss(model, held_out)
-    model.bfloat16().save_pretrained(work / "draft")
-    tokenizer.save_pretrained(work / "draft")
-    report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": loss_held_out}
-    (work / "draft.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(f"held-out loss {loss_held_out:.4f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=850)
-    parser.add_argument("--decay", type=int, default=450)
-    parser.add_argument("--peak", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(arguments.work, Schedule(arguments.peak, 50, arguments.steps, arguments.decay))
+    train(arguments.work, ROUNDS)
 
 
 if __name__ == "__main__":

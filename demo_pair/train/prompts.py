@@ -2,9 +2,9 @@
 
     python -m demo_pair.train.prompts
 
-A prompt is what an editor would send: the source before the cursor, at most CONTEXT characters of it from a line start
-on, ending behind the first lines of a function's body. It ends without a newline: the tokenizer joins a newline with the
-indentation behind it, so the next line's depth is the target's to choose.
+A prompt is what an editor would send: the source before the cursor, at most CONTEXT characters of it from a line
+start on, ending behind the first lines of a function's body. It ends without a newline: the tokenizer joins a newline
+with the indentation behind it, so the next line's depth is the target's to choose.
 """
 
 from __future__ import annotations

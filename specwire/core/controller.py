@@ -8,7 +8,7 @@ off        no gain is expected: plain decoding, with a probe now and then
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from specwire.core.drafting import Pace
@@ -30,6 +30,9 @@ ASKING_FLOOR = 0.01
 FLOOR_STEP = 0.05
 MOST_FLOOR = 0.9
 EXTRA_WINDOW = 3
+
+# What one session learnt counts in the next for so many tests a position.
+INHERITED_TESTS = 16.0
 
 
 class Discipline(StrEnum):
@@ -53,29 +56,31 @@ class Plan:
 OFF_PACE = Pace(1, 0)
 
 
+@dataclass(slots=True)
 class Calibration:
     """How well a drafter's own estimates foretell acceptance: decayed sums over tested windows."""
 
-    def __init__(self) -> None:
-        self._windows = self._expected = self._accepted = 0.0
-        self._announced = 0.0
+    windows: float = 0.0
+    expected: float = 0.0
+    accepted: float = 0.0
+    announced: float = 0.0
 
     def announce(self, expected: float) -> None:
         """A proposal came with its estimate."""
-        self._announced += expected
+        self.announced += expected
 
     def settle(self, accepted: int) -> None:
         """The window that held what was announced had `accepted` tokens accepted."""
-        if self._announced:
-            self._windows = DECAY * self._windows + 1.0
-            self._expected = DECAY * self._expected + self._announced
-            self._accepted = DECAY * self._accepted + accepted
-        self._announced = 0.0
+        if self.announced:
+            self.windows = DECAY * self.windows + 1.0
+            self.expected = DECAY * self.expected + self.announced
+            self.accepted = DECAY * self.accepted + accepted
+        self.announced = 0.0
 
     @property
     def trusted(self) -> bool:
         low, high = CALIBRATED
-        return self._windows >= LEAST_WINDOWS and low * self._expected <= self._accepted <= high * self._expected
+        return self.windows >= LEAST_WINDOWS and low * self.expected <= self.accepted <= high * self.expected
 
 
 class Controller:
@@ -95,6 +100,19 @@ class Controller:
         self._overhead_us: float | None = None
         self._drafted_us = 0.0
         self._since_probe = 0
+
+    def successor(self) -> Controller:
+        """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
+
+        So a drafter that does not pay costs every 128 verdicts a probe, not every session its beginning.
+        """
+        heir = Controller(self._forward, self._shared)
+        heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
+        heir._calibration = replace(self._calibration, announced=0.0)
+        heir._draft_us = self._draft_us
+        heir._overhead_us = self._overhead_us
+        heir._since_probe = self._since_probe
+        return heir
 
     def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None:
         """A chunk of `tokens` took `draft_us`; `expected`: see Proposal."""

@@ -71,6 +71,14 @@ class AcceptanceByPosition:
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
 
+    def faded(self, weight: float) -> AcceptanceByPosition:
+        """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""
+        copy = AcceptanceByPosition(len(self._tested))
+        shares = [min(1.0, weight / tested) if tested else 0.0 for tested in self._tested]
+        copy._tested = [tested * share for tested, share in zip(self._tested, shares, strict=True)]
+        copy._accepted = [accepted * share for accepted, share in zip(self._accepted, shares, strict=True)]
+        return copy
+
     def rate(self, index: int) -> float:
         """Shrunk towards the rate of the position before, for positions seldom tested."""
         prior = PRIOR_RATE if index == 0 else self.rate(index - 1)

@@ -143,3 +143,17 @@ def test_a_gain_below_the_least_is_no_gain() -> None:
     learn(subject, 700, 0, times=2000)
     subject.plan()
     assert subject.plan().discipline is Discipline.OFF
+
+
+def test_a_successor_starts_from_what_was_learnt() -> None:
+    useless = controller()
+    learn(useless, draft_us=20_000, accepted=0)
+    assert useless.plan().reason == "probe"
+    assert useless.successor().plan().discipline is Discipline.OFF
+    useful = controller()
+    learn(useful, draft_us=500, accepted=8)
+    heir = useful.successor()
+    assert heir.plan().due == useful.plan().due
+    learn(heir, draft_us=5_000, accepted=0, times=20)
+    assert heir.plan().reason in ("probe", "no gain expected")
+    assert useful.plan().discipline is Discipline.LOCKSTEP
