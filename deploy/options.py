@@ -74,7 +74,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--redis-url", metavar="URL", help="redis://, rediss:// or unix:// (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     group.add_argument(
-        "--target-threads", type=int, default=min(2, cores()), metavar="N", help="CPU threads (default: %(default)s)"
+        "--target-threads",
+        type=int,
+        default=max(1, cores() // 2),
+        metavar="N",
+        help="CPU threads (default: half of the cores, %(default)s here; the rest is for drafter, orchestrator, client)",
     )
     group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
@@ -83,11 +87,10 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 
 def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
     """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
-    target, draft = default_pair()
     # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
-    default_draft = draft if args.target is None else None
+    default_draft = str(demo_pair.DRAFT) if args.target is None else None
     return StackOptions(
-        target=args.target or target,
+        target=args.target or str(demo_pair.TARGET),
         draft=None if args.no_draft else args.draft or default_draft,
         redis_url=args.redis_url,
         listen=listen,
@@ -97,13 +100,6 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         slots=args.slots,
         ray=not args.no_ray,
     )
-
-
-def default_pair() -> tuple[str, str]:
-    """Return the target and the drafter that run when none is named: the pair in the box, where its weights are."""
-    if (demo_pair.TARGET / "config.json").is_file():
-        return str(demo_pair.TARGET), str(demo_pair.DRAFT)
-    return "scripted:7:vocab=64", "scripted:7:vocab=64:agree=0.8"
 
 
 def cores() -> int:
