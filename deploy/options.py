@@ -78,7 +78,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=max(1, cores() // 2),
         metavar="N",
-        help="CPU threads (default: half of the cores, %(default)s here; the rest is for drafter, orchestrator, client)",
+        help="CPU threads (default: half of the cores, %(default)s here)",
     )
     group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
