@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, metavar="N", help="held-out prompts (default: 32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
-    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16, as the weights are stored)")
+    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16)")
     line.add_argument("--quick", action="store_true", help="2 prompts x 8 tokens x 1 repeat unless said otherwise")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
