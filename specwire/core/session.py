@@ -104,6 +104,7 @@ class Session:
     _pending: list[tuple[int, Outcome]] = field(default_factory=list)
     _ending: _Ending | None = None
     _told_due: int = 0
+    _missed: int | None = None
 
     def __post_init__(self) -> None:
         self.durable = self.emitted = self.taken = len(self.text)
@@ -232,6 +233,7 @@ class Session:
         if self._over:
             return []
         self.source = event.source
+        self._missed = None
         return [OpenDrafter(event.source, tuple(self.text.tokens), self.pace), *self._tell_due()]
 
     def _restart_drafter(self) -> list[Effect]:
@@ -243,6 +245,7 @@ class Session:
             return []
         last = len(self.text) - 1
         if last == 0:
+            self._missed = None
             return [OpenDrafter(self.source, tuple(self.text.tokens), self.pace)]
         return [*self._advance(last, ()), *self._advance(last, (self.text.tokens[last],))]
 
@@ -261,11 +264,25 @@ class Session:
         self.pace, self.due = event.pace, event.due
         if self._over:
             return []
-        # A drafter that is paused hears nothing from verdicts' pace alone; wake it up.
-        return (self._advance(len(self.text), ()) if changed else []) + self._tell_due()
+        return (self._tell_pace() if changed else []) + self._tell_due()
+
+    def _tell_pace(self) -> list[Effect]:
+        """A drafter hears at once that it is to pause, or to go on."""
+        if self.source is not None and self.pace.run_ahead == 0 and self._missed is None:
+            return [AdvanceDrafter(len(self.text), (), self.pace)]
+        return self._advance(len(self.text), ())
 
     def _advance(self, position: int, tokens: tuple[int, ...]) -> list[Effect]:
-        return [] if self.source is None else [AdvanceDrafter(position, tokens, self.pace)]
+        """Tell the drafter what was decided. One that is paused hears all that it missed when it is to go on."""
+        if self.source is None:
+            return []
+        if self.pace.run_ahead == 0:
+            self._missed = position if self._missed is None else min(position, self._missed)
+            return []
+        if self._missed is not None:
+            position, self._missed = min(position, self._missed), None
+            tokens = tuple(self.text.tokens[position:])
+        return [AdvanceDrafter(position, tokens, self.pace)]
 
     def _tell_due(self) -> list[Effect]:
         """Progress, if what the verifier may expect has changed."""

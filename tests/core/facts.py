@@ -111,7 +111,8 @@ class Facts:
 
     def _check_drafter(self) -> None:
         running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING) and not self.session._over
-        if self.drafter_up and running:
+        paused = self.session.pace.run_ahead == 0  # it hears what it missed when it is to go on
+        if self.drafter_up and running and not paused:
             require(self.advised == self.session.text.tokens, "the drafter is not told what is decided")
         if self.drafter is not None:
             decided = self.drafter.text.tokens[: self.drafter.decided]

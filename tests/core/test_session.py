@@ -447,3 +447,14 @@ def test_the_same_events_give_the_same_effects() -> None:
         return recorded
 
     assert effects() == effects()
+
+
+def test_a_paused_drafter_hears_all_that_it_missed_when_it_goes_on() -> None:
+    subject = running()
+    subject.handle(ev.DrafterReady(1))
+    paused, awake = Pace(1, 0), Pace(4, 4)
+    assert subject.handle(ev.PacePlanned(paused, 0)) == [fx.AdvanceDrafter(2, (), paused)]
+    assert "AdvanceDrafter" not in kinds(subject.handle(verdict(2, 3)))
+    assert "AdvanceDrafter" not in kinds(subject.handle(verdict(3, 4, 5)))
+    assert subject.handle(ev.PacePlanned(awake, 4))[0] == fx.AdvanceDrafter(2, (3, 4, 5), awake)
+    assert fx.AdvanceDrafter(5, (6,), awake) in subject.handle(verdict(5, 6))
