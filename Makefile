@@ -69,6 +69,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
+	$(BIN)/python -m scripts.figures --check
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
