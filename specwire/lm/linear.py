@@ -5,38 +5,72 @@ not depend on how many are computed together (both measured; docs say where). Pa
 compiler relies on but does not document, so they are tried before they are trusted.
 """
 
-from __future__ import annotations
+# No postponed annotations here: TorchScript reads them as they stand.
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
 
 PROBE_ROWS = 3
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
+# The call below, for TorchScript: its source language has no way to write an empty list of optional numbers.
+POINTWISE = """
+graph(%x : Tensor, %weight : Tensor, %bias : Tensor?):
+  %attr : str = prim::Constant[value="none"]()
+  %scalars : Scalar?[] = prim::ListConstruct()
+  %algorithm : str = prim::Constant[value=""]()
+  %y : Tensor = mkldnn::_linear_pointwise(%x, %weight, %bias, %attr, %scalars, %algorithm)
+  return (%y)
+"""
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """The map x (rows, in) -> x @ weight.T + bias (rows, out), by the fastest way that is right here."""
-    if weight.device.type == "cpu" and weight.dtype in PROBE_TOLERANCE:
-        packed = _packed(weight, bias)
-        if packed is not None:
-            return packed
-    return lambda x: functional.linear(x, weight, bias)
+
+class Weights(NamedTuple):
+    """Weight (out, in), or its packed form, and bias (out,) of one linear layer."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | None:
-    """The oneDNN layer, or None where this build or processor has none that agrees with the plain one."""
+class Plain(nn.Module):
+    """x (rows, in) -> x @ weight.T + bias (rows, out)."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return functional.linear(x, weight, bias)
+
+
+class Packed(nn.Module):
+    """The same for weights in oneDNN's layout."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return pointwise(x, weight, bias)
+
+
+def pack(layers: Sequence[Weights]) -> tuple[nn.Module, list[Weights]]:
+    """How to multiply by these layers fastest where that is right here, and their weights in the form that it takes."""
+    first = layers[0].weight
+    if first.device.type == "cpu" and first.dtype in PROBE_TOLERANCE:
+        packed = [_packed(*layer) for layer in layers]
+        fit = [layer for layer in packed if layer is not None]
+        if len(fit) == len(layers):
+            return Packed(), fit
+    return Plain(), list(layers)
+
+
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Weights | None:
+    """The layer in oneDNN's layout, or None where this build or processor has none that agrees with the plain one."""
+    probe = torch.linspace(-1, 1, PROBE_ROWS * weight.shape[1]).view(PROBE_ROWS, -1).to(weight.dtype)
     try:
-        compute = _bind(torch.ops.mkldnn._linear_pointwise.default, _reorder(weight), bias)
-        probe = torch.linspace(-1, 1, PROBE_ROWS * weight.shape[1]).view(PROBE_ROWS, -1).to(weight.dtype)
-        got, expected = compute(probe).float(), functional.linear(probe, weight, bias).float()
+        layout = _reorder(weight)
+        got, expected = pointwise(probe, layout, bias).float(), functional.linear(probe, weight, bias).float()
     except (AttributeError, RuntimeError):
         return None
     scale = max(float(expected.abs().max()), 1e-6)
-    return compute if float((got - expected).abs().max()) <= PROBE_TOLERANCE[weight.dtype] * scale else None
+    agrees = float((got - expected).abs().max()) <= PROBE_TOLERANCE[weight.dtype] * scale
+    return Weights(layout, bias) if agrees else None
 
 
 def _reorder(weight: torch.Tensor) -> torch.Tensor:
@@ -44,8 +78,19 @@ def _reorder(weight: torch.Tensor) -> torch.Tensor:
     return layout
 
 
-def _bind(pointwise: Callable[..., torch.Tensor], layout: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        return pointwise(x, layout, bias, "none", [], "")
+def _pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
 
-    return compute
+
+def _compiled_pointwise() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """`_pointwise` as a TorchScript function, which can be called from Python and from TorchScript alike."""
+    try:
+        function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+        function = torch._C._create_function_from_graph("pointwise", torch._C.parse_ir(POINTWISE))
+    except (AttributeError, RuntimeError):
+        return _pointwise
+    return function
+
+
+pointwise = _compiled_pointwise()

@@ -90,6 +90,27 @@ def test_the_lean_decoder_is_really_the_one_compared(kind: str, lean: bool, runn
     assert isinstance(lm.runner, runner)
 
 
+def test_the_lean_decoder_runs_compiled_and_gives_what_it_gives_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyTorch no longer compiles it, the same code runs as it stands."""
+    model, compiled = _load("qwen3", True, tmp_path / "compiled")
+    monkeypatch.setattr(torch.jit, "script", _refuse)
+    uncompiled = load_model(save(model, tmp_path / "uncompiled"), slots=2)
+    feeds = [Feed(0, 0, [1, 3, 9, 4], 2), Feed(1, 0, [5], 1)]
+    assert isinstance(compiled, CachedLM)
+    assert isinstance(compiled.runner, LlamaRunner)
+    assert compiled.runner.compiled
+    assert isinstance(uncompiled, CachedLM)
+    assert isinstance(uncompiled.runner, LlamaRunner)
+    assert not uncompiled.runner.compiled
+    assert torch.equal(compiled.forward(feeds), uncompiled.forward(feeds))
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("gone")
+
+
 @pytest.mark.parametrize("lean", [True, False])
 def test_bfloat16_stays_within_its_tolerance_of_float32(lean: bool, tmp_path: Path) -> None:
     model = build(config("llama"))

@@ -1,0 +1,184 @@
+"""A decoder of the Llama family as one TorchScript call: the same arithmetic in few dispatches, none of them Python's.
+
+At batch 1 on a CPU most of an eager forward is dispatch and a BLAS that is slow at a few rows. Here each layer is four
+matrix products, one attention per session over its valid positions only, and a dozen small operations. The call holds
+the interpreter's lock at neither of them: the thread that sends the last step's verdicts runs beside it, where between
+a hundred Python calls each of them would wait for the other (measured; docs say where).
+"""
+
+# No postponed annotations here: TorchScript reads them as they stand.
+
+import logging
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specwire.lm.linear import Weights, pack
+
+logger = logging.getLogger(__name__)
+
+
+class Shape(NamedTuple):
+    """Sizes shared by all layers."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+
+
+class Layer(NamedTuple):
+    """Weights of one decoder layer. Rows of q and k that are rotated together lie side by side."""
+
+    attention_norm: torch.Tensor
+    qkv: Weights
+    head_norm: torch.Tensor | None  # (heads + kv_heads, head_dim) for Qwen3
+    output: Weights
+    mlp_norm: torch.Tensor
+    gate_up: Weights
+    down: Weights
+
+
+class Model(NamedTuple):
+    """Weights of a decoder, and the rotation cos + i sin of every position, complex64 (context, head_dim / 2)."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    norm: torch.Tensor
+    head: Weights
+    rotations: torch.Tensor
+
+
+class Decoder(nn.Module):
+    """Forward over several feeds; writes their keys and values to `cache` (layers, slots, 2 kv_heads, context, dim)."""
+
+    # What TorchScript cannot tell from an empty list, or from a list of None.
+    head_norms: list[torch.Tensor]
+    biases: list[torch.Tensor | None]
+
+    def __init__(self, shape: Shape, model: Model, cache: torch.Tensor) -> None:
+        super().__init__()
+        self.layers, self.heads, self.kv_heads, self.head_dim, self.epsilon = shape
+        self.cache = cache
+        self.embedding, self.rotations = model.embedding, model.rotations
+        self.norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        self.norms.append(model.norm)
+        self.head_norms = [layer.head_norm for layer in model.layers if layer.head_norm is not None]
+        linears = [part for layer in model.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        self.linear, packed = pack([*linears, model.head])
+        self.weights = [part.weight for part in packed]
+        self.biases = [part.bias for part in packed]
+
+    def forward(
+        self, tokens: list[int], slots: list[int], starts: list[int], counts: list[int], wanted: list[int]
+    ) -> torch.Tensor:
+        """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
+
+        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i].
+        """
+        device = self.embedding.device
+        x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
+        parts: list[torch.Tensor] = []
+        masks: list[torch.Tensor] = []
+        for feed in range(len(slots)):
+            parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
+            masks.append(self._mask(starts[feed], counts[feed]))
+        rotation = torch.cat(parts).unsqueeze(1)
+        for layer in range(self.layers):
+            x = self._layer(layer, x, rotation, slots, starts, counts, masks)
+        rows: list[torch.Tensor] = []
+        end = 0
+        for feed in range(len(slots)):
+            end += counts[feed]
+            rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
+        return self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
+
+    def _mask(self, start: int, count: int) -> torch.Tensor:
+        """Additive (count x group, start + count): row i sees positions [0, start + i], and so do its `group` queries.
+
+        Empty for a single row, which sees everything.
+        """
+        if count == 1:
+            return torch.empty(0, dtype=self.cache.dtype, device=self.cache.device)
+        mask = torch.zeros(count, start + count, dtype=self.cache.dtype, device=self.cache.device)
+        future = torch.full((count, count), float("-inf"), dtype=mask.dtype, device=mask.device).triu_(1)
+        mask.narrow(1, start, count).copy_(future)
+        return mask.repeat_interleave(self.heads // self.kv_heads, dim=0)
+
+    def _layer(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        masks: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """Map x (rows, hidden) to (rows, hidden)."""
+        heads = self._multiply(4 * layer, self._normed(2 * layer, x)).view(x.size(0), -1, self.head_dim)
+        heads = self._rotated(layer, heads, rotation)
+        queries = heads.narrow(1, 0, self.heads).to(x.dtype)
+        fresh = heads.narrow(1, self.heads, 2 * self.kv_heads).transpose(0, 1)
+        parts: list[torch.Tensor] = []
+        begin = 0
+        for feed in range(len(slots)):
+            start, count = starts[feed], counts[feed]
+            cache = self.cache[layer, slots[feed]]
+            cache.narrow(1, start, count).copy_(fresh.narrow(1, begin, count))
+            seen = cache.narrow(1, 0, start + count)
+            parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed]))
+            begin += count
+        x = x + self._multiply(4 * layer + 1, torch.cat(parts))
+        gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
+        return x + self._multiply(4 * layer + 3, functional.silu(gate).mul_(up))
+
+    def _rotated(self, layer: int, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        """Turn queries and keys (rows, heads + 2 kv_heads, head_dim) by their positions, in float32; values pass."""
+        turned = self.heads + self.kv_heads
+        if len(self.head_norms) > 0:
+            normed = functional.rms_norm(heads.narrow(1, 0, turned), [self.head_dim], None, self.epsilon)
+            heads = torch.cat((normed.mul_(self.head_norms[layer]), heads.narrow(1, turned, self.kv_heads)), dim=1)
+        heads = heads.float()
+        pairs = heads.narrow(1, 0, turned).view(heads.size(0), turned, -1, 2)
+        torch.view_as_complex(pairs).mul_(rotation)
+        return heads
+
+    def _attended(self, queries: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Attention's result (rows, heads x head_dim) of queries (rows, heads, head_dim) over one feed's positions.
+
+        Queries that share a key head are rows of one attention: keys are neither repeated nor copied.
+        """
+        rows = queries.size(0)
+        query = queries.view(rows, self.kv_heads, -1, self.head_dim).transpose(0, 1)
+        query = query.reshape(1, self.kv_heads, -1, self.head_dim)
+        keys = seen.narrow(0, 0, self.kv_heads).unsqueeze(0)
+        values = seen.narrow(0, self.kv_heads, self.kv_heads).unsqueeze(0)
+        additive: torch.Tensor | None = None
+        if rows > 1:
+            additive = mask
+        result = functional.scaled_dot_product_attention(query, keys, values, additive)
+        result = result.view(self.kv_heads, rows, -1, self.head_dim).transpose(0, 1)
+        return result.reshape(rows, self.heads * self.head_dim)
+
+    def _normed(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, [x.size(-1)], self.norms[index], self.epsilon)
+
+    def _multiply(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x, self.weights[index], self.biases[index])
+        return y
+
+
+def compiled(decoder: Decoder) -> Any:
+    """The decoder as one TorchScript call; itself where PyTorch no longer compiles it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return torch.jit.script(decoder.eval())
+        except (AttributeError, RuntimeError, NotImplementedError) as reason:
+            logger.info("the decoder runs uncompiled: %s", reason)
+            return decoder
