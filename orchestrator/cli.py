@@ -19,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for peers at start")
+    parser.add_argument(
+        "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
+    )
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
@@ -35,6 +38,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         listen=args.listen,
         insecure=args.insecure,
         start_timeout=args.start_timeout,
+        plan=args.plan,
     )
 
 

@@ -24,7 +24,7 @@ from orchestrator.store import SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.controller import Controller
+from specwire.core.controller import Controller, Fixed, Planner, parse_plan
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
 from specwire.core.scanning import OutputScanner
@@ -74,7 +74,7 @@ class SessionDriver:
         self._source = 0
         self._quota = Quota()
         self._ledger_us = 0
-        self._controller: Controller | None = None
+        self._controller: Planner | None = None
         self._verdicts = 0
         self._timings = self._appending = Timings(verify_pb2.StepTimings())
         self._appender = Appender(store, record.session_id, fence, options.store_timeout)
@@ -114,12 +114,18 @@ class SessionDriver:
         self.verifier = peer
         self._verifier_handle = peer.attach(self)
         if self._controller is None:
-            known = peer.experience.get(self.record.sampling.rule)
-            self._controller = known.successor() if known else Controller(peer.forward_times, shared_host)
+            self._controller = self._planner(peer, shared_host)
             self._plan()
         self._patience = max(0.0, self._timers.left("verifier") or 0.0)
         self._timers.cancel("verifier")
         self.apply(ev.VerifierReady())
+
+    def _planner(self, peer: VerifierPeer, shared_host: bool) -> Planner:
+        fixed = parse_plan(self._options.plan)
+        known = peer.experience.get(self.record.sampling.rule)
+        if fixed is not None:
+            return Fixed(fixed)
+        return known.successor() if known else Controller(peer.forward_times, shared_host)
 
     def use_drafter(self, peer: DrafterPeer) -> None:
         self.drafter = peer

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from orchestrator.link import Info, Link
-from specwire.core.controller import Controller
+from specwire.core.controller import Planner
 from specwire.core.sampling import Rule
 from specwire.core.speed import ForwardTimes
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -125,7 +125,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerif
     ) -> None:
         super().__init__(link, on_change)
         self.forward_times = ForwardTimes({1: 10_000.0})
-        self.experience: dict[Rule, Controller] = {}
+        self.experience: dict[Rule, Planner] = {}
         self._accept = accept
 
     def _refusal(self, info: Info) -> str | None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from queue import Empty
 from typing import NamedTuple
 
+from specwire.core.costs import StepCosts
+from specwire.core.scheduler import Share, schedule
 from specwire.lm import Feed, LanguageModel, RowSampling, choose
 from verify_service.clock import monotonic_us
 from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
-from verify_service.costs import StepCosts
 from verify_service.inbox import Inbox
 from verify_service.reception import Reception
 from verify_service.roster import Held
-from verify_service.scheduler import MOST_WINDOW, Awaited, Candidate, Share, schedule
 from verify_service.scoring import Scorer
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,9 @@ class Engine:
         costs: StepCosts,
         deliver: Callable[[Reports], None],
         now_us: Callable[[], float] = monotonic_us,
+        patient: bool = False,
     ) -> None:
+        """patient: see `specwire.core.scheduler.schedule`."""
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
@@ -93,6 +95,7 @@ class Engine:
         self._scorer = Scorer(lm, self.roster)
         self._deliver = deliver
         self._now_us = now_us
+        self._patient = patient
         self._pauses = Pauses(now_us())
 
     def run(self) -> None:
@@ -110,7 +113,11 @@ class Engine:
         self._take_commands()
         self.reception.expire(self._now_us())
         runnable = {held.slot: held for held in self.roster if held.session.room > 0}
-        plan = schedule([self._candidate(held) for held in runnable.values()], self._now_us(), self.costs.step)
+        candidates = [
+            held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)
+            for held in runnable.values()
+        ]
+        plan = schedule(candidates, self._now_us(), self.costs.step, patient=self._patient)
         self._flush()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
@@ -161,19 +168,6 @@ class Engine:
             self._deliver(self.reception.take_reports())
 
     # A step's parts
-
-    def _candidate(self, held: Held) -> Candidate:
-        session = held.session
-        drafted = len(session.window(MOST_WINDOW))
-        spare_us = session.ledger.spare_us(self.costs.plain(1)) - self._pauses.waited_us
-        uncached = session.position - self.lm.cached(held.slot)
-        awaited = self._awaited(held, drafted)
-        return Candidate(held.slot, session.room, uncached, drafted, spare_us, session.acceptance, awaited)
-
-    def _awaited(self, held: Held, drafted: int) -> Awaited | None:
-        more = min(held.session.allowance.due, MOST_WINDOW, held.session.room - 1) - drafted
-        due = held.expectation.due(self.costs.plain(1)) if more > 0 else None
-        return None if due is None else Awaited(more, *due, held.expectation.chance)
 
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
@@ -237,7 +231,7 @@ class Engine:
         held = part.held
         if part.window:
             held.session.chains.clear()
-            held.charge_nothing_decided(self._now_us())
+            held.running.nothing_decided(self._now_us())
         else:
             message = f"the target's logits before position {held.session.position} are not finite"
             self.reception.fail(held, Code.ABORTED, message)
@@ -249,17 +243,14 @@ class Engine:
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
         drafting = any(part.held.session.allowance.due for part in parts)
-        self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting)
-        plain = timings.rows == len(parts) and timings.waited_us == 0
-        return None if plain else self.costs.plain(len(parts))
+        return self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting, timings.waited_us > 0)
 
     def _resolve(self, part: Part, rows: Sequence[int], plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session
         verdict = session.resolve(rows, part.window)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
-        held.charge(now_us, len(verdict.tokens), plain_us)
-        delay_us = held.expectation.verdict(session.position, now_us, timings.waited_us > 0)
+        delay_us = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
         balance_us = round(session.ledger.balance_us)
         decided = Decided(held.handle, held.attach, verdict, min(round(delay_us), MOST_UINT32), balance_us)
         self.reception.report(held.link).decided.append(decided)
@@ -273,4 +264,4 @@ class Engine:
         elapsed_us = self._now_us() - began_us
         self._pauses.idle_us += elapsed_us
         for held in self.roster:
-            held.since_us += elapsed_us
+            held.running.since_us += elapsed_us

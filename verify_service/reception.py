@@ -9,14 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from specwire.core.chain import Offer
 from specwire.core.limits import Ending, FinishReason
+from specwire.core.running import Running
 from specwire.core.verification import Allowance, Verdict, VerifySession
 from specwire.lm import LanguageModel
 from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.roster import Held, Roster
-
-LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 
 class Reception:
@@ -66,21 +64,14 @@ class Reception:
         if held is None:
             self.counts["proposal for an unknown session"] += 1
             return
-        proposal = proposed.proposal
-        offer = held.session.offer(proposal)
-        live = offer in LIVE
-        if live or offer is Offer.CONTRADICTED:
-            held.expectation.proposal(proposal.base, proposal.offset, tick.arrived_us, live)
+        held.running.propose(proposed.proposal, tick.arrived_us)
 
     def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
         held = self.roster.get(tick.link, handle)
         if held is None:
             self.counts["progress of an unknown session"] += 1
             return
-        paused = held.session.room == 0
-        held.session.allowance = allowance
-        if paused:
-            held.since_us = tick.arrived_us
+        held.running.allow(allowance, tick.arrived_us)
 
     # Taking in
 
@@ -126,8 +117,7 @@ class Reception:
             opening.attach,
             opening.session_id,
             slot,
-            session,
-            self._now_us(),
+            Running(session, self._now_us()),
             opening.deadline_us,
         )
         self.roster.add(held)

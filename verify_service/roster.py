@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from specwire.core.running import Running
 from specwire.core.verification import VerifySession
 from verify_service.commands import Opening
-from verify_service.expectation import Expectation
 
 REMEMBERED_GENERATIONS = 4096
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A session in its slot. `since_us`: when the time that its next verdict costs began."""
+    """A session in its slot."""
 
     link: int
     handle: int
     attach: int
     session_id: str
     slot: int
-    session: VerifySession
-    since_us: float
+    running: Running
     deadline_us: float | None = None
-    expectation: Expectation = field(default_factory=Expectation)
 
-    def charge(self, now_us: float, tokens: int, plain_us: float | None) -> None:
-        """Charge a verdict of `tokens` for the time since the last one.
-
-        plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited for),
-        or a prompt shared it.
-        """
-        spent_us = now_us - self.since_us
-        self.session.ledger.charge(spent_us, tokens, spent_us / tokens if plain_us is None else plain_us)
-        self.since_us = now_us
-
-    def charge_nothing_decided(self, now_us: float) -> None:
-        """Charge a step that decided no token, for the time since the last verdict."""
-        self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
-        self.since_us = now_us
+    @property
+    def session(self) -> VerifySession:
+        return self.running.session
 
 
 class Roster:

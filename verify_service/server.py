@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
@@ -47,15 +48,18 @@ class RunningVerifier:
         await self._worker.stop()
 
 
-async def start(options: ModelServiceOptions) -> RunningVerifier:
+async def start(options: ModelServiceOptions, patient: bool = False) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
+
+    Args:
+        patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
 
     Raises:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
     share_interpreter()
-    worker = Worker(_loader(options))
+    worker = Worker(_loader(options, patient))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
     service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
@@ -67,12 +71,12 @@ async def start(options: ModelServiceOptions) -> RunningVerifier:
     return RunningVerifier(worker, servicer, server, info)
 
 
-def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoResponse]:
+def _loader(options: ModelServiceOptions, patient: bool) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
+        from specwire.core.costs import StepCosts
         from specwire.lm import load_model
         from verify_service.calibrate import calibrate
-        from verify_service.costs import StepCosts
         from verify_service.engine import Engine
 
         say(f"specwire verify: loading {options.model}")
@@ -90,15 +94,18 @@ def _loader(options: ModelServiceOptions) -> Load[common_pb2.GetModelInfoRespons
         info = model_info_to_wire(lm.info, lm.slots)
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
-        return Engine(lm, StepCosts(times), deliver), info
+        return Engine(lm, StepCosts(times), deliver, patient=patient), info
 
     return load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    parser.add_argument(
+        "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
-    return run_model_service(args, "verify", start)
+    return run_model_service(args, "verify", partial(start, patient=args.patient))

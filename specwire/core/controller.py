@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from specwire.core.drafting import Pace
 from specwire.core.speed import DECAY, AcceptanceByPosition, ForwardTimes, expected_tokens, lockstep_rate, smoothed
@@ -54,6 +55,61 @@ class Plan:
 
 
 OFF_PACE = Pace(1, 0)
+
+
+class InvalidPlan(ValueError):
+    """A fixed plan that cannot be read."""
+
+
+def parse_plan(spec: str) -> Plan | None:
+    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]; None for auto, where a controller plans.
+
+    Raises:
+        InvalidPlan: `spec` reads otherwise.
+    """
+    name, _, numbers = spec.partition(":")
+    try:
+        values = [int(number) for number in numbers.split(",")] if numbers else []
+        match name, values:
+            case "auto", []:
+                return None
+            case "off", []:
+                return Plan(Discipline.OFF, OFF_PACE, 0, "fixed")
+            case "lockstep", [window]:
+                return Plan(Discipline.LOCKSTEP, Pace(window, window), window, "fixed")
+            case "stream", [chunk, run_ahead, *due] if len(due) <= 1:
+                return Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed")
+    except ValueError as error:
+        raise InvalidPlan(f"plan: {spec!r}: {error}") from error
+    raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+
+
+class Planner(Protocol):
+    """Told what happened, it says how to draft next."""
+
+    def successor(self) -> Planner: ...
+    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None: ...
+    def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None: ...
+    def plan(self) -> Plan: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A `Planner` of one plan: what the controller's choices are compared with."""
+
+    fixed: Plan
+
+    def successor(self) -> Fixed:
+        return self
+
+    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None:
+        pass
+
+    def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None:
+        pass
+
+    def plan(self) -> Plan:
+        return self.fixed
 
 
 @dataclass(slots=True)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from specwire.core.controller import MOST_WINDOW, PROBE_EVERY, PROBE_WINDOW, Controller, Discipline, Plan
+import pytest
+
+from specwire.core.controller import (
+    MOST_WINDOW,
+    PROBE_EVERY,
+    PROBE_WINDOW,
+    Controller,
+    Discipline,
+    Fixed,
+    InvalidPlan,
+    Plan,
+    parse_plan,
+)
+from specwire.core.drafting import Pace
 from specwire.core.speed import ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
@@ -157,3 +170,27 @@ def test_a_successor_starts_from_what_was_learnt() -> None:
     learn(heir, draft_us=5_000, accepted=0, times=20)
     assert heir.plan().reason in ("probe", "no gain expected")
     assert useful.plan().discipline is Discipline.LOCKSTEP
+
+
+def test_a_fixed_plan_stays() -> None:
+    plan = parse_plan("lockstep:4")
+    assert plan == Plan(Discipline.LOCKSTEP, Pace(4, 4), 4, "fixed")
+    planner = Fixed(plan).successor()
+    planner.observe_proposal(4, 1000)
+    planner.observe_verdict(4, 0, 9000)
+    assert planner.plan() == plan
+
+
+def test_plans_are_read() -> None:
+    assert parse_plan("auto") is None
+    assert parse_plan("off") == Plan(Discipline.OFF, Pace(1, 0), 0, "fixed")
+    assert parse_plan("stream:2,32") == Plan(Discipline.STREAM, Pace(2, 32), 0, "fixed")
+    assert parse_plan("stream:2,32,1") == Plan(Discipline.STREAM, Pace(2, 32), 1, "fixed")
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "fast", "auto:1", "lockstep", "lockstep:x", "lockstep:0", "stream:2", "stream:1,2,3,4"]
+)
+def test_a_plan_that_cannot_be_read_is_refused(spec: str) -> None:
+    with pytest.raises(InvalidPlan, match="plan: "):
+        parse_plan(spec)

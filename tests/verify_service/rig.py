@@ -9,6 +9,7 @@ import numpy as np
 
 from specwire.core.acceptance import Outcome, choose
 from specwire.core.chain import Proposal
+from specwire.core.costs import StepCosts
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
 from specwire.core.speed import ForwardTimes
@@ -16,7 +17,6 @@ from specwire.core.text import hash_of
 from specwire.core.verification import Allowance
 from specwire.lm import LanguageModel, load_model
 from verify_service.commands import Opening, Proposed, Refusal, Report, Reports, Tick
-from verify_service.costs import StepCosts
 from verify_service.engine import Engine, Rest
 
 FLAT = {1: 1000.0, 32: 1000.0}

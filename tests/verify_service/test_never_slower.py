@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
 from specwire.core.verification import Allowance
 from specwire.lm import Feed
 from tests.verify_service.rig import Rig, chain, oracle
-from verify_service.costs import StepCosts
 from verify_service.engine import Rest
 
 PROMPT = (7, 3, 9)

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
 from specwire.lm import load_model
 from verify_service.calibrate import WIDTHS, calibrate
-from verify_service.costs import StepCosts
 
 
 def costs() -> StepCosts:
@@ -28,13 +28,13 @@ def test_overhead_never_counts_for_more_than_the_forward() -> None:
 def test_plain_time_is_learned_with_drafters_idle_only() -> None:
     learned = costs()
     for _ in range(200):
-        learned.observe(1, 1, 2000.0, drafting=True)
-        learned.observe(2, 2, 2000.0, drafting=True)
+        learned.observe(1, 1, 2000.0, drafting=True, waited=False)
+        learned.observe(2, 2, 2000.0, drafting=True, waited=False)
     assert learned.plain(1) == 1000.0
     assert learned.plain(2) == pytest.approx(1100.0)
     for _ in range(200):
-        learned.observe(1, 1, 2000.0, drafting=False)
-        learned.observe(2, 2, 2500.0, drafting=False)
+        learned.observe(1, 1, 2000.0, drafting=False, waited=False)
+        learned.observe(2, 2, 2500.0, drafting=False, waited=False)
     assert learned.plain(1) == pytest.approx(2000.0, rel=0.01)
     assert learned.plain(2) == pytest.approx(2500.0, rel=0.01)
 
@@ -42,8 +42,8 @@ def test_plain_time_is_learned_with_drafters_idle_only() -> None:
 def test_wide_steps_of_one_session_refine_their_width() -> None:
     learned = costs()
     for _ in range(200):
-        learned.observe(1, 4, 1600.0, drafting=True)
-        learned.observe(2, 4, 9000.0, drafting=True)
+        learned.observe(1, 4, 1600.0, drafting=True, waited=False)
+        learned.observe(2, 4, 9000.0, drafting=True, waited=False)
     assert learned.forward.at(4) == pytest.approx(1600.0, rel=0.01)
 
 

@@ -6,13 +6,16 @@ prompt is in the cache. Prompts come in chunks under a budget: a long one delays
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specwire.core.speed import AcceptanceByPosition, expected_tokens, worth_waiting
 
 MOST_WINDOW = 16
 PREFILL_ROWS = 512
+# How long a patient verifier waits for tokens that are due.
+PATIENCE_US = 5e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Candidate:
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens at hand behind the decided text.
         spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong.
+        missing: draft tokens that are due and not at hand.
     """
 
     slot: int
@@ -44,6 +48,7 @@ class Candidate:
     spare_us: float
     acceptance: AcceptanceByPosition
     awaited: Awaited | None = None
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,18 @@ class Plan:
 V = Callable[[int], float]
 
 
-def schedule(candidates: Sequence[Candidate], now_us: float, V: V, prefill_rows: int = PREFILL_ROWS) -> Plan:
-    """Plan a step. V(m): expected microseconds of a step of m rows."""
+def schedule(
+    candidates: Sequence[Candidate], now_us: float, V: V, prefill_rows: int = PREFILL_ROWS, patient: bool = False
+) -> Plan:
+    """Plan a step. V(m): expected microseconds of a step of m rows.
+
+    patient: wait for all that is due, whatever it costs, and keep no ledger. Textbook speculation, and streaming with a
+    verifier that waits, are measured so; nobody is served so.
+    """
+    if patient:
+        candidates = [replace(candidate, spare_us=math.inf, awaited=None) for candidate in candidates]
+        if any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates):
+            return Plan((), now_us + PATIENCE_US)
     shares, budget, rows, expected = [], prefill_rows, 0, 0.0
     for candidate in sorted(candidates, key=_uncached):
         share = _share(candidate, budget, rows, expected, V)

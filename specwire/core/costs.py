@@ -29,13 +29,17 @@ class StepCosts:
         forward = self._plain.get(sessions) or self.forward.at(sessions)
         return forward + min(self._overhead or 0.0, forward)
 
-    def observe(self, sessions: int, rows: int, forward_us: float, drafting: bool) -> None:
-        """A step without prefill ran. A plain one counts as such only while no drafter was at work (`drafting`)."""
+    def observe(self, sessions: int, rows: int, forward_us: float, drafting: bool, waited: bool) -> float | None:
+        """A step without prefill ran; returns what the plain step of its batch costs, None if it was one.
+
+        A plain step counts as such only while no drafter was at work (`drafting`).
+        """
         plain = rows == sessions
         if sessions == 1 and not (plain and drafting):
             self.forward.observe(rows, forward_us)
         if sessions > 1 and plain and not drafting:
             self._plain[sessions] = smoothed(self._plain.get(sessions), forward_us, 0.05)
+        return None if plain and not waited else self.plain(sessions)
 
     def observe_overhead(self, overhead_us: float) -> None:
         """Between one step's forward and the next: choosing, resolving, commands; no waiting, no idling."""

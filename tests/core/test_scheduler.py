@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from specwire.core.scheduler import MOST_WINDOW, PATIENCE_US, PREFILL_ROWS, Awaited, Candidate, Plan, Share, schedule
 from specwire.core.speed import AcceptanceByPosition
-from verify_service.scheduler import MOST_WINDOW, PREFILL_ROWS, Awaited, Candidate, Share, schedule
 
 
 def flat(_: int) -> float:
@@ -37,8 +37,9 @@ def candidate(
     spare_us: float = 1e6,
     rate: float = 0.9,
     awaited: Awaited | None = None,
+    missing: int = 0,
 ) -> Candidate:
-    return Candidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited)
+    return Candidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited, missing)
 
 
 def test_nothing_to_do() -> None:
@@ -126,3 +127,11 @@ def test_a_batch_waits_only_if_the_whole_gains() -> None:
 def test_waits_for_the_best_of_several_due_times() -> None:
     soon, late = candidate(0, awaited=due()), candidate(1, awaited=due(4, 50_000.0, 60_000.0))
     assert schedule([soon, late], 0.0, flat).wait_until_us == 300.0
+
+
+def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> None:
+    short = candidate(drafted=1, spare_us=-1e9, missing=3)
+    assert schedule([short], 100.0, flat, patient=True) == Plan((), 100.0 + PATIENCE_US)
+    assert schedule([short], 100.0, flat).wait_until_us is None
+    full = candidate(drafted=4, spare_us=-1e9, missing=0)
+    assert [share.window for share in schedule([full], 100.0, flat, patient=True).shares] == [4]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from verify_service.expectation import PROBE_AFTER, Expectation
+from specwire.core.expectation import PROBE_AFTER, Expectation
 
 PLAIN = 1000.0
 

@@ -1,0 +1,81 @@
+"""A session in an engine: what its next step may cost it, and what it is charged for. Pure; microseconds throughout.
+
+The engine and the simulator share it: one of them runs forwards, the other takes their time to be V(m).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specwire.core.chain import Offer, Proposal
+from specwire.core.costs import StepCosts
+from specwire.core.expectation import Expectation
+from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
+from specwire.core.verification import Allowance, VerifySession
+
+LIVE = (Offer.STARTED, Offer.EXTENDED)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """`since_us`: when the time that the session's next verdict costs began."""
+
+    session: VerifySession
+    since_us: float
+    expectation: Expectation = field(default_factory=Expectation)
+
+    def propose(self, proposal: Proposal, arrived_us: float) -> Offer:
+        """A proposal arrived."""
+        offer = self.session.offer(proposal)
+        live = offer in LIVE
+        if live or offer is Offer.CONTRADICTED:
+            self.expectation.proposal(proposal.base, proposal.offset, arrived_us, live)
+        return offer
+
+    def allow(self, allowance: Allowance, arrived_us: float) -> None:
+        """Progress arrived. Time without room is nobody's cost."""
+        paused = self.session.room == 0
+        self.session.allowance = allowance
+        if paused:
+            self.since_us = arrived_us
+
+    def candidate(self, slot: int, cached: int, costs: StepCosts, waited_us: float) -> Candidate:
+        """The session as the scheduler sees it; `waited_us`: since the last step."""
+        session = self.session
+        drafted = len(session.window(MOST_WINDOW))
+        missing = max(0, min(session.allowance.due, MOST_WINDOW, session.room - 1) - drafted)
+        return Candidate(
+            slot,
+            session.room,
+            session.position - cached,
+            drafted,
+            session.ledger.spare_us(costs.plain(1)) - waited_us,
+            session.acceptance,
+            self._awaited(missing, costs.plain(1)),
+            missing,
+        )
+
+    def _awaited(self, missing: int, plain_us: float) -> Awaited | None:
+        due = self.expectation.due(plain_us) if missing > 0 else None
+        return None if due is None else Awaited(missing, *due, self.expectation.chance)
+
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited: bool) -> float:
+        """A verdict of `tokens` goes out, and is charged for the time since the last one.
+
+        Args:
+            plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
+                for), or a prompt shared it.
+            waited: the step waited for proposals.
+
+        Returns:
+            The delay from the verdict before to the proposal that answered it, 0 if none did.
+        """
+        spent_us = now_us - self.since_us
+        self.session.ledger.charge(spent_us, tokens, spent_us / tokens if plain_us is None else plain_us)
+        self.since_us = now_us
+        return self.expectation.verdict(self.session.position, now_us, waited)
+
+    def nothing_decided(self, now_us: float) -> None:
+        """Charge a step that decided no token, for the time since the last verdict."""
+        self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
+        self.since_us = now_us
