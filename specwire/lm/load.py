@@ -21,7 +21,7 @@ def load_model(
     """Load a causal language model to serve `slots` texts at once.
 
     Args:
-        spec: local directory, hub id, or "scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]".
+        spec: local directory, hub id, or a scripted model (`specwire.lm.scripted.USAGE`).
         dtype: float32, bfloat16 or float16. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.

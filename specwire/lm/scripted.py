@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from specwire.lm.slots import SlotTable
 from specwire.lm.vocabulary import vocabulary_fingerprint
 
 PREFIX = "scripted:"
+USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:device=NAME]"
 CONTEXT = 4096
 EOS_ID = 0
 UNKNOWN = "1"
@@ -47,7 +50,13 @@ class Script:
         agree: probability, by prefix, that the logits are those of the plain script of this seed; otherwise its best
             token comes last, so `agree` is the rate of greedy agreement.
         eos: probability, by prefix, that the end-of-sequence token is the best one; it is never drawn otherwise.
-        delay_ms: sleep in every forward. An emulation of a slower model, to be called so wherever it is used.
+        delay_ms: least time of a forward; it sleeps for what computing leaves of it. An emulation of a slower model,
+            to be called so wherever it is used.
+        row_cost: share of delay_ms that each further position of a forward adds, all slots together:
+            V(m) = delay_ms (1 + row_cost (m - 1)).
+        trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
+            it begins anew where it ends.
+        device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
     """
 
     seed: int
@@ -55,6 +64,9 @@ class Script:
     agree: float = 1.0
     eos: float = 0.0
     delay_ms: float = 0.0
+    row_cost: float = 0.0
+    trace: str = ""
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not 2 <= self.vocab <= 1 << 20:
@@ -64,37 +76,51 @@ class Script:
                 raise ModelError(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
         if not (math.isfinite(self.delay_ms) and 0.0 <= self.delay_ms <= 60_000.0):
             raise ModelError(f"delay_ms: must be from 0 to 60000, not {self.delay_ms}")
+        if not 0.0 <= self.row_cost <= 1.0:
+            raise ModelError(f"row_cost: must be from 0 to 1, not {self.row_cost}")
+        if set(self.trace) - set("01"):
+            raise ModelError("trace: must hold 0 and 1 only")
+        if not self.device:
+            raise ModelError("device: must not be empty")
 
     @classmethod
     def parse(cls, spec: str) -> Script:
-        """Read scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]."""
+        """Read `USAGE`."""
         seed, *options = spec.removeprefix(PREFIX).split(":")
         pairs = dict(option.partition("=")[::2] for option in options)
-        unknown = pairs.keys() - {"vocab", "agree", "eos", "delay_ms"}
-        if unknown or len(pairs) < len(options):
-            raise ModelError(f"model {spec!r}: expected scripted:SEED[:vocab=N][:agree=A][:eos=P][:delay_ms=D]")
+        if pairs.keys() - READ_BY.keys() or len(pairs) < len(options) or {"agree", "trace"} <= pairs.keys():
+            raise ModelError(f"model {spec!r}: expected {USAGE}")
         try:
-            vocab = int(pairs.pop("vocab", "64"))
-            return cls(int(seed) & WORD, vocab, **{name: float(value) for name, value in pairs.items()})
+            values = {name: READ_BY[name](value) for name, value in pairs.items()}
+            return cls(int(seed) & WORD, **values)
         except ModelError:
             raise
         except ValueError as error:
             raise ModelError(f"model {spec!r}: not a number: {error}") from error
 
+    def duration(self, rows: int) -> float:
+        """Least seconds of a forward of `rows` positions."""
+        return self.delay_ms / 1000 * (1 + self.row_cost * max(0, rows - 1))
+
     def extend(self, prefix: int, token: int) -> int:
         """64-bit hash of a text, from the hash of the text before its last token (0 for the empty text)."""
         return _mix((prefix + GOLDEN * (token + 1)) & WORD)
 
-    def logits(self, prefix: int) -> Row:
-        """float32 (vocab,) after the text of this hash."""
+    def logits(self, prefix: int, position: int = 0) -> Row:
+        """float32 (vocab,) after the text of this hash, for the token at `position` (of interest to a trace only)."""
         plain = self._scores(prefix, 0)
         plain[EOS_ID] = SPREAD if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
-        if self._coin(prefix, AGREE_STREAM) < self.agree:
+        if self._agrees(prefix, position):
             return plain
         other = self._scores(prefix, OTHER_STREAM)
         other[EOS_ID] = NEVER
         other[int(np.argmax(plain))] = 2 * NEVER
         return other
+
+    def _agrees(self, prefix: int, position: int) -> bool:
+        if self.trace:
+            return self.trace[position % len(self.trace)] == "1"
+        return self._coin(prefix, AGREE_STREAM) < self.agree
 
     def _coin(self, prefix: int, stream: int) -> float:
         return self._hash(prefix, stream) / 2.0**64
@@ -113,6 +139,28 @@ class Script:
             SPREAD / 2**24
         )
         return scores
+
+
+def _read_trace(name: str) -> str:
+    """The zeros and ones of a file; blanks and line ends are skipped."""
+    try:
+        trace = "".join(Path(name).read_text(encoding="ascii").split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"trace: cannot read {name}: {type(error).__name__}") from error
+    if not trace:
+        raise ModelError(f"trace: {name} is empty")
+    return trace
+
+
+READ_BY: dict[str, Callable[[str], Any]] = {
+    "vocab": int,
+    "agree": float,
+    "eos": float,
+    "delay_ms": float,
+    "row_cost": float,
+    "trace": _read_trace,
+    "device": str,
+}
 
 
 def _mix(word: int) -> int:
@@ -156,11 +204,13 @@ class ScriptedLM:
         self._hashes[slot].clear()
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        began = time.perf_counter()
         self._table.check(feeds)
         rows = [row for feed in feeds for row in self._feed(feed)]
         self._table.commit(feeds)
-        if self.script.delay_ms:
-            time.sleep(self.script.delay_ms / 1000)
+        left = began + self.script.duration(sum(len(feed.tokens) for feed in feeds)) - time.perf_counter()
+        if self.script.delay_ms and left > 0:
+            time.sleep(left)
         return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.script.vocab)
 
     def _feed(self, feed: Feed) -> list[Row]:
@@ -168,12 +218,13 @@ class ScriptedLM:
         del hashes[feed.start :]
         for token in feed.tokens:
             hashes.append(self.script.extend(hashes[-1] if hashes else 0, token))
-        return [self.script.logits(prefix) for prefix in hashes[len(hashes) - feed.wanted :]]
+        first = len(hashes) - feed.wanted
+        return [self.script.logits(prefix, first + index + 1) for index, prefix in enumerate(hashes[first:])]
 
 
 def _info(script: Script, context: int) -> ModelInfo:
     vocabulary = {index: str(index) for index in range(script.vocab)}
-    identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos}"
+    identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos} {script.trace}"
     return ModelInfo(
         name=f"{PREFIX}{script.seed}",
         architecture="Scripted",
@@ -181,7 +232,7 @@ def _info(script: Script, context: int) -> ModelInfo:
         context=context,
         eos_ids=(EOS_ID,),
         dtype="float32",
-        device="cpu",
+        device=script.device,
         weights_fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         vocabulary_fingerprint=vocabulary_fingerprint(vocabulary),
         tokenizer_json=_tokenizer(vocabulary),

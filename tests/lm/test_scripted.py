@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.scripted import Script
 
 
 def _load(spec: str, slots: int = 2) -> LanguageModel:
@@ -93,6 +97,10 @@ def test_no_rows_wanted() -> None:
         ("scripted:1:agree=1.5", "agree: must be from 0 to 1, not 1.5"),
         ("scripted:1:agree=nan", "agree: must be from 0 to 1, not nan"),
         ("scripted:1:delay_ms=inf", "delay_ms: must be from 0 to 60000, not inf"),
+        ("scripted:1:row_cost=-1", "row_cost: must be from 0 to 1, not -1.0"),
+        ("scripted:1:device=", "device: must not be empty"),
+        ("scripted:1:trace=/no/such/file", "trace: cannot read /no/such/file: FileNotFoundError"),
+        ("scripted:1:agree=1:trace=x", "expected scripted:SEED"),
         ("scripted:1:speed=9", "expected scripted:SEED"),
         ("scripted:1:agree=1:agree=0", "expected scripted:SEED"),
     ],
@@ -100,6 +108,55 @@ def test_no_rows_wanted() -> None:
 def test_a_bad_script_is_refused(spec: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         _load(spec)
+
+
+def _trace(folder: Path, bits: str) -> str:
+    path = folder / "trace"
+    path.write_text(bits)
+    return f"scripted:3:trace={path}"
+
+
+def test_a_trace_decides_where_a_drafter_agrees(tmp_path: Path) -> None:
+    text = [index * 7 % 64 for index in range(20)]
+    target = _load("scripted:3").forward([Feed(0, 0, text, 20)])
+    draft = _load(_trace(tmp_path, "0110\n1001\n")).forward([Feed(0, 0, text, 20)])
+    agreed = (target.argmax(1) == draft.argmax(1)).tolist()
+    # Row i chooses the token at position i + 1.
+    assert agreed == ["01101001"[(index + 1) % 8] == "1" for index in range(20)]
+
+
+def test_a_trace_counts_positions_not_rows(tmp_path: Path) -> None:
+    spec, text = _trace(tmp_path, "0110100111"), [4, 8, 15, 16, 23, 42]
+    whole = _load(spec).forward([Feed(0, 0, text, 6)])
+    lm = _load(spec)
+    lm.forward([Feed(0, 0, [4, 8, 15, 9], 0)])
+    lm.rollback(0, 3)
+    assert torch.equal(lm.forward([Feed(0, 3, [16, 23, 42], 2)]), whole[4:])
+
+
+@pytest.mark.parametrize("bits", ["", "01x0"])
+def test_a_trace_that_is_none_is_refused(tmp_path: Path, bits: str) -> None:
+    with pytest.raises(ModelError, match="trace: "):
+        _load(_trace(tmp_path, bits))
+
+
+def test_every_further_row_adds_its_cost() -> None:
+    script = Script.parse("scripted:3:delay_ms=30:row_cost=0.05")
+    assert script.duration(1) == pytest.approx(0.030)
+    assert script.duration(9) == pytest.approx(0.042)
+    assert Script.parse("scripted:3:delay_ms=30").duration(9) == pytest.approx(0.030)
+
+
+def test_a_forward_takes_at_least_its_time() -> None:
+    lm = _load("scripted:3:delay_ms=4:row_cost=0.5")
+    began = time.perf_counter()
+    lm.forward([Feed(0, 0, [1, 2], 1), Feed(1, 0, [3, 4, 5], 1)])
+    assert time.perf_counter() - began >= 0.012
+
+
+def test_a_device_of_its_own_has_a_name() -> None:
+    assert _load("scripted:3").info.device == "cpu"
+    assert _load("scripted:3:device=cloud").info.device == "cloud"
 
 
 def test_a_context_out_of_range_is_refused() -> None:
