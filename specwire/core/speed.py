@@ -59,7 +59,8 @@ class ForwardTimes:
 class AcceptanceByPosition:
     """P(accept | tested) for each position of the window: decayed counts with a weak prior."""
 
-    def __init__(self, most: int = 32) -> None:
+    def __init__(self, most: int = 32, prior: float = PRIOR_RATE) -> None:
+        self._prior = prior
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
 
@@ -73,7 +74,7 @@ class AcceptanceByPosition:
 
     def faded(self, weight: float) -> AcceptanceByPosition:
         """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""
-        copy = AcceptanceByPosition(len(self._tested))
+        copy = AcceptanceByPosition(len(self._tested), self._prior)
         shares = [min(1.0, weight / tested) if tested else 0.0 for tested in self._tested]
         copy._tested = [tested * share for tested, share in zip(self._tested, shares, strict=True)]
         copy._accepted = [accepted * share for accepted, share in zip(self._accepted, shares, strict=True)]
@@ -81,14 +82,14 @@ class AcceptanceByPosition:
 
     def rate(self, index: int) -> float:
         """Shrunk towards the rate of the position before, for positions seldom tested."""
-        prior = PRIOR_RATE if index == 0 else self.rate(index - 1)
+        prior = self._prior if index == 0 else self.rate(index - 1)
         index = min(index, len(self._tested) - 1)
         return (self._accepted[index] + PRIOR_WEIGHT * prior) / (self._tested[index] + PRIOR_WEIGHT)
 
     def rates(self, most: int) -> list[float]:
         """rate(0), ..., rate(most - 1), in one pass."""
         rates: list[float] = []
-        prior = PRIOR_RATE
+        prior = self._prior
         for index in range(most):
             bounded = min(index, len(self._tested) - 1)
             prior = (self._accepted[bounded] + PRIOR_WEIGHT * prior) / (self._tested[bounded] + PRIOR_WEIGHT)

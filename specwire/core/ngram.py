@@ -1,0 +1,213 @@
+"""Proposals from the text itself: what followed the last tokens when they stood earlier in prompt + output.
+
+No model and no network. It pays where a text repeats: an edited file, a quotation, a loop. Prompt lookup (Saxena 2023)
+with the match extended to the left, so that a long match is known from a short one, and with copies that may overlap
+their own beginning, as in LZ77 (Ziv, Lempel 1977).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specwire.core.speed import AcceptanceByPosition
+
+LEAST, MOST = 2, 4
+# Earlier occurrences of the last MOST tokens that are looked at, the latest first, and how far to the left.
+OCCURRENCES = 8
+REACH = 32
+# Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
+READ_AT_ONCE = 2048
+
+
+class _Occurrences:
+    """Where the n-grams of one length ended. Invariant: `_earlier` has one entry for each end that was read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._earlier: list[int] = []
+
+    def read(self, tokens: Sequence[int], until: int) -> None:
+        """Take in the n-grams that end before position `until`."""
+        n, latest, earlier = self.n, self._latest, self._earlier
+        for end in range(n + len(earlier), until + 1):
+            gram = tuple(tokens[end - n : end])
+            earlier.append(latest.get(gram, 0))
+            latest[gram] = end
+
+    def truncate(self, tokens: Sequence[int], until: int) -> None:
+        """Forget the n-grams that end behind `until`; `tokens` must still hold them."""
+        n, latest, earlier = self.n, self._latest, self._earlier
+        while earlier and n + len(earlier) - 1 > until:
+            end = n + len(earlier) - 1
+            before = earlier.pop()
+            gram = tuple(tokens[end - n : end])
+            if before:
+                latest[gram] = before
+            else:
+                del latest[gram]
+
+    def find(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Ends of up to `most` occurrences of the text's last n tokens, the latest first."""
+        found = []
+        end = self._latest.get(tuple(tokens[-self.n :]), 0)
+        while end and len(found) < most:
+            found.append(end)
+            end = self._earlier[end - self.n]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The text's last `length` tokens (counted up to REACH) also stand before position `end`, which is inside it."""
+
+    end: int
+    length: int
+
+
+class NgramIndex:
+    """An index over `tokens`, a text that grows at its end and belongs to somebody else.
+
+    Invariant: every n-gram that ends before position `done` is indexed, and done < len(tokens): the text's own end is
+    no earlier occurrence of itself.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._lengths = [_Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self.done = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done >= len(self._tokens) - 1
+
+    def read(self, most: int = READ_AT_ONCE) -> None:
+        """Take in up to `most` more tokens."""
+        until = min(self.done + most, len(self._tokens) - 1)
+        if until > self.done:
+            self.done = until
+            for occurrences in self._lengths:
+                occurrences.read(self._tokens, until)
+
+    def truncate(self, length: int) -> None:
+        """To be called before the text is cut to `length`."""
+        until = max(0, length - 1)
+        if until < self.done:
+            self.done = until
+            for occurrences in self._lengths:
+                occurrences.truncate(self._tokens, until)
+
+    def match(self) -> Match | None:
+        """Where the text's end occurred before, as far as it was read: the longest n-gram of MOST to LEAST that did.
+
+        Of the last OCCURRENCES of MOST tokens the one that agrees farthest to the left; of equals, the latest.
+        """
+        for occurrences in self._lengths:
+            if len(self._tokens) <= occurrences.n:
+                continue
+            ends = occurrences.find(self._tokens, OCCURRENCES if occurrences.n == MOST else 1)
+            if ends:
+                return self._farthest(ends, occurrences.n)
+        return None
+
+    def _farthest(self, ends: Sequence[int], n: int) -> Match:
+        best = Match(0, 0)
+        for end in ends:
+            length = self._extended(end, n) if n == MOST else n
+            if length > best.length:
+                best = Match(end, length)
+            if length >= REACH:
+                break
+        return best
+
+    def _extended(self, end: int, length: int) -> int:
+        """How many tokens before `end` equal the text's last ones, given that `length` do."""
+        tokens, here = self._tokens, len(self._tokens)
+        while length < min(end, REACH) and tokens[end - 1 - length] == tokens[here - 1 - length]:
+            length += 1
+        return length
+
+    def propose(self, most: int) -> tuple[int, ...]:
+        """`most` tokens that may follow the text; none without a match."""
+        match = self.match()
+        return self.following(match, most) if match is not None else ()
+
+    def following(self, match: Match, most: int) -> tuple[int, ...]:
+        """`most` tokens from `match.end` on; where the text ends, the copy goes on from its own beginning."""
+        tokens = list(self._tokens[match.end : match.end + most])
+        period = len(self._tokens) - match.end
+        while len(tokens) < most:
+            tokens.append(tokens[-period])
+        return tuple(tokens)
+
+
+# Matches of lengths that behave alike share their statistics; what is believed of each before anything was seen.
+SHORTEST = (2, 3, 4, 8, 16)
+PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Proposed `tokens` from `position` on, and how often such tokens turn out right."""
+
+    position: int
+    tokens: tuple[int, ...]
+    acceptance: AcceptanceByPosition
+
+
+class NgramSource:
+    """The n-gram proposals of one session, and how good they are, by the length of the match.
+
+    Acceptance is learnt without testing anything: under an exact rule the text is what it is, so a guess that was never
+    in a window is held against what was decided. One guess at a time is followed, until the text contradicts it or has
+    passed its end: the same guesses that windows of full width would have tested.
+
+    Args:
+        tokens: the session's text, which grows at its end.
+        most: tokens of a guess.
+    """
+
+    def __init__(self, tokens: Sequence[int], most: int) -> None:
+        self.index = NgramIndex(tokens)
+        self.acceptance = [AcceptanceByPosition(prior=prior) for prior in PRIORS]
+        self._tokens = tokens
+        self._most = most
+        self.guess: Guess | None = None
+        self._guessed_at = -1
+        self._followed: Guess | None = None
+
+    def look(self) -> Guess | None:
+        """What may follow the text as it is now; `guess` until the next look."""
+        if self._guessed_at != len(self._tokens) or not self.index.complete:
+            self.index.read()
+            self.guess, self._guessed_at = self._new_guess(), len(self._tokens)
+            self._followed = self._followed or self.guess
+        return self.guess
+
+    def _new_guess(self) -> Guess | None:
+        match = self.index.match()
+        if match is None:
+            return None
+        alike = self.acceptance[bisect_right(SHORTEST, match.length) - 1]
+        return Guess(len(self._tokens), self.index.following(match, self._most), alike)
+
+    def text_grew(self) -> None:
+        """Hold the guess that is followed against the text."""
+        guess = self._followed
+        if guess is None:
+            return
+        decided = self._tokens[guess.position : guess.position + len(guess.tokens)]
+        right = 0
+        while right < len(decided) and decided[right] == guess.tokens[right]:
+            right += 1
+        if right < len(decided) or len(decided) == len(guess.tokens):
+            guess.acceptance.observe(len(decided), right)
+            self._followed = None
+
+    def truncate(self, length: int) -> None:
+        """To be called before the text is cut to `length`."""
+        self.index.truncate(length)
+        self.guess = self._followed = None
+        self._guessed_at = -1
