@@ -172,7 +172,7 @@ class Engine:
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
         try:
-            self._forward([Part(share, held, held.session.window(share.window)) for share, held in shares])
+            self._forward([Part(share, held, held.session.window(share.window, share.kind)) for share, held in shares])
         except Exception:
             logger.exception("a step failed")
             for _, held in shares:
@@ -247,7 +247,7 @@ class Engine:
 
     def _resolve(self, part: Part, rows: Sequence[int], plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session
-        verdict = session.resolve(rows, part.window)
+        verdict = session.resolve(rows, part.window, part.share.kind)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
         delay_us = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)

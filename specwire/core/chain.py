@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from specwire.core.text import Text
 
 MOST_SOURCES = 64
+
+
+class SourceKind(IntEnum):
+    """Where draft tokens come from (the numbers are those of the wire)."""
+
+    DRAFTER = 1
+    NGRAM = 2
 
 
 @dataclass(frozen=True, slots=True)

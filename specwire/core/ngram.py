@@ -19,6 +19,8 @@ OCCURRENCES = 8
 REACH = 32
 # Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
 READ_AT_ONCE = 2048
+# As many as a window takes at most.
+GUESSED = 16
 
 
 class _Occurrences:
@@ -51,7 +53,7 @@ class _Occurrences:
 
     def find(self, tokens: Sequence[int], most: int) -> list[int]:
         """Ends of up to `most` occurrences of the text's last n tokens, the latest first."""
-        found = []
+        found: list[int] = []
         end = self._latest.get(tuple(tokens[-self.n :]), 0)
         while end and len(found) < most:
             found.append(end)
@@ -169,7 +171,7 @@ class NgramSource:
         most: tokens of a guess.
     """
 
-    def __init__(self, tokens: Sequence[int], most: int) -> None:
+    def __init__(self, tokens: Sequence[int], most: int = GUESSED) -> None:
         self.index = NgramIndex(tokens)
         self.acceptance = [AcceptanceByPosition(prior=prior) for prior in PRIORS]
         self._tokens = tokens

@@ -53,6 +53,7 @@ class Running:
             session.acceptance,
             self._awaited(missing, costs.plain(1)),
             missing,
+            session.look(),
         )
 
     def _awaited(self, missing: int, plain_us: float) -> Awaited | None:

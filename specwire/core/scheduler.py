@@ -10,12 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from specwire.core.chain import SourceKind
+from specwire.core.ngram import Guess
 from specwire.core.speed import AcceptanceByPosition, expected_tokens, worth_waiting
 
 MOST_WINDOW = 16
 PREFILL_ROWS = 512
 # How long a patient verifier waits for tokens that are due.
 PATIENCE_US = 5e6
+# A window of the verifier's own guesses must be expected to gain as much; what it costs is known less well than that.
+LEAST_GAIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,10 @@ class Candidate:
         slot: where its cache lies; names the session in the plan.
         room: tokens that it may decide now, at least 1.
         uncached: decided tokens that the slot does not hold; at least 1.
-        drafted: draft tokens at hand behind the decided text.
+        drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong.
         missing: draft tokens that are due and not at hand.
+        guess: what the verifier itself proposes.
     """
 
     slot: int
@@ -49,11 +54,12 @@ class Candidate:
     acceptance: AcceptanceByPosition
     awaited: Awaited | None = None
     missing: int = 0
+    guess: Guess | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A session's part of a forward: `fresh` decided tokens, then `window` draft tokens.
+    """A session's part of a forward: `fresh` decided tokens, then `window` draft tokens of a source of `kind`.
 
     `decides`: the last decided token is among them, so the step decides window + 1 rows.
     """
@@ -62,6 +68,7 @@ class Share:
     fresh: int
     window: int
     decides: bool
+    kind: SourceKind = SourceKind.DRAFTER
 
     @property
     def rows(self) -> int:
@@ -88,7 +95,7 @@ def schedule(
     verifier that waits, are measured so; nobody is served so.
     """
     if patient:
-        candidates = [replace(candidate, spare_us=math.inf, awaited=None) for candidate in candidates]
+        candidates = [replace(candidate, spare_us=math.inf, awaited=None, guess=None) for candidate in candidates]
         if any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates):
             return Plan((), now_us + PATIENCE_US)
     shares, budget, rows, expected = [], prefill_rows, 0, 0.0
@@ -101,7 +108,7 @@ def schedule(
         shares.append(share)
         rows += share.rows
         if share.decides:
-            expected += _expected(candidate, share.window)
+            expected += _expected(candidate, share)
     if all(share.fresh == 1 and share.decides for share in shares):
         return Plan(tuple(shares), _wait(candidates, shares, now_us, rows, expected, V))
     return Plan(tuple(shares))
@@ -114,21 +121,38 @@ def _uncached(candidate: Candidate) -> bool:
 
 def _share(candidate: Candidate, budget: int, rows: int, expected: float, V: V) -> Share | None:
     if candidate.uncached == 1:
-        return Share(candidate.slot, 1, _window(candidate, rows, expected, V), True)
+        window, kind = _window(candidate, rows, expected, V)
+        return Share(candidate.slot, 1, window, True, kind)
     fresh = min(candidate.uncached, budget)
     return Share(candidate.slot, fresh, 0, fresh == candidate.uncached) if fresh else None
 
 
-def _window(candidate: Candidate, rows: int, expected: float, V: V) -> int:
-    """The window of the drafted tokens with the best expected rate, beside `rows` that decide `expected` tokens.
+def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int, SourceKind]:
+    """Width and kind of the window with the best expected rate, beside `rows` that decide `expected` tokens.
 
-    At least one drafted token is tested where the ledger allows any: rates are learned only from tests. A window that
-    the ledger could not bear if it were all wrong is no choice.
+    Of the longest live chain at least one token is tested where the ledger allows any: its rates are learned only from
+    tests. A guess is tested where it gains: its rates are learned from the text.
     """
-    most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
+    drafted, rate = _widest(candidate, candidate.acceptance, candidate.drafted, rows, expected, V)
+    if candidate.guess is not None:
+        tokens, acceptance = candidate.guess.tokens, candidate.guess.acceptance
+        guessed, guessed_rate = _widest(candidate, acceptance, len(tokens), rows, expected, V)
+        if guessed_rate > max(rate, LEAST_GAIN * (expected + 1.0) / V(rows + 1)):
+            return guessed, SourceKind.NGRAM
+    return drafted, SourceKind.DRAFTER
+
+
+def _widest(
+    candidate: Candidate, acceptance: AcceptanceByPosition, at_hand: int, rows: int, expected: float, V: V
+) -> tuple[int, float]:
+    """The best window of the tokens at hand, at least one, and the rate that is expected of it.
+
+    A window that the ledger could not bear if it were all wrong is no choice; (0, 0) if it bears none.
+    """
+    most = min(MOST_WINDOW, at_hand, candidate.room - 1)
     if most <= 0 or not _bears(candidate, rows, 1, V):
-        return 0
-    rates = candidate.acceptance.rates(most)
+        return 0, 0.0
+    rates = acceptance.rates(most)
     best, best_rate, tokens, product = 1, 0.0, 1.0, 1.0
     for window in range(1, most + 1):
         if not _bears(candidate, rows, window, V):
@@ -138,15 +162,21 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> int:
         rate = (expected + tokens) / V(rows + 1 + window)
         if rate > best_rate:
             best, best_rate = window, rate
-    return best
+    return best, best_rate
 
 
 def _bears(candidate: Candidate, rows: int, window: int, V: V) -> bool:
     return candidate.spare_us >= max(0.0, V(rows + 1 + window) - V(rows + 1))
 
 
-def _expected(candidate: Candidate, window: int) -> float:
-    return expected_tokens(candidate.acceptance.rates(window), window) if window else 1.0
+def _expected(candidate: Candidate, share: Share) -> float:
+    if share.kind is SourceKind.NGRAM and candidate.guess is not None:
+        return _tokens(candidate.guess.acceptance, share.window)
+    return _tokens(candidate.acceptance, share.window)
+
+
+def _tokens(acceptance: AcceptanceByPosition, window: int) -> float:
+    return expected_tokens(acceptance.rates(window), window) if window else 1.0
 
 
 def _wait(
@@ -157,20 +187,32 @@ def _wait(
     A session whose ledger could not bear it vetoes: its tokens would wait for the others' proposals.
     """
     spare = min((candidate.spare_us for candidate in candidates), default=0.0)
-    windows = {share.slot: share.window for share in shares}
+    planned = {share.slot: share for share in shares}
     due = sorted(
         ((c.awaited, c) for c in candidates if c.awaited is not None and c.awaited.latest_us > now_us),
         key=lambda pair: pair[0].expected_us,
     )
     until, best_rate, g, n, w = None, 0.0, 0.0, 0, 0.0
     for awaited, candidate in due:
-        window = windows[candidate.slot]
-        more = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
-        g += awaited.chance * (_expected(candidate, more) - _expected(candidate, window))
-        n += more - window
+        more, gain = _more(candidate, planned[candidate.slot], awaited)
+        g += awaited.chance * gain
+        n += more
         w = max(w, awaited.expected_us - now_us)
         rate = (B + g) / (V(rows + n) + w)
         worst = awaited.latest_us - now_us + V(rows + n) - V(len(shares))
         if spare >= worst and worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
             until, best_rate = awaited.latest_us, rate
     return until
+
+
+def _more(candidate: Candidate, share: Share, awaited: Awaited) -> tuple[int, float]:
+    """Rows and expected tokens that the session's part would grow by if `awaited` were there.
+
+    The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
+    """
+    window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
+    wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+    gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
+    if gain <= 0.0 and share.kind is SourceKind.NGRAM:
+        return 0, 0.0
+    return wider - share.window, gain

@@ -9,23 +9,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specwire.core.acceptance import Outcome, decide
-from specwire.core.chain import Chains, Offer, Proposal
+from specwire.core.chain import Chains, Offer, Proposal, SourceKind
 from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.ngram import Guess, NgramSource
+from specwire.core.sampling import Rule, Sampling
 from specwire.core.speed import AcceptanceByPosition
 from specwire.core.text import Text
+
+# Rules that look at no proposal. Under others a token would have to be drawn from a known distribution to be tested,
+# and a guess from the text is not.
+GUESSING_RULES = frozenset({Rule.GREEDY, Rule.COUPLED})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step decided for a session: `tokens` stand at position, position + 1, ..."""
+    """What a step decided for a session: `tokens` stand at position, position + 1, ...
+
+    tested: width of the window, whose draft tokens came from a source of `kind`.
+    """
 
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
     tested: int
     finish: FinishReason | None = None
+    kind: SourceKind = SourceKind.DRAFTER
 
     @property
     def accepted(self) -> int:
@@ -43,7 +52,10 @@ class Allowance:
 
 @dataclass(slots=True)
 class VerifySession:
-    """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end."""
+    """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
+
+    acceptance: of the drafters' chains. The n-gram source keeps its own; None where it takes no part.
+    """
 
     text: Text
     sampling: Sampling
@@ -53,6 +65,7 @@ class VerifySession:
     ledger: Ledger = field(default_factory=Ledger)
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
     finish: FinishReason | None = None
+    ngram: NgramSource | None = None
 
     @classmethod
     def opened(
@@ -63,9 +76,15 @@ class VerifySession:
         ending: Ending,
         allowance: Allowance,
         vocabulary: int,
+        ngram: bool = False,
     ) -> VerifySession:
-        """Take over the text `tokens`; it may already hold its end (the owner died between append and finish)."""
+        """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
+
+        ngram: guess from the text itself too, under a rule that allows it.
+        """
         session = cls(Text(tokens), sampling, ending, allowance, Chains(vocabulary))
+        if ngram and sampling.rule in GUESSING_RULES:
+            session.ngram = NgramSource(session.text.tokens)
         if len(tokens) > prompt_length:
             session.finish = ending.cut(prompt_length, tokens[prompt_length:])[1]
         return session
@@ -85,11 +104,22 @@ class VerifySession:
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 
-    def window(self, most: int) -> tuple[int, ...]:
-        """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for."""
-        return self.chains.window(self.position, max(0, min(most, self.room - 1)))
+    def look(self) -> Guess | None:
+        """What the n-gram source proposes behind the text as it is now."""
+        return self.ngram.look() if self.ngram is not None else None
 
-    def resolve(self, chosen: Sequence[int], window: Sequence[int]) -> Verdict:
+    def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
+        """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for.
+
+        From the longest live chain, or from the guess of the last `look`.
+        """
+        most = max(0, min(most, self.room - 1))
+        if kind is SourceKind.DRAFTER:
+            return self.chains.window(self.position, most)
+        guess = self.ngram.guess if self.ngram is not None else None
+        return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
+
+    def resolve(self, chosen: Sequence[int], window: Sequence[int], kind: SourceKind = SourceKind.DRAFTER) -> Verdict:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
         The last row meets the live chain's token if that has arrived by now. Nothing follows the session's end, even
@@ -102,7 +132,10 @@ class VerifySession:
         kept, self.finish = self.ending.cut(position, decision.tokens)
         decision = decision.clipped(kept)
         # Positions of the window behind the text's end were not tested.
-        self.acceptance.observe(min(len(window), kept), min(len(window), decision.accepted))
+        if kind is SourceKind.DRAFTER:
+            self.acceptance.observe(min(len(window), kept), min(len(window), decision.accepted))
         self.text.extend(decision.tokens)
         self.chains.advance(position, decision.tokens)
-        return Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish)
+        if self.ngram is not None:
+            self.ngram.text_grew()
+        return Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind)
