@@ -16,6 +16,12 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_BONUS: _ClassVar[Outcome]
     OUTCOME_DIRECT: _ClassVar[Outcome]
 
+class SourceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SOURCE_KIND_UNSPECIFIED: _ClassVar[SourceKind]
+    SOURCE_KIND_DRAFTER: _ClassVar[SourceKind]
+    SOURCE_KIND_NGRAM: _ClassVar[SourceKind]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -31,6 +37,9 @@ OUTCOME_ACCEPTED: Outcome
 OUTCOME_RECOVERED: Outcome
 OUTCOME_BONUS: Outcome
 OUTCOME_DIRECT: Outcome
+SOURCE_KIND_UNSPECIFIED: SourceKind
+SOURCE_KIND_DRAFTER: SourceKind
+SOURCE_KIND_NGRAM: SourceKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_ID: FinishReason

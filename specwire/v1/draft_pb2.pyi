@@ -8,6 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class JoinRequest(_message.Message):
+    __slots__ = ("model", "said")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    model: _common_pb2.GetModelInfoResponse
+    said: ConnectDraftResponse
+    def __init__(self, model: _Optional[_Union[_common_pb2.GetModelInfoResponse, _Mapping]] = ..., said: _Optional[_Union[ConnectDraftResponse, _Mapping]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("told",)
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    told: ConnectDraftRequest
+    def __init__(self, told: _Optional[_Union[ConnectDraftRequest, _Mapping]] = ...) -> None: ...
+
 class ConnectDraftRequest(_message.Message):
     __slots__ = ("opens", "advances", "closes")
     OPENS_FIELD_NUMBER: _ClassVar[int]

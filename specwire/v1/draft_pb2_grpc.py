@@ -145,3 +145,91 @@ class DraftService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DraftHubServiceStub:
+    """Where a drafter that cannot be dialled (behind NAT, on a laptop) dials in. Served by an orchestrator that was told to
+    accept drafters, called by the drafter; once it has joined, the two say what they say on DraftService.Connect, with
+    the ends of the call exchanged. A drafter is told every prompt and every text, so an orchestrator that other machines
+    reach asks for its certificate (mutual TLS).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Join = channel.stream_stream(
+                '/specwire.v1.DraftHubService/Join',
+                request_serializer=specwire_dot_v1_dot_draft__pb2.JoinRequest.SerializeToString,
+                response_deserializer=specwire_dot_v1_dot_draft__pb2.JoinResponse.FromString,
+                _registered_method=True)
+
+
+class DraftHubServiceServicer:
+    """Where a drafter that cannot be dialled (behind NAT, on a laptop) dials in. Served by an orchestrator that was told to
+    accept drafters, called by the drafter; once it has joined, the two say what they say on DraftService.Connect, with
+    the ends of the call exchanged. A drafter is told every prompt and every text, so an orchestrator that other machines
+    reach asks for its certificate (mutual TLS).
+    """
+
+    def Join(self, request_iterator, context):
+        """One stream per drafter, for as long as it drafts. Statuses: INVALID_ARGUMENT (the first message describes no model,
+        or a later one does), FAILED_PRECONDITION (another vocabulary than the target's: trying again cannot help),
+        RESOURCE_EXHAUSTED (sent more than it was asked for, and is not let in again for a minute; or too many drafters),
+        UNAVAILABLE (the orchestrator stops: dial again), UNIMPLEMENTED (it does not accept drafters).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DraftHubServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=specwire_dot_v1_dot_draft__pb2.JoinRequest.FromString,
+                    response_serializer=specwire_dot_v1_dot_draft__pb2.JoinResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'specwire.v1.DraftHubService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('specwire.v1.DraftHubService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class DraftHubService:
+    """Where a drafter that cannot be dialled (behind NAT, on a laptop) dials in. Served by an orchestrator that was told to
+    accept drafters, called by the drafter; once it has joined, the two say what they say on DraftService.Connect, with
+    the ends of the call exchanged. A drafter is told every prompt and every text, so an orchestrator that other machines
+    reach asks for its certificate (mutual TLS).
+    """
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/specwire.v1.DraftHubService/Join',
+            specwire_dot_v1_dot_draft__pb2.JoinRequest.SerializeToString,
+            specwire_dot_v1_dot_draft__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

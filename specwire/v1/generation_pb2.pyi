@@ -15,9 +15,13 @@ class Drafting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTING_UNSPECIFIED: _ClassVar[Drafting]
     DRAFTING_AUTOMATIC: _ClassVar[Drafting]
     DRAFTING_OFF: _ClassVar[Drafting]
+    DRAFTING_DRAFTERS: _ClassVar[Drafting]
+    DRAFTING_NGRAM: _ClassVar[Drafting]
 DRAFTING_UNSPECIFIED: Drafting
 DRAFTING_AUTOMATIC: Drafting
 DRAFTING_OFF: Drafting
+DRAFTING_DRAFTERS: Drafting
+DRAFTING_NGRAM: Drafting
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -116,7 +120,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +133,8 @@ class Stats(_message.Message):
     DURATION_US_FIELD_NUMBER: _ClassVar[int]
     TESTED_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -141,7 +147,9 @@ class Stats(_message.Message):
     duration_us: int
     tested_at: _containers.RepeatedScalarFieldContainer[int]
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    proposed_ngram: int
+    accepted_ngram: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("session_id", "from_position", "prefix_hash")

@@ -33,7 +33,7 @@ class ConnectVerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us")
+    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class Open(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LEDGER_US_FIELD_NUMBER: _ClassVar[int]
+    NO_NGRAM_FIELD_NUMBER: _ClassVar[int]
     handle: int
     session_id: str
     fence: int
@@ -58,7 +59,8 @@ class Open(_message.Message):
     deadline_ms: int
     vocabulary_fingerprint: str
     ledger_us: int
-    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ...) -> None: ...
+    no_ngram: bool
+    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("handle", "attach", "position")
@@ -83,7 +85,7 @@ class Progress(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., durable: _Optional[int] = ..., credit: _Optional[int] = ..., due: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us")
+    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us", "kind")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +95,7 @@ class Verdict(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_DELAY_US_FIELD_NUMBER: _ClassVar[int]
     LEDGER_US_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     handle: int
     attach: int
     position: int
@@ -102,7 +105,8 @@ class Verdict(_message.Message):
     finish_reason: _common_pb2.FinishReason
     proposal_delay_us: int
     ledger_us: int
-    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ...) -> None: ...
+    kind: _common_pb2.SourceKind
+    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns")
