@@ -57,7 +57,7 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
     servicer = DraftServicer(drafter, info)
     service = Service(SERVICE, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server))
     try:
-        server = await serve([service], options.listen, allow_insecure=options.insecure)
+        server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
         await drafter.stop()
         raise

@@ -48,30 +48,31 @@ class RunningVerifier:
         await self._worker.stop()
 
 
-async def start(options: ModelServiceOptions, patient: bool = False) -> RunningVerifier:
+async def start(options: ModelServiceOptions, patient: bool = False, ngram: bool = True) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
     Args:
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
+        ngram: propose from the text itself, too.
 
     Raises:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
     share_interpreter()
-    worker = Worker(_loader(options, patient))
+    worker = Worker(_loader(options, patient, ngram))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
     service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
     try:
-        server = await serve([service], options.listen, allow_insecure=options.insecure)
+        server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
         await worker.stop()
         raise
     return RunningVerifier(worker, servicer, server, info)
 
 
-def _loader(options: ModelServiceOptions, patient: bool) -> Load[common_pb2.GetModelInfoResponse]:
+def _loader(options: ModelServiceOptions, patient: bool, ngram: bool) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.core.costs import StepCosts
@@ -94,7 +95,7 @@ def _loader(options: ModelServiceOptions, patient: bool) -> Load[common_pb2.GetM
         info = model_info_to_wire(lm.info, lm.slots)
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
-        return Engine(lm, StepCosts(times), deliver, patient=patient), info
+        return Engine(lm, StepCosts(times), deliver, patient=patient, ngram=ngram), info
 
     return load
 
@@ -104,8 +105,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
+    parser.add_argument(
+        "--ngram",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
-    return run_model_service(args, "verify", partial(start, patient=args.patient))
+    return run_model_service(args, "verify", partial(start, patient=args.patient, ngram=args.ngram))

@@ -15,11 +15,13 @@ from specwire.client.events import (
     Step,
     Timings,
 )
+from specwire.rpc.tls import ClientTls
 
 __all__ = [
     "AsyncClient",
     "Chunk",
     "Client",
+    "ClientTls",
     "Completion",
     "Event",
     "Finished",

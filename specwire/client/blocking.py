@@ -19,7 +19,8 @@ from specwire.client.events import (
     session_from_wire,
 )
 from specwire.client.requests import TIMEOUT_S, Options, Prompt, generate_request, watch_request
-from specwire.rpc.options import channel_options
+from specwire.rpc.channel import open_blocking_channel
+from specwire.rpc.tls import ClientTls
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 
 Q = TypeVar("Q", contravariant=True)
@@ -43,14 +44,15 @@ class Unary(Protocol[Q, A]):
 
 
 class Client:
-    """A connection to GenerationService at HOST:PORT. Every call ends within its `timeout` seconds.
+    """A connection to GenerationService at HOST:PORT, encrypted if `tls` says how. Calls end within `timeout` s.
 
     Methods raise SpecwireError. Usable from several threads; close it, or use it as a context manager.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, tls: ClientTls | None = None) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._tls = tls is not None
+        self._channel = open_blocking_channel(address, tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(
@@ -107,7 +109,7 @@ class Client:
             for message in stream:
                 yield event_from_wire(message)
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address) from None
+            raise from_rpc(error, self.address, tls=self._tls) from None
         finally:
             stream.cancel()
 
@@ -115,4 +117,4 @@ class Client:
         try:
             return method(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address) from None
+            raise from_rpc(error, self.address, tls=self._tls) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc
 
+from specwire.rpc.channel import unreachable
+
 
 class SpecwireError(Exception):
     """A call failed, or was refused before it was sent; `message` is one sentence."""
@@ -14,11 +16,11 @@ class SpecwireError(Exception):
         self.message = message
 
 
-def from_rpc(error: grpc.RpcError, address: str) -> SpecwireError:
-    """What gRPC raised, for a reader; `error` is a finished call, blocking or of asyncio."""
+def from_rpc(error: grpc.RpcError, address: str, *, tls: bool = False) -> SpecwireError:
+    """What gRPC raised, for a reader; `error` is a finished call, blocking or of asyncio, to an address with `tls`."""
     code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
-        details = f"cannot connect to {address}"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        details = unreachable(details, address, tls=tls) or details
     return SpecwireError(code, details or f"the call to {address} failed")
 
 

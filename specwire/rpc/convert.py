@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal
+from specwire.core.chain import Proposal, SourceKind
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
 from specwire.v1 import common_pb2
@@ -104,6 +104,15 @@ def outcomes_from_wire(values: Sequence[int]) -> tuple[Outcome, ...]:
         return tuple(map(Outcome, values))
     except ValueError as error:
         raise InvalidParameter("outcomes", str(error)) from None
+
+
+def kind_to_wire(kind: SourceKind) -> common_pb2.SourceKind:
+    return cast("common_pb2.SourceKind", int(kind))
+
+
+def kind_from_wire(value: int) -> SourceKind:
+    """Unknown ones count as drafters, so that a newer verifier's do no harm."""
+    return SourceKind.NGRAM if value == common_pb2.SOURCE_KIND_NGRAM else SourceKind.DRAFTER
 
 
 def reason_to_wire(reason: FinishReason | None) -> common_pb2.FinishReason:

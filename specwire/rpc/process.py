@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
 DRAIN_GRACE = 3.0
 
@@ -66,6 +67,7 @@ class ModelServiceOptions:
         slots: sessions held at once.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
+        tls: encrypt what is listened on.
     """
 
     model: str
@@ -76,6 +78,7 @@ class ModelServiceOptions:
     slots: int = 16
     context: int | None = None
     insecure: bool = False
+    tls: ServerTls | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -110,6 +113,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_server_arguments(parser)
 
 
 def share_interpreter() -> None:
@@ -119,7 +123,15 @@ def share_interpreter() -> None:
 
 def model_options(args: argparse.Namespace) -> ModelServiceOptions:
     return ModelServiceOptions(
-        args.model, args.listen, args.dtype, args.device, args.threads, args.slots, args.context, args.insecure
+        model=args.model,
+        listen=args.listen,
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        slots=args.slots,
+        context=args.context,
+        insecure=args.insecure,
+        tls=server_tls(args),
     )
 
 

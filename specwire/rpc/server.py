@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specwire.rpc.errors import ErrorPolicy
 from specwire.rpc.options import host_of, is_loopback, server_options
+from specwire.rpc.tls import ServerTls
 
 
 class ListenError(Exception):
@@ -68,23 +69,29 @@ class RunningServer:
 
 
 async def serve(
-    services: Sequence[Service], listen: str, *, allow_insecure: bool = False, serving: bool = True
+    services: Sequence[Service],
+    listen: str,
+    *,
+    tls: ServerTls | None = None,
+    allow_insecure: bool = False,
+    serving: bool = True,
 ) -> RunningServer:
     """Start a server.
 
     Args:
         listen: HOST:PORT; port 0 takes a free one, an empty host is the loopback address.
+        tls: encrypt; None speaks plaintext.
         allow_insecure: listen beyond this machine without TLS.
         serving: what health checks say at first; False while a model loads, say.
 
     Raises:
-        ListenError: bad address, port in use, or an address beyond this machine without allow_insecure.
+        ListenError: bad address, port in use, or an address beyond this machine with neither tls nor allow_insecure.
     """
     host, port = parse_listen(listen)
-    if not allow_insecure and not is_loopback(host):
+    if tls is None and not allow_insecure and not is_loopback(host):
         raise ListenError(
             f"listen: {listen} can be reached from other machines and the connection is not encrypted; "
-            "use a loopback address, or --insecure if the network is trusted"
+            "give --tls-cert and --tls-key, use a loopback address, or --insecure if the network is trusted"
         )
     _check_free(host, port, listen)
     server = grpc.aio.server(interceptors=[ErrorPolicy()], options=server_options())
@@ -94,7 +101,7 @@ async def serve(
         service.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    running = RunningServer(server, checks, names, _bind(server, host, port, listen))
+    running = RunningServer(server, checks, names, _bind(server, host, port, listen, tls))
     await running.set_serving(serving)
     await server.start()
     return running
@@ -122,10 +129,11 @@ def _check_free(host: str, port: int, listen: str) -> None:
         raise ListenError(f"listen: cannot listen on {listen}: {reason}") from error
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, listen: str) -> str:
+def _bind(server: grpc.aio.Server, host: str, port: int, listen: str, tls: ServerTls | None) -> str:
     shown = f"[{host}]" if ":" in host else host
+    wanted = f"{shown}:{port}"
     try:
-        bound = server.add_insecure_port(f"{shown}:{port}")
+        bound = server.add_secure_port(wanted, tls.credentials()) if tls else server.add_insecure_port(wanted)
     except RuntimeError as error:
         raise ListenError(f"listen: cannot listen on {listen}: {error}") from error
     return f"{_dialled(shown)}:{bound}"
