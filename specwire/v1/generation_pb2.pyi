@@ -30,7 +30,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id")
+    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: _common_pb2.Sampling
@@ -45,17 +46,20 @@ class GenerateRequest(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[str]
     drafting: Drafting
     request_id: str
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    provisional: bool
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished")
+    __slots__ = ("started", "chunk", "finished", "provisional")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    provisional: Provisional
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., provisional: _Optional[_Union[Provisional, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("session_id", "prompt_tokens", "sampling")
@@ -66,6 +70,16 @@ class Started(_message.Message):
     prompt_tokens: int
     sampling: _common_pb2.Sampling
     def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+
+class Provisional(_message.Message):
+    __slots__ = ("position", "tokens", "text")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    text: str
+    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("position", "tokens", "outcomes", "text", "text_ends", "accepted", "recovered", "bonus", "direct", "timings")
