@@ -1,0 +1,40 @@
+"""Traces: those recorded, and how they are brought to a stated acceptance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.wan.traces import PROMPTS, TOKENS, acceptance, from_position, recorded, with_acceptance, write
+
+
+def test_the_recorded_traces_are_whole() -> None:
+    traces = recorded()
+    assert len(traces) == PROMPTS
+    assert {len(trace) for trace in traces} == {TOKENS}
+    assert set("".join(traces)) == {"0", "1"}
+    assert 0.3 < acceptance("".join(traces)) < 0.95
+
+
+@pytest.mark.parametrize("wanted", [0.0, 0.4, 0.6, 0.8, 0.9, 1.0])
+def test_a_trace_is_thinned_or_boosted_by_as_little_as_it_takes(wanted: float) -> None:
+    for trace in recorded()[:4]:
+        made = with_acceptance(trace, wanted, seed=3)
+        assert made.count("1") == round(wanted * TOKENS)
+        turned = [(old, new) for old, new in zip(trace, made, strict=True) if old != new]
+        assert len(turned) == abs(trace.count("1") - made.count("1"))
+        assert len(set(turned)) <= 1
+        assert made == with_acceptance(trace, wanted, seed=3)
+
+
+def test_a_trace_begins_at_a_position() -> None:
+    trace = "11010"
+    for position in range(12):
+        turned = from_position(trace, position)
+        assert [turned[(position + index) % 5] for index in range(10)] == list(trace * 2)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write(["0110", "1111"], tmp_path / "traces.json")
+    assert recorded(tmp_path / "traces.json") == ["0110", "1111"]
