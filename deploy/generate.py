@@ -88,6 +88,7 @@ def request_of(args: argparse.Namespace) -> Request:
         seed=args.seed,
         rule=args.rule,
         drafting=not args.no_draft,
+        ngram=not args.no_ngram,
         ignore_eos=args.ignore_eos,
     )
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
@@ -179,6 +180,8 @@ def as_object(completion: Completion) -> dict[str, object]:
             "recovered": stats.recovered,
             "bonus": stats.bonus,
             "direct": stats.direct,
+            "proposed_ngram": stats.proposed_ngram,
+            "accepted_ngram": stats.accepted_ngram,
         },
     }
 

@@ -70,7 +70,10 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
     draft = group.add_mutually_exclusive_group()
     draft.add_argument("--draft", metavar="MODEL", help="path or hub id (default: the demo pair's, if the target is)")
-    draft.add_argument("--no-draft", action="store_true", help="the target alone")
+    draft.add_argument("--no-draft", action="store_true", help="no drafter; --no-ngram too leaves the target alone")
+    group.add_argument(
+        "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
+    )
     group.add_argument("--redis-url", metavar="URL", help="redis://, rediss:// or unix:// (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     group.add_argument(

@@ -24,6 +24,7 @@ from orchestrator.store import SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
+from specwire.core.chain import SourceKind
 from specwire.core.controller import Controller, Fixed, Planner, parse_plan
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
@@ -192,7 +193,8 @@ class SessionDriver:
         self.apply(event)
         if self._controller is not None and self.drafter is not None:
             accepted = sum(1 for outcome in verdict.outcomes if outcome == common_pb2.OUTCOME_ACCEPTED)
-            self._controller.observe_verdict(verdict.tested, min(accepted, verdict.tested), verdict.proposal_delay_us)
+            tested = verdict.tested if event.kind is SourceKind.DRAFTER else 0
+            self._controller.observe_verdict(tested, min(accepted, tested), verdict.proposal_delay_us)
             self._verdicts += 1
             if self._verdicts % PLAN_EVERY == 0:
                 self._plan()

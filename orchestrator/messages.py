@@ -28,6 +28,7 @@ def open_verifier(
         deadline_ms=0 if deadline is None else max(1, int(deadline * 1000)),
         vocabulary_fingerprint=record.vocabulary_fingerprint,
         ledger_us=ledger_us,
+        no_ngram=not record.ngram,
     )
 
 
@@ -59,4 +60,5 @@ def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
     if len(outcomes) != len(verdict.tokens):
         raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
     reason = convert.reason_from_wire(verdict.finish_reason)
-    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason)
+    kind = convert.kind_from_wire(verdict.kind)
+    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind)

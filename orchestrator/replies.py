@@ -76,4 +76,6 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         duration_us=int((ended - known.started) * 1e6),
         tested_at=known.tested_at[:positions],
         accepted_at=known.accepted_at[:positions],
+        proposed_ngram=known.proposed_ngram,
+        accepted_ngram=known.accepted_ngram,
     )

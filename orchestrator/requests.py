@@ -30,6 +30,7 @@ async def record_of(request: generation_pb2.GenerateRequest, target: Target, ten
     info = target.info
     prompt = await prompt_tokens(request, target)
     check_prompt(prompt, info.vocabulary, info.context)
+    drafting, ngram = drafting_of(request.drafting)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))
     return SessionRecord(
         session_id=secrets.token_urlsafe(SESSION_ID_BYTES),
@@ -39,7 +40,8 @@ async def record_of(request: generation_pb2.GenerateRequest, target: Target, ten
         sampling=sampling,
         stopping=stopping_of(request.stopping, info.vocabulary, info.context - len(prompt)),
         stop=checked_stop(tuple(request.stop)),
-        drafting=drafting_of(request.drafting),
+        drafting=drafting,
+        ngram=ngram,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         created=time.time(),
@@ -86,8 +88,10 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
-def drafting_of(value: generation_pb2.Drafting) -> bool:
-    """Whether drafters may take part."""
+def drafting_of(value: generation_pb2.Drafting) -> tuple[bool, bool]:
+    """Whether drafters may propose, and whether the verifier may, from the text itself."""
     if value not in generation_pb2.Drafting.values():
         raise InvalidParameter("drafting", f"{value} is not a known value")
-    return value != generation_pb2.DRAFTING_OFF
+    drafters = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_NGRAM)
+    ngram = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_DRAFTERS)
+    return drafters, ngram

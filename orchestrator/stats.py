@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
 from specwire.core.effects import Emit
 from specwire.core.events import VerdictArrived
 
@@ -21,6 +22,8 @@ class SessionStats:
     ended: float | None = None
     target_forwards: int = 0
     proposed: int = 0
+    proposed_ngram: int = 0
+    accepted_ngram: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
@@ -31,6 +34,9 @@ class SessionStats:
         self.target_forwards += 1
         self.proposed += tested + _met_late(verdict, tested)
         accepted = min(tested, verdict.outcomes.count(Outcome.ACCEPTED))
+        if verdict.kind is SourceKind.NGRAM:
+            self.proposed_ngram += tested
+            self.accepted_ngram += accepted
         for index in range(min(tested, accepted + 1, MOST_POSITIONS)):
             self.tested_at[index] += 1
             self.accepted_at[index] += index < accepted

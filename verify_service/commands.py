@@ -36,7 +36,10 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none."""
+    """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
+
+    ngram: the verifier may propose from the text itself.
+    """
 
     handle: int
     session_id: str
@@ -49,6 +52,7 @@ class Opening:
     allowance: Allowance
     deadline_us: float | None = None
     ledger_us: int = 0
+    ngram: bool = True
 
     @property
     def generation(self) -> tuple[int, int]:

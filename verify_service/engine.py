@@ -82,12 +82,13 @@ class Engine:
         deliver: Callable[[Reports], None],
         now_us: Callable[[], float] = monotonic_us,
         patient: bool = False,
+        ngram: bool = True,
     ) -> None:
-        """patient: see `specwire.core.scheduler.schedule`."""
+        """patient: see `specwire.core.scheduler.schedule`. ngram: sessions may guess from their own text."""
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
-        self.reception = Reception(lm, now_us)
+        self.reception = Reception(lm, now_us, ngram)
         self.roster = self.reception.roster
         self.steps = 0
         self.stopped = False

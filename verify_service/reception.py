@@ -18,13 +18,14 @@ from verify_service.roster import Held, Roster
 
 
 class Reception:
-    """Owns the roster. `counts`: what was ignored, by reason."""
+    """Owns the roster. `counts`: what was ignored, by reason. ngram: sessions may guess from their own text."""
 
-    def __init__(self, lm: LanguageModel, now_us: Callable[[], float]) -> None:
+    def __init__(self, lm: LanguageModel, now_us: Callable[[], float], ngram: bool = True) -> None:
         self.roster = Roster(lm.slots)
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
         self._lm = lm
+        self._ngram = ngram
         self._now_us = now_us
         self._eos_ids = frozenset(lm.info.eos_ids)
 
@@ -128,7 +129,13 @@ class Reception:
         info = self._lm.info
         ending = Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, info.context)
         session = VerifySession.opened(
-            opening.tokens, opening.prompt_length, opening.sampling, ending, opening.allowance, info.vocabulary
+            opening.tokens,
+            opening.prompt_length,
+            opening.sampling,
+            ending,
+            opening.allowance,
+            info.vocabulary,
+            ngram=self._ngram and opening.ngram,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session

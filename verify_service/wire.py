@@ -10,6 +10,7 @@ from specwire.core.limits import Stopping
 from specwire.core.sampling import InvalidParameter
 from specwire.core.verification import Allowance
 from specwire.rpc.convert import (
+    kind_to_wire,
     outcomes_to_wire,
     proposal_from_wire,
     reason_to_wire,
@@ -72,6 +73,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         allowance_from_wire(message.progress),
         now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
         message.ledger_us,
+        not message.no_ngram,
     )
 
 
@@ -130,6 +132,7 @@ def _verdict(decided: Decided) -> verify_pb2.Verdict:
         finish_reason=reason_to_wire(verdict.finish),
         proposal_delay_us=decided.proposal_delay_us,
         ledger_us=decided.ledger_us,
+        kind=kind_to_wire(verdict.kind) if verdict.tested else common_pb2.SOURCE_KIND_UNSPECIFIED,
     )
 
 

@@ -72,7 +72,8 @@ def gap(session_id: str, position: int, length: int) -> Gap:
 class SessionRecord:
     """What a session was asked for; never changes.
 
-    drafting: whether drafters may take part. created: Unix time in seconds.
+    drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
+    created: Unix time in seconds.
     """
 
     session_id: str
@@ -83,6 +84,7 @@ class SessionRecord:
     request_id: str = ""
     stop: tuple[str, ...] = ()
     drafting: bool = True
+    ngram: bool = True
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""
     created: float = 0.0

@@ -95,6 +95,8 @@ class Stats:
     duration_us: int = 0
     tested_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
+    proposed_ngram: int = 0
+    accepted_ngram: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,8 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         duration_us=message.duration_us,
         tested_at=tuple(message.tested_at),
         accepted_at=tuple(message.accepted_at),
+        proposed_ngram=message.proposed_ngram,
+        accepted_ngram=message.accepted_ngram,
     )
 
 

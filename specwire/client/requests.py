@@ -12,6 +12,14 @@ TIMEOUT_S = 300.0
 
 Prompt = str | Sequence[int]
 
+# By whether drafters may propose, and whether the verifier may.
+DRAFTING = {
+    (True, True): generation_pb2.DRAFTING_AUTOMATIC,
+    (True, False): generation_pb2.DRAFTING_DRAFTERS,
+    (False, True): generation_pb2.DRAFTING_NGRAM,
+    (False, False): generation_pb2.DRAFTING_OFF,
+}
+
 
 class Options(TypedDict, total=False):
     """What `generate_request` takes beside the prompt."""
@@ -24,6 +32,7 @@ class Options(TypedDict, total=False):
     seed: int | None
     rule: str
     drafting: bool
+    ngram: bool | None
     stop_ids: Sequence[int]
     ignore_eos: bool
     request_id: str
@@ -40,6 +49,7 @@ def generate_request(
     seed: int | None = None,
     rule: str = "",
     drafting: bool = True,
+    ngram: bool | None = None,
     stop_ids: Sequence[int] = (),
     ignore_eos: bool = False,
     request_id: str = "",
@@ -53,7 +63,9 @@ def generate_request(
         top_k: 0 keeps all.
         seed: None lets the service draw one; it is told in Started.
         rule: acceptance rule; "" takes the one that fits the temperature.
-        drafting: False has the target decode alone.
+        drafting: False leaves out the drafters.
+        ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
+            drafting=False alone has the target decode plainly.
         request_id: a repeated id joins the running session instead of starting another.
 
     Raises:
@@ -69,7 +81,7 @@ def generate_request(
             ignore_eos=ignore_eos,
         ),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
-        drafting=generation_pb2.DRAFTING_AUTOMATIC if drafting else generation_pb2.DRAFTING_OFF,
+        drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
         request_id=_text("request_id", request_id),
     )
     if seed is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal
+from specwire.core.chain import Proposal, SourceKind
 from specwire.core.drafting import Pace
 from specwire.core.limits import FinishReason
 
@@ -25,11 +25,14 @@ class VerifierOpened:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
+    """kind: of the source of the draft tokens that were tested, if any were."""
+
     attach: int
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
     finish: FinishReason | None = None
+    kind: SourceKind = SourceKind.DRAFTER
 
 
 @dataclass(frozen=True, slots=True)

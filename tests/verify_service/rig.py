@@ -40,10 +40,10 @@ def oracle(lm: LanguageModel, prompt: Sequence[int], count: int, sampling: Sampl
 class Rig:
     """Session handles are numbers; all commands come from link 0 unless said otherwise."""
 
-    def __init__(self, spec: str = "scripted:5", slots: int = 4, context: int = 512) -> None:
+    def __init__(self, spec: str = "scripted:5", slots: int = 4, context: int = 512, ngram: bool = True) -> None:
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0
-        self.engine = Engine(self.lm, StepCosts(ForwardTimes(FLAT)), self._take, self._clock)
+        self.engine = Engine(self.lm, StepCosts(ForwardTimes(FLAT)), self._take, self._clock, ngram=ngram)
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}
         self.finished: dict[int, FinishReason] = {}

@@ -20,7 +20,7 @@ PROMPT = (7, 3, 9)
 
 
 def test_without_proposals_every_token_is_direct() -> None:
-    rig = Rig()
+    rig = Rig(ngram=False)
     rig.open(1, PROMPT)
     rig.run()
     assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
