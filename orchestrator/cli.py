@@ -9,6 +9,7 @@ import json
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.rpc.process import check_listen, run_until_signalled, say
+from specwire.rpc.tls import add_client_arguments, add_server_arguments, client_tls, server_tls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
     )
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    add_serving_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+
+
+def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
+    """Who is let in, and how it is encrypted; the same for every command that runs an orchestrator."""
+    parser.add_argument("--accept-drafters", action="store_true", help="let drafters dial in; they read every prompt")
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    add_server_arguments(parser)
+    add_client_arguments(parser, "verifiers and drafters")
 
 
 def options_of(args: argparse.Namespace) -> OrchestratorOptions:
@@ -37,6 +46,9 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         redis_url=args.redis_url,
         listen=args.listen,
         insecure=args.insecure,
+        tls=server_tls(args),
+        peer_tls=client_tls(args),
+        accept_drafters=args.accept_drafters,
         start_timeout=args.start_timeout,
         plan=args.plan,
     )

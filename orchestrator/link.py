@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from specwire.rpc.options import channel_options
+from specwire.rpc.channel import distrust, open_channel, unreachable
 from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ Info = common_pb2.GetModelInfoResponse
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
+Told = TypeVar("Told", contravariant=True)
 
 FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
@@ -37,6 +39,27 @@ class Listener(Protocol[Heard]):
     def on_up(self, info: Info) -> None: ...
     def on_message(self, message: Heard) -> None: ...
     def on_down(self) -> None: ...
+    def on_unreachable(self) -> None: ...
+
+
+class Line(Protocol[Told]):
+    """The way to a peer, whichever end dialled."""
+
+    @property
+    def address(self) -> str:
+        """Which peer this is, for people."""
+        ...
+
+    @property
+    def up(self) -> bool: ...
+
+    def send(self, part: Told) -> None:
+        """Stage a part of this tick's message; void while the line is down."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """End the connection with a peer that does harm; it gets no other one for a while."""
+        ...
 
 
 class Link(Generic[Request, Response]):
@@ -45,6 +68,10 @@ class Link(Generic[Request, Response]):
     Args:
         connect: opens the stream on a channel.
         describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
+        tls: how to encrypt; None speaks plaintext.
+
+    `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
+    mends itself.
 
     Invariant: `up` holds exactly between on_up and on_down.
     """
@@ -54,8 +81,12 @@ class Link(Generic[Request, Response]):
         address: str,
         connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
         describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
+        tls: ClientTls | None = None,
     ) -> None:
         self.address = address
+        self.trouble = f"{address} does not answer"
+        self.distrusted = False
+        self._tls = tls
         self._connect = connect
         self._describe = describe
         self._known = Info()
@@ -89,19 +120,33 @@ class Link(Generic[Request, Response]):
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
                 backoff = FIRST_BACKOFF if loop.time() - began > STABLE else backoff
+            elif reason != self.trouble:
+                logger.warning("no link to %s: %s", self.address, reason)
+            self.trouble = reason
+            if not was_up:
+                listener.on_unreachable()
             await asyncio.sleep(QUARANTINE if self._was_cut else backoff)
             backoff = min(MOST_BACKOFF, 2 * backoff)
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
-        async with grpc.aio.insecure_channel(self.address, options=channel_options(self.address)) as channel:
+        async with open_channel(self.address, self._tls) as channel:
             try:
                 info = await asyncio.wait_for(self._ask(channel), CONNECT_TIMEOUT)
                 call = self._connect(channel)
                 await asyncio.wait_for(call.wait_for_connection(), CONNECT_TIMEOUT)
             except (grpc.RpcError, TimeoutError) as error:
-                return False, describe(error)
+                return False, self._why(error)
+            self.distrusted = False
             return True, await self._converse(call, info, listener)
+
+    def _why(self, error: Exception) -> str:
+        """Why there is no connection; keeps `distrusted`."""
+        details = (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else ""
+        self.distrusted = distrust(details, self.address) is not None
+        if isinstance(error, TimeoutError):
+            return f"{self.address} did not answer within {CONNECT_TIMEOUT:g} s"
+        return unreachable(details, self.address, tls=self._tls is not None) or describe(error)
 
     async def _ask(self, channel: grpc.aio.Channel) -> Info:
         """The peer's description, with its tokenizer also where we had that already."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specwire.core.controller import parse_plan
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.options import host_of, is_loopback
+from specwire.rpc.tls import ClientTls, ServerTls
 
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorOptions:
     """Addresses are HOST:PORT; times are seconds.
 
+    tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
+    accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client.
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
@@ -24,6 +29,9 @@ class OrchestratorOptions:
     redis_url: str = "memory:"
     listen: str = "127.0.0.1:0"
     insecure: bool = False
+    tls: ServerTls | None = None
+    peer_tls: ClientTls | None = None
+    accept_drafters: bool = False
     buffer: int = 64
     start_timeout: float = 120.0
     peer_timeout: float = 30.0
@@ -33,6 +41,8 @@ class OrchestratorOptions:
     plan: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.accept_drafters:
+            self._check_drafters_are_known()
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "retention"):
@@ -41,3 +51,13 @@ class OrchestratorOptions:
         parse_plan(self.plan)
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
+
+    def _check_drafters_are_known(self) -> None:
+        """Whoever drafts reads along, so who can be reached from elsewhere must ask for certificates."""
+        certified = self.tls is not None and self.tls.client_ca is not None
+        if not (certified or self.insecure or is_loopback(host_of(self.listen) or "localhost")):
+            raise InvalidParameter(
+                "accept-drafters",
+                f"a drafter is told every prompt, and {self.listen} can be reached from other machines; "
+                "ask for certificates with --tls-client-ca, use a loopback address, or --insecure",
+            )

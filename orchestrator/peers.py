@@ -12,10 +12,12 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from orchestrator.link import Info, Link
+from orchestrator.link import Info, Line, Link
+from orchestrator.quota import MOST_OWED, Quota
 from specwire.core.controller import Planner
 from specwire.core.sampling import Rule
 from specwire.core.speed import ForwardTimes
+from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 VerifierLink = Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
 DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
+DrafterLine = Line[draft_pb2.ConnectDraftRequest]
 
 # Wider forwards are not of one session's window.
 MOST_OBSERVED_ROWS = 32
@@ -64,13 +67,13 @@ class DrafterSubject(Breakable, Protocol):
 Subject = TypeVar("Subject", bound=Breakable)
 
 
-class Peer(ABC, Generic[Request, Response, Subject]):
-    """A service at an address. `info` is what it said last; `up` says whether it can be used now.
+class Peer(ABC, Generic[Request, Subject]):
+    """A service at the other end of a line. `info` is what it said last; `up` says whether it can be used now.
 
     Invariant: `subjects` holds the sessions whose handles are open on the present connection.
     """
 
-    def __init__(self, link: Link[Request, Response], on_change: Callable[[], None]) -> None:
+    def __init__(self, link: Line[Request], on_change: Callable[[], None]) -> None:
         self.link = link
         self.info: Info | None = None
         self.refusal: str | None = None
@@ -95,6 +98,10 @@ class Peer(ABC, Generic[Request, Response, Subject]):
             logger.error("%s is not used: %s", self.link.address, self.refusal)
         self._on_change()
 
+    def on_unreachable(self) -> None:
+        """An attempt to connect failed; whoever waits for the peer may ask its link why."""
+        self._on_change()
+
     @abstractmethod
     def _refusal(self, info: Info) -> str | None:
         """Why a peer of this description must not be used, or None."""
@@ -111,11 +118,13 @@ class Peer(ABC, Generic[Request, Response, Subject]):
         """The session's peer is gone."""
 
 
-class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse, VerifierSubject]):
+class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
 
     `experience`: the controller of the latest session under each rule; the next one starts from it.
     """
+
+    link: VerifierLink
 
     def __init__(
         self,
@@ -160,12 +169,13 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerif
             self.link.send(verify_pb2.ConnectVerifyRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse, DrafterSubject]):
+class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
     """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None."""
 
-    def __init__(self, link: DrafterLink, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
+    def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
         super().__init__(link, on_change)
         self._accept = accept
+        self._strays = Quota()
 
     def _refusal(self, info: Info) -> str | None:
         return self._accept(info)
@@ -178,6 +188,9 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResp
             if (subject := self.subjects.get(proposal.handle)) is not None:
                 with guarded(subject):
                     subject.on_proposal(proposal)
+            elif not self._strays.take(len(proposal.tokens)):
+                self.link.cut("the drafter sent proposals for sessions that it was not asked for")
+                return
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
@@ -185,22 +198,25 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResp
 
     def close(self, handle: int) -> None:
         if self.subjects.pop(handle, None) is not None:
+            self._strays.ask(MOST_OWED)  # what it was asked for before may cross the close
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-def verifier_link(address: str) -> VerifierLink:
+def verifier_link(address: str, tls: ClientTls | None) -> VerifierLink:
     return Link(
         address,
         lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
         lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
+        tls,
     )
 
 
-def drafter_link(address: str) -> DrafterLink:
+def drafter_link(address: str, tls: ClientTls | None) -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
         lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
+        tls,
     )
 
 

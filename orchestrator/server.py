@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 
 from orchestrator.api import GenerationApi
+from orchestrator.hub import DraftHub
 from orchestrator.options import OrchestratorOptions
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import open_store
 from specwire.rpc.server import RunningServer, Service, serve
-from specwire.v1 import generation_pb2, generation_pb2_grpc
+from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+HUB = draft_pb2.DESCRIPTOR.services_by_name["DraftHubService"].full_name
 
 
 class RunningOrchestrator:
     """`address` is where clients call."""
 
-    def __init__(self, orchestrator: Orchestrator, server: RunningServer) -> None:
+    def __init__(self, orchestrator: Orchestrator, hub: DraftHub, server: RunningServer) -> None:
         self.orchestrator = orchestrator
+        self._hub = hub
         self._server = server
         self._stopped = False
 
@@ -34,6 +39,7 @@ class RunningOrchestrator:
         if self._stopped:
             return
         self._stopped = True
+        self._hub.leave()
         await self._server.stop(grace)
         await self.orchestrator.stop()
 
@@ -48,11 +54,19 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     orchestrator = Orchestrator(options, store)
     try:
         await orchestrator.start()
-        api = GenerationApi(orchestrator)
-        name = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-        service = Service(name, lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server))
-        server = await serve([service], options.listen, allow_insecure=options.insecure)
+        hub = DraftHub(orchestrator)
+        services = [_generation(GenerationApi(orchestrator)), _drafters(hub)]
+        offered = services if options.accept_drafters else services[:1]
+        server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
         await orchestrator.stop()
         raise
-    return RunningOrchestrator(orchestrator, server)
+    return RunningOrchestrator(orchestrator, hub, server)
+
+
+def _generation(api: GenerationApi) -> Service:
+    return Service(GENERATION, lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server))
+
+
+def _drafters(hub: DraftHub) -> Service:
+    return Service(HUB, lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server))

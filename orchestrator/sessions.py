@@ -12,7 +12,17 @@ from tokenizers import Tokenizer
 from orchestrator.driver import SessionDriver
 from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers import DrafterPeer, VerifierPeer, drafter_link, guarded, least_loaded, verifier_link
+from orchestrator.peers import (
+    DrafterLine,
+    DrafterLink,
+    DrafterPeer,
+    VerifierLink,
+    VerifierPeer,
+    drafter_link,
+    guarded,
+    least_loaded,
+    verifier_link,
+)
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, SessionStore
 from specwire.core.states import State
@@ -57,10 +67,12 @@ class Orchestrator:
         self.store = store
         self.target: Target | None = None
         self.sessions: dict[str, SessionDriver] = {}
+        tls = options.peer_tls
         self.verifiers = [
-            VerifierPeer(verifier_link(a), self._rebalance, self._accept_target) for a in options.verifiers
+            VerifierPeer(verifier_link(a, tls), self._rebalance, self._accept_target) for a in options.verifiers
         ]
-        self.drafters = [DrafterPeer(drafter_link(a), self._rebalance, self._accept_drafter) for a in options.drafters]
+        self._drafter_links = [drafter_link(a, tls) for a in options.drafters]
+        self.drafters = [self._drafter(link) for link in self._drafter_links]
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -75,13 +87,16 @@ class Orchestrator:
         """
         for verifier in self.verifiers:
             self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
-        for drafter in self.drafters:
-            self._tasks.append(asyncio.create_task(drafter.link.run(drafter)))
+        for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
+            self._tasks.append(asyncio.create_task(link.run(drafter)))
         try:
             await asyncio.wait_for(self._until_ready(), self.options.start_timeout)
         except TimeoutError:
-            missing = [p.link.address for p in self._peers() if not p.up]
-            raise StartError(f"no answer within {self.options.start_timeout:g} s from {', '.join(missing)}") from None
+            reasons = [link.trouble for link in self._links() if not link.up]
+            raise StartError(f"not ready within {self.options.start_timeout:g} s: {'; '.join(reasons)}") from None
+
+    def _links(self) -> list[VerifierLink | DrafterLink]:
+        return [*(verifier.link for verifier in self.verifiers), *self._drafter_links]
 
     def _peers(self) -> list[VerifierPeer | DrafterPeer]:
         return [*self.verifiers, *self.drafters]
@@ -91,6 +106,9 @@ class Orchestrator:
             refused = [p for p in self._peers() if p.refusal is not None]
             if refused:
                 raise StartError(f"{refused[0].link.address}: {refused[0].refusal}")
+            distrusted = [link.trouble for link in self._links() if link.distrusted]
+            if distrusted:
+                raise StartError(distrusted[0])
             if any(v.up for v in self.verifiers) and all(d.up for d in self.drafters):
                 return
             self._changed.clear()
@@ -113,6 +131,21 @@ class Orchestrator:
     def _accept_drafter(self, info: Info) -> str | None:
         """Why a drafter must not be used here, or None; before the target is known every drafter may wait."""
         return None if self.target is None else vocabulary_mismatch(self.target.info, info)
+
+    def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:
+        """Use a drafter that did not have to be dialled, for as long as it stays; its `refusal` says if it is not."""
+        drafter = self._drafter(line)
+        self.drafters.append(drafter)
+        drafter.on_up(info)
+        return drafter
+
+    def dismiss(self, drafter: DrafterPeer) -> None:
+        """Its line, which must not be up any more, has ended."""
+        self.drafters.remove(drafter)
+        drafter.on_down()
+
+    def _drafter(self, line: DrafterLine) -> DrafterPeer:
+        return DrafterPeer(line, self._rebalance, self._accept_drafter)
 
     def _rebalance(self) -> None:
         """Give waiting sessions a verifier, and sessions without one a drafter, if there are any."""

@@ -200,7 +200,7 @@ def test_an_orchestrator_without_its_log(dead_address: str, url: str) -> None:
 def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
     assert refused(["orchestrate", "--verifier", dead_address, "--start-timeout", "0.5"]) == (
         1,
-        f"specwire orchestrate: error: no answer within 0.5 s from {dead_address}",
+        f"specwire orchestrate: error: not ready within 0.5 s: cannot connect to {dead_address}",
     )
 
 

@@ -1,0 +1,154 @@
+"""DraftHubService: drafters that cannot be dialled dial in, and are used like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from orchestrator.link import QUARANTINE, Info
+from orchestrator.peers import DrafterPeer
+from orchestrator.sessions import Orchestrator
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.errors import StatusError
+from specwire.rpc.outbox import LinkError, Outbox
+from specwire.v1 import draft_pb2, draft_pb2_grpc
+
+Context = grpc.aio.ServicerContext[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
+Requests = AsyncIterator[draft_pb2.JoinRequest]
+
+HELLO_LIMIT = 10.0
+MOST_JOINED = 64
+MOST_NAME = 1024
+
+
+class JoinedLine:
+    """The way to a drafter that dialled in; implements link.Line. Once `ended`, `reason` is its stream's status."""
+
+    def __init__(self, address: str, context: Context) -> None:
+        self.address = address
+        self.flooded = False
+        self.reason = StatusError(grpc.StatusCode.UNAVAILABLE, "the stream has ended")
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outbox: Outbox[draft_pb2.JoinResponse] = Outbox(context.write, self._on_failure)
+
+    @property
+    def up(self) -> bool:
+        return not self.ended.done()
+
+    def greet(self) -> None:
+        """Say that the drafter has joined."""
+        self._outbox.push(draft_pb2.JoinResponse())
+
+    def send(self, part: draft_pb2.ConnectDraftRequest) -> None:
+        if self.up:
+            self._outbox.push(draft_pb2.JoinResponse(told=part))
+
+    def cut(self, reason: str) -> None:
+        self.flooded = True
+        self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; it is let in again after {QUARANTINE:g} s")
+
+    def end(self, code: grpc.StatusCode, message: str) -> None:
+        """The first reason counts."""
+        if self.up:
+            self.reason = StatusError(code, message)
+            self.ended.set_result(None)
+
+    def _on_failure(self, error: LinkError) -> None:
+        self.end(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def close(self) -> None:
+        await self._outbox.close(flush_s=0.2)
+
+
+class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
+    """Invariant: every line in `_lines` belongs to a drafter of the orchestrator's, until its stream ends."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._lines: set[JoinedLine] = set()
+        self._barred: dict[str, float] = {}
+        self._leaving = False
+
+    def leave(self) -> None:
+        """End every line: their sessions only get slower, and the drafters dial again."""
+        self._leaving = True
+        for line in self._lines:
+            line.end(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
+
+    async def Join(self, requests: Requests, context: Context) -> None:
+        who = identity(context)
+        self._check_welcome(who)
+        info = await _hello(requests)
+        line = JoinedLine(f"drafter {info.model!r} at {context.peer()}", context)
+        drafter = self._orchestrator.admit(line, info)
+        self._lines.add(line)
+        try:
+            await self._converse(requests, line, drafter)
+        finally:
+            if line.flooded:
+                self._barred[who] = asyncio.get_running_loop().time() + QUARANTINE
+            self._lines.discard(line)
+            line.end(line.reason.code, line.reason.message)
+            self._orchestrator.dismiss(drafter)
+            await line.close()
+
+    def _check_welcome(self, who: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._barred = {each: until for each, until in self._barred.items() if until > now}
+        if self._leaving:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
+        if who in self._barred:
+            left = self._barred[who] - now
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{who} flooded; it is let in again in {left:.0f} s")
+        if len(self._lines) >= MOST_JOINED:
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINED} drafters have joined already")
+
+    async def _converse(self, requests: Requests, line: JoinedLine, drafter: DrafterPeer) -> None:
+        """Until the drafter leaves; raises the status that the line is ended with."""
+        if drafter.refusal is not None:
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, drafter.refusal)
+        line.greet()
+        reading = asyncio.ensure_future(_read(requests, drafter))
+        try:
+            await asyncio.wait({reading, line.ended}, return_when=asyncio.FIRST_COMPLETED)
+            if line.ended.done():
+                raise line.reason
+            reading.result()
+        finally:
+            reading.cancel()
+
+
+async def _hello(requests: Requests) -> Info:
+    """The first message's description of the drafter's model."""
+    try:
+        first = await asyncio.wait_for(anext(requests), HELLO_LIMIT)
+    except TimeoutError:
+        raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, f"model: not told within {HELLO_LIMIT:g} s") from None
+    except StopAsyncIteration:
+        raise InvalidParameter("model", "the stream ended before the drafter's model was told") from None
+    if not first.HasField("model"):
+        raise InvalidParameter("model", "must be in the first message")
+    if len(first.model.model) > MOST_NAME:
+        raise InvalidParameter("model.model", f"has {len(first.model.model)} characters, at most {MOST_NAME} are taken")
+    first.model.ClearField("tokenizer_json")
+    first.model.ClearField("chat_template")
+    return first.model
+
+
+async def _read(requests: Requests, drafter: DrafterPeer) -> None:
+    async for message in requests:
+        if message.HasField("model"):
+            raise InvalidParameter("model", "must be in the first message only")
+        drafter.on_message(message.said)
+
+
+def identity(context: Context) -> str:
+    """Whom to bar: what its certificate says, else the host that it calls from (a NAT's hosts count as one)."""
+    certified = context.peer_identities()
+    if certified:
+        return " ".join(sorted(name.decode(errors="replace") for name in certified))
+    kind, _, place = context.peer().partition(":")
+    return place.rpartition(":")[0] if kind in ("ipv4", "ipv6") else place
