@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TypeVar
 
 import grpc
 
 from orchestrator import replies
 from orchestrator.driver import SessionDriver
-from orchestrator.output import Cursor
+from orchestrator.output import Cursor, Guess
 from orchestrator.requests import record_of
-from orchestrator.sessions import Orchestrator
+from orchestrator.sessions import Orchestrator, Target
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
 from specwire.core.events import ClientTook
-from specwire.core.limits import FinishReason
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.preview import Provisional
 from specwire.core.sampling import InvalidParameter
 from specwire.core.text import hash_of
 from specwire.rpc import convert
@@ -25,7 +25,6 @@ from specwire.rpc.errors import Context, StatusError
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
-Event = TypeVar("Event", pb.GenerateResponse, pb.WatchResponse)
 # A client's own clock may end the call this much before ours says that its deadline has passed.
 DEADLINE_SLACK_S = 0.1
 ANONYMOUS = ""
@@ -40,8 +39,9 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         target = self._orchestrator.require_target()
         driver = await self._session_for(await record_of(request, target, ANONYMOUS), context)
-        async for event in self._follow(driver, Cursor(), pb.GenerateResponse, context):
-            yield event
+        guess = _guess(driver, target) if request.provisional else None
+        async for part in self._follow(driver, Cursor(), context, guess):
+            yield replies.generate_response(part)
 
     async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
         """A new session, or the one that the same request id has started before."""
@@ -94,25 +94,28 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             before = driver.output.tokens[: position - len(prompt)]
             if hash_of([*prompt, *before]) != request.prefix_hash:
                 raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
-        async for event in self._follow(driver, driver.output.cursor_at(position), pb.WatchResponse, context):
-            yield event
+        async for part in self._follow(driver, driver.output.cursor_at(position), context):
+            yield replies.watch_response(part)
 
     async def _follow(
-        self, driver: SessionDriver, cursor: Cursor, event: type[Event], context: Context
-    ) -> AsyncIterator[Event]:
+        self, driver: SessionDriver, cursor: Cursor, context: Context, guess: Guess | None = None
+    ) -> AsyncIterator[replies.Part]:
         """A reader's events from `cursor` on. Leaving early, it may end the session: see reader_left."""
         driver.reader_came()
         try:
-            yield event(started=replies.started(driver))
-            async for piece in driver.output.follow(cursor):
-                yield event(chunk=replies.chunk(piece))
-                driver.apply(ClientTook(piece.position + len(piece.tokens)))
+            yield replies.started(driver)
+            async for shown in driver.output.follow(cursor, guess):
+                if isinstance(shown, Provisional):
+                    yield replies.provisional(shown)
+                    continue
+                yield replies.chunk(shown)
+                driver.apply(ClientTook(shown.position + len(shown.tokens)))
             end = driver.output.end
             if end is not None and end.reason is FinishReason.ERROR:
                 code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
                 raise StatusError(code, message)
             if end is not None:
-                yield event(finished=replies.finished(driver, end, driver.output.since(cursor).text))
+                yield replies.finished(driver, end, driver.output.since(cursor).text)
         except asyncio.CancelledError:
             left: float | None = context.time_remaining()
             if left is not None and left <= DEADLINE_SLACK_S:
@@ -145,6 +148,12 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         return pb.GetServerInfoResponse(
             target=described(target.info), drafters=drafters, durability=self._orchestrator.store.durability
         )
+
+
+def _guess(driver: SessionDriver, target: Target) -> Guess:
+    record, info = driver.record, target.info
+    ending = Ending.of(record.stopping, len(record.prompt), target.eos_ids, info.context)
+    return driver.show_provisional(info.vocabulary, ending)
 
 
 def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

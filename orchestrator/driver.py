@@ -17,6 +17,7 @@ from orchestrator.appender import Appender
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.provisional import ProvisionalText
 from orchestrator.quota import Quota
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
@@ -26,9 +27,9 @@ from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import SourceKind
 from specwire.core.controller import Controller, Fixed, Planner, parse_plan
-from specwire.core.limits import FinishReason
+from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import InvalidParameter
-from specwire.core.scanning import OutputScanner
+from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.core.text import Text
@@ -56,7 +57,7 @@ class SessionDriver:
         self,
         record: SessionRecord,
         fence: int,
-        scanner: OutputScanner,
+        scanner: PeekingScanner,
         store: SessionStore,
         options: OrchestratorOptions,
         place: Callable[[SessionDriver], None],
@@ -65,6 +66,8 @@ class SessionDriver:
         self.record = record
         self.fence = fence
         self.output = Output(len(record.prompt))
+        self.provisional: ProvisionalText | None = None
+        self._scanner = scanner
         self.session = Session(Text(record.prompt), len(record.prompt), scanner, options.buffer)
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
@@ -109,6 +112,14 @@ class SessionDriver:
                     self._run(effect)
         finally:
             self._applying = False
+        if self.provisional is not None:
+            self.provisional.follow()
+
+    def show_provisional(self, vocabulary: int, ending: Ending) -> ProvisionalText:
+        """Keep, from now on, what drafters propose for readers to see."""
+        if self.provisional is None:
+            self.provisional = ProvisionalText(self.session, self._scanner, self.output, vocabulary, ending)
+        return self.provisional
 
     def use_verifier(self, peer: VerifierPeer, shared_host: bool) -> None:
         """Take a place at a verifier; the session opens there."""
@@ -225,7 +236,10 @@ class SessionDriver:
         self._drafter_retry = RETRY
         if self._controller is not None:
             self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us, proposal.expected)
-        self.apply(ev.ProposalArrived(replace(convert.proposal_from_wire(proposal), source=self._source)))
+        known = replace(convert.proposal_from_wire(proposal), source=self._source)
+        self.apply(ev.ProposalArrived(known))
+        if self.provisional is not None:
+            self.provisional.offer(known)
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         logger.info("session %s: drafter refused: %s", self.record.session_id[:8], refused.message)

@@ -1,13 +1,15 @@
-"""A session's durable output, followed by any number of readers at their own pace."""
+"""A session's durable output, followed by any number of readers at their own pace; beside it what is provisional."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
+from specwire.core.preview import Provisional
 from specwire.v1 import verify_pb2
 
 
@@ -40,6 +42,12 @@ class Cursor:
     characters: int = 0
 
 
+class Guess(Protocol):
+    """Says what is provisional behind the output; whoever changes that calls `Output.wake`."""
+
+    def now(self) -> Provisional: ...
+
+
 class Output:
     """Tokens, outcomes and text that may be shown; grows only by what the log has acknowledged.
 
@@ -65,12 +73,12 @@ class Output:
         self.text += emit.text
         self._released.extend(min(end, len(self.text)) for end in emit.text_ends)
         self.timings = timings
-        self._wake()
+        self.wake()
 
     def finish(self, end: EmitEnd) -> None:
         self.text += end.text
         self.end = end.end
-        self._wake()
+        self.wake()
 
     def since(self, cursor: Cursor) -> Piece:
         """All that lies beyond `cursor`, which is moved to the end."""
@@ -90,13 +98,20 @@ class Output:
         tokens = min(max(0, position - self.prompt_length), len(self.tokens))
         return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
 
-    async def follow(self, cursor: Cursor) -> AsyncIterator[Piece]:
-        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`."""
+    async def follow(self, cursor: Cursor, guess: Guess | None = None) -> AsyncIterator[Piece | Provisional]:
+        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
+
+        With `guess`, what is provisional too, whenever it has changed and no piece waits. A slow reader gets the last.
+        """
+        shown = Provisional(0, (), "")
         while True:
             if len(self.tokens) > cursor.tokens:
                 yield self.since(cursor)
             elif self.end is not None:
                 return
+            elif guess is not None and guess.now().replaces(shown):
+                shown = guess.now()
+                yield shown
             else:
                 await self._wait()
 
@@ -109,7 +124,8 @@ class Output:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the readers look again."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None

@@ -9,6 +9,7 @@ from orchestrator.output import Piece, Timings
 from orchestrator.stats import SessionStats
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import End
+from specwire.core.preview import Provisional
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
 
@@ -20,6 +21,38 @@ def started(driver: SessionDriver) -> pb.Started:
         prompt_tokens=len(record.prompt),
         sampling=convert.sampling_to_wire(record.sampling),
     )
+
+
+Part = pb.Started | pb.Chunk | pb.Provisional | pb.Finished
+
+
+def generate_response(part: Part) -> pb.GenerateResponse:
+    match part:
+        case pb.Started():
+            return pb.GenerateResponse(started=part)
+        case pb.Chunk():
+            return pb.GenerateResponse(chunk=part)
+        case pb.Provisional():
+            return pb.GenerateResponse(provisional=part)
+        case pb.Finished():
+            return pb.GenerateResponse(finished=part)
+
+
+def watch_response(part: Part) -> pb.WatchResponse:
+    """What is provisional is not for those who watch: asking for it is a programming error."""
+    match part:
+        case pb.Started():
+            return pb.WatchResponse(started=part)
+        case pb.Chunk():
+            return pb.WatchResponse(chunk=part)
+        case pb.Finished():
+            return pb.WatchResponse(finished=part)
+        case pb.Provisional():
+            raise TypeError("Watch has no provisional text")
+
+
+def provisional(known: Provisional) -> pb.Provisional:
+    return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
 
 
 def chunk(piece: Piece) -> pb.Chunk:

@@ -59,7 +59,10 @@ class AsyncClient:
     def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
-        """Started, Chunks, Finished, as they come. Closing it early cancels. See `generate_request` for the options."""
+        """Started, Chunks (Provisionals between them where asked for), Finished. Closing it early cancels.
+
+        See `generate_request` for the options.
+        """
         request = generate_request(prompt, **options)
         return self._events(self._stub.Generate, request, timeout)
 

@@ -58,7 +58,10 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
     ) -> Generator[Event, None, None]:
-        """Started, Chunks, Finished, as they come. Leaving early cancels. See `generate_request` for the options."""
+        """Started, Chunks (Provisionals between them where asked for), Finished. Leaving early cancels.
+
+        See `generate_request` for the options.
+        """
         request = generate_request(prompt, **options)
         return self._events(self._stub.Generate, request, timeout)
 

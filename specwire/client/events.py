@@ -80,6 +80,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Provisional:
+    """A drafter's guess at what follows the Chunks until now, which end at `position`, and their released text.
+
+    Not part of the completion. It replaces the one before and holds until the next Chunk or Finished.
+    No tokens: nothing is provisional any more.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    text: str
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A session's figures; see Stats in generation.proto. Times in microseconds."""
 
@@ -111,7 +125,7 @@ class Finished:
     received_ns: int
 
 
-Event = Started | Chunk | Finished
+Event = Started | Chunk | Provisional | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +159,7 @@ class SessionState:
 
 @dataclass(slots=True)
 class Gathering:
-    """Events of one stream on their way to a Completion."""
+    """Events of one stream on their way to a Completion; provisional ones are no part of it."""
 
     started: Started | None = None
     finished: Finished | None = None
@@ -188,6 +202,8 @@ def event_from_wire(message: Response) -> Event:
     """Raises SpecwireError (INTERNAL) for a message that the protocol does not allow."""
     received_ns = time.monotonic_ns()
     kind = message.WhichOneof("event")
+    if kind == "provisional" and isinstance(message, generation_pb2.GenerateResponse):
+        return _provisional(message.provisional, received_ns)
     try:
         if kind == "started":
             return _started(message.started, received_ns)
@@ -219,6 +235,10 @@ def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
         timings=_timings(message.timings) if message.HasField("timings") else None,
         received_ns=received_ns,
     )
+
+
+def _provisional(message: generation_pb2.Provisional, received_ns: int) -> Provisional:
+    return Provisional(message.position, tuple(message.tokens), message.text, received_ns)
 
 
 def _timings(message: generation_pb2.ChunkTimings) -> Timings:

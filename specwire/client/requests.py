@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     stop_ids: Sequence[int]
     ignore_eos: bool
     request_id: str
+    provisional: bool
 
 
 def generate_request(
@@ -53,6 +54,7 @@ def generate_request(
     stop_ids: Sequence[int] = (),
     ignore_eos: bool = False,
     request_id: str = "",
+    provisional: bool = False,
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -67,6 +69,7 @@ def generate_request(
         ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
             drafting=False alone has the target decode plainly.
         request_id: a repeated id joins the running session instead of starting another.
+        provisional: True asks for Provisional events, too: drafts, before the target has decided.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
@@ -83,6 +86,7 @@ def generate_request(
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
         drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
         request_id=_text("request_id", request_id),
+        provisional=provisional,
     )
     if seed is not None:
         request.sampling.seed = _unsigned("seed", seed, bits=64)

@@ -30,3 +30,13 @@ class OutputScanner(Protocol):
     def finish(self) -> str: ...
     @property
     def length(self) -> int: ...
+
+
+class PeekingScanner(OutputScanner, Protocol):
+    """Says, besides, what tokens would show that it has not seen yet.
+
+    `peek` changes nothing. Its text goes on where the released text ends; what only may begin a stop string is not
+    withheld from it.
+    """
+
+    def peek(self, tokens: Sequence[int]) -> Release: ...

@@ -13,7 +13,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 from tokenizers import Tokenizer
 
@@ -30,6 +31,8 @@ class Pieces(Protocol):
     def push(self, token: int, content: str) -> str: ...
 
     def flush(self) -> str: ...
+
+    def copy(self) -> Self: ...
 
 
 class Detokenizer:
@@ -54,6 +57,12 @@ class Detokenizer:
     def flush(self) -> str:
         """What remains at the end; incomplete bytes become U+FFFD."""
         return self._pieces.flush()
+
+    def copy(self) -> Detokenizer:
+        """One that goes on from here by itself; cheap, the tokenizer is shared."""
+        other = copy(self)
+        other._pieces = self._pieces.copy()
+        return other
 
 
 def _pieces(tokenizer: Tokenizer) -> Pieces:
@@ -105,6 +114,11 @@ class ByteLevelPieces:
         self._decoder.reset()
         return rest
 
+    def copy(self) -> ByteLevelPieces:
+        other = ByteLevelPieces()
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
 
 class WindowPieces:
     """Decodes a window of the newest tokens; what it adds to the text already known of that window is new.
@@ -141,6 +155,11 @@ class WindowPieces:
         self._window.clear()
         self._known, self._boundary = "", 0
         return rest
+
+    def copy(self) -> WindowPieces:
+        other = copy(self)
+        other._window = list(self._window)
+        return other
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -56,6 +57,17 @@ class OutputText:
             pieces.append(self._scan(self._detokenizer.push(token)))
             ends.append(self._decoded)
         return Release("".join(pieces), tuple(ends), len(ends), self.stopped_at)
+
+    def peek(self, tokens: Sequence[int]) -> Release:
+        """What `push` would release if nothing had to be withheld as a stop string's possible beginning.
+
+        Nothing changes. A complete stop string ends the text here too; half a character is not shown.
+        """
+        trial = copy(self)
+        trial._detokenizer = self._detokenizer.copy()
+        trial._scanner = self._scanner.copy()
+        release = trial.push(tokens)
+        return replace(release, text=release.text + trial._scanner.flush())
 
     def finish(self) -> str:
         """The text still held back, at the end; it may itself complete a stop string: see `stopped_at`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from specwire.core.sampling import InvalidParameter
 
@@ -56,6 +57,12 @@ class StopScanner:
     def flush(self) -> str:
         """The text held back, at the end of the output."""
         return "" if self.stopped_at is not None else self._release(len(self._held))
+
+    def copy(self) -> StopScanner:
+        """One that goes on from here by itself."""
+        other = copy(self)
+        other._matchers = [copy(matcher) for matcher in self._matchers]
+        return other
 
     def _completed_by(self, character: str) -> int:
         """Length of the longest stop that `character` completes, or 0."""

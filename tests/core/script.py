@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.text import hash_of
@@ -92,6 +93,11 @@ class LetterScanner:
             ends.append(len(self.text))
             self.stopped_at = first_stop(self.text, self.stops)
         return Release(self._release(self._safe()), tuple(ends), len(ends), self.stopped_at)
+
+    def peek(self, tokens: Sequence[int]) -> Release:
+        trial = copy(self)
+        release = trial.push(tokens)
+        return replace(release, text=release.text + trial.finish())
 
     def finish(self) -> str:
         return self._release(self.length)

@@ -1,0 +1,47 @@
+"""What one session's readers may be shown before it is decided; kept only where a reader has asked for it."""
+
+from __future__ import annotations
+
+from orchestrator.output import Output
+from specwire.core.chain import Proposal
+from specwire.core.limits import Ending
+from specwire.core.preview import Ahead, Preview, Provisional, provisional
+from specwire.core.scanning import PeekingScanner
+from specwire.core.session import Session
+
+
+class ProvisionalText:
+    """Follows a session from the moment it is made: a chain that began before then is not known here.
+
+    Readers are woken when the tokens have changed. The text is made when a reader takes it, so what a slow one skips
+    costs nothing.
+    """
+
+    def __init__(
+        self, session: Session, scanner: PeekingScanner, output: Output, vocabulary: int, ending: Ending
+    ) -> None:
+        self._session = session
+        self._scanner = scanner
+        self._output = output
+        self._ending = ending
+        self._preview = Preview(vocabulary, session.text)
+        self._ahead = Ahead(session.emitted)
+        self._made: Provisional | None = None
+
+    def offer(self, proposal: Proposal) -> None:
+        """Take in what a drafter proposes."""
+        self._preview.offer(proposal, self._session.text)
+        self.follow()
+
+    def follow(self) -> None:
+        """The session has moved."""
+        self._preview.follow(self._session.text)
+        ahead = Ahead.of(self._session, self._preview.tail(), self._ending)
+        if ahead != self._ahead:
+            self._ahead, self._made = ahead, None
+            self._output.wake()
+
+    def now(self) -> Provisional:
+        if self._made is None:
+            self._made = provisional(self._ahead, self._session, self._scanner)
+        return self._made

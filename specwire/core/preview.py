@@ -1,0 +1,92 @@
+"""Provisional text: what a session's text may go on with, as far as its orchestrator has seen proposals pass.
+
+It is shown marked and outside every invariant, so nothing here feeds back into the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specwire.core.chain import Chains, Proposal
+from specwire.core.limits import Ending
+from specwire.core.scanning import PeekingScanner
+from specwire.core.session import Session
+from specwire.core.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Provisional:
+    """What may follow the emitted tokens, which end at `position`; `text` goes on where their released text ends."""
+
+    position: int
+    tokens: tuple[int, ...]
+    text: str
+
+    def replaces(self, shown: Provisional) -> bool:
+        """Whether a reader that has been told `shown` must be told this; a later position voids it anyway."""
+        return self != shown and bool(self.tokens or (shown.tokens and shown.position == self.position))
+
+
+class Preview:
+    """The live chains of one session, by the rules of `Chains`: one that the decided text contradicts is dropped whole.
+
+    Invariant: the chains agree with the text as it was at the last call, whose length and hash are kept.
+    """
+
+    def __init__(self, vocabulary: int, text: Text) -> None:
+        self._chains = Chains(vocabulary)
+        self._remember(text)
+
+    def offer(self, proposal: Proposal, text: Text) -> None:
+        """Take in a proposal; a bad one changes nothing."""
+        self.follow(text)
+        self._chains.offer(proposal, text)
+
+    def follow(self, text: Text) -> None:
+        """Align with the decided text. Where it went back, the verifier was lost, and all chains with it."""
+        if len(text) < self._decided or text.hash_at(self._decided) != self._hash:
+            self._chains.clear()
+        elif len(text) > self._decided:
+            self._chains.advance(self._decided, text.tokens[self._decided :])
+        self._remember(text)
+
+    def tail(self) -> tuple[int, ...]:
+        """The draft tokens behind the decided text."""
+        return self._chains.window(self._decided, self._chains.most_ahead)
+
+    def _remember(self, text: Text) -> None:
+        self._decided, self._hash = len(text), text.hash_at(len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Tokens that may follow the emitted ones, which end at `position`; none lies beyond the end of the text.
+
+    appending: carried by the append in flight. others: decided behind those, then proposed.
+    """
+
+    position: int
+    appending: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, session: Session, tail: tuple[int, ...], ending: Ending) -> Ahead:
+        if session.in_flight is None:
+            appending: tuple[int, ...] = ()
+        elif session.in_flight.end is not None:
+            return cls(session.emitted, session.in_flight.append.tokens)
+        else:
+            appending = session.in_flight.append.tokens
+        seen = session.emitted + len(appending)
+        others = (*session.text.tokens[seen:], *tail)
+        return cls(session.emitted, appending, others[: ending.cut(seen, others)[0]])
+
+
+def provisional(ahead: Ahead, session: Session, scanner: PeekingScanner) -> Provisional:
+    """As text. `scanner` is the session's: it has seen what the append in flight carries, and no more."""
+    in_flight = session.in_flight
+    known = in_flight.emit.text if in_flight is not None and in_flight.emit is not None else ""
+    if in_flight is not None and in_flight.end is not None:
+        return Provisional(ahead.position, ahead.appending, known + in_flight.end.text)
+    release = scanner.peek(ahead.others)
+    return Provisional(ahead.position, ahead.appending + ahead.others[: release.kept], known + release.text)
