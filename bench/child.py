@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from bench.runs import BenchError
 from deploy import bound
@@ -29,10 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 class Child:
     """Runs a command in a session of its own, so that Ctrl-C reaches only us and we end it in order.
 
-    Its errors go to our stderr. It has no OMP_NUM_THREADS from us: both sides set their threads themselves.
+    Its errors go to our stderr, or into the file `errors`. It has no OMP_NUM_THREADS from us: both sides set their
+    threads themselves.
     """
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], errors: IO[bytes] | None = None) -> None:
         self.name = name
         settings = environment()
         settings.pop("OMP_NUM_THREADS", None)
@@ -40,6 +41,7 @@ class Child:
             [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=errors,
             start_new_session=True,
             env=settings,
             cwd=ROOT,

@@ -1,0 +1,122 @@
+"""The processes of a cell: drafter and orchestrators on the edge, verifiers in the cloud, a relay to each of these."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.child import Child
+from bench.runs import BenchError
+from bench.wan.link import Link
+from bench.wan.places import Place, Places
+
+START_LIMIT_S = 180.0
+SLOTS = "4"
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Models and how they compute; threads of either. ngram: the verifier proposes from the text itself, too."""
+
+    target: str
+    draft: str
+    dtype: str = "float32"
+    threads: int = 1
+    ngram: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestration:
+    """An orchestrator's plan (`python -m orchestrator --plan`), and whether its verifier waits for what is due."""
+
+    plan: str = AUTO
+    patient: bool = False
+
+
+class Service:
+    """`python -m MODULE ...` at a place; `address` once it is ready. Its words on stderr go into a file."""
+
+    def __init__(self, name: str, place: Place, words: Sequence[str], folder: Path) -> None:
+        self._said = folder / f"{name}.stderr"
+        with self._said.open("wb") as said:
+            command = [*place.prefix, sys.executable, "-m", *words, *place.options, "--json"]
+            self._child = Child(name, command, errors=said)
+
+    def ready(self) -> str:
+        """Wait for its ready line; its address. BenchError with its last words if there is none."""
+        try:
+            return str(self._child.answer(START_LIMIT_S)["address"])
+        except BenchError as error:
+            raise BenchError(f"{error}: {self._said.read_text(errors='replace')[-500:].strip()}") from error
+
+    def stop(self) -> None:
+        self._child.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """`addresses`: of the orchestrators. `links`: between edge and cloud; `draft_link`: between the two on the edge."""
+
+    addresses: dict[Orchestration, str]
+    links: tuple[Link, ...]
+    draft_link: Link | None
+
+    def shape(self, rtt_ms: float) -> None:
+        for link in self.links:
+            link.shape(rtt_ms)
+
+
+@contextmanager
+def rig(
+    places: Places, pair: Pair, orchestrations: Sequence[Orchestration], *, watch_drafter: bool = False
+) -> Iterator[Rig]:
+    """Start everything; orchestrators that differ in their plan alone share the verifier and the drafter.
+
+    Verifiers that nobody asks for are not started. watch_drafter: put a relay before the drafter too.
+    """
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
+        kinds = sorted({one.patient for one in orchestrations})
+        verifiers = {patient: _start(owned, _verifier(pair, patient), places.cloud, folder) for patient in kinds}
+        drafter = _start(owned, ("draft_service", pair.draft, *_model(pair)), places.edge, folder)
+        links = {patient: _link(owned, service.ready(), places.edge) for patient, service in verifiers.items()}
+        dialled, draft_link = drafter.ready(), None
+        if watch_drafter:
+            draft_link = _link(owned, dialled, places.edge)
+            dialled = draft_link.address
+        starting = {
+            one: _start(owned, _orchestrator(one, links[one.patient].address, dialled), places.edge, folder)
+            for one in orchestrations
+        }
+        addresses = {one: service.ready() for one, service in starting.items()}
+        yield Rig(addresses, tuple(links.values()), draft_link)
+
+
+def _start(owned: ExitStack, words: Sequence[str], place: Place, folder: Path) -> Service:
+    number = len(list(folder.iterdir()))
+    service = Service(f"{words[0]} {number}", place, words, folder)
+    owned.callback(service.stop)
+    return service
+
+
+def _link(owned: ExitStack, to: str, dialled_from: Place) -> Link:
+    return owned.enter_context(Link(to, f"{dialled_from.ours}:0"))
+
+
+def _model(pair: Pair) -> tuple[str, ...]:
+    return ("--dtype", pair.dtype, "--threads", str(pair.threads), "--slots", SLOTS)
+
+
+def _verifier(pair: Pair, patient: bool) -> tuple[str, ...]:
+    """A patient one has no proposals of its own: it is a baseline."""
+    ngram = "--ngram" if pair.ngram and not patient else "--no-ngram"
+    return ("verify_service", pair.target, *_model(pair), ngram, *(("--patient",) if patient else ()))
+
+
+def _orchestrator(one: Orchestration, verifier: str, drafter: str) -> tuple[str, ...]:
+    return ("orchestrator", "--verifier", verifier, "--drafter", drafter, "--plan", one.plan)
