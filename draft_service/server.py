@@ -1,15 +1,31 @@
-"""A drafter as a service: load, listen, stop. Used by the command line and by actors alike."""
+"""A drafter as a service: load, then listen or dial in, stop. Used by the command line and by actors alike."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 from collections.abc import Callable
 
+from draft_service.dialling import DiallingDrafter
 from draft_service.drafter import Book, Drafter
-from draft_service.service import DraftServicer, ModelDrafter
+from draft_service.reception import ModelDrafter, Reception
+from draft_service.service import DraftServicer
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
+from specwire.rpc.process import (
+    ANY_PORT,
+    ModelServiceOptions,
+    add_model_arguments,
+    check_listen,
+    model_options,
+    run_model_service,
+    run_until_signalled,
+    say,
+    share_interpreter,
+)
 from specwire.rpc.server import RunningServer, Service, serve
+from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
@@ -51,17 +67,39 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
-    share_interpreter()
-    drafter = Drafter(_loader(options))
-    info = await drafter.start()
-    servicer = DraftServicer(drafter, info)
+    drafter, reception = await load(options)
+    servicer = DraftServicer(reception)
     service = Service(SERVICE, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server))
     try:
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
         await drafter.stop()
         raise
-    return RunningDrafter(drafter, servicer, server, info)
+    return RunningDrafter(drafter, servicer, server, reception.info)
+
+
+async def dial_in(options: ModelServiceOptions, address: str, tls: ClientTls | None) -> DiallingDrafter:
+    """Load the model, then dial the orchestrator at `address` until it has joined. `options` about listening are void.
+
+    Raises:
+        ModelError: the model cannot be served.
+        JoinRefused: the orchestrator will not have this drafter.
+    """
+    drafter, reception = await load(options)
+    running = DiallingDrafter(drafter, address, tls, reception)
+    try:
+        await running.join()
+    except BaseException:
+        await running.stop()
+        raise
+    return running
+
+
+async def load(options: ModelServiceOptions) -> tuple[ModelDrafter, Reception]:
+    """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError."""
+    share_interpreter()
+    drafter = Drafter(_loader(options))
+    return drafter, Reception(drafter, await drafter.start())
 
 
 def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:
@@ -86,7 +124,37 @@ def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    parser.add_argument(
+        "--connect", metavar="ADDR", help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT)"
+    )
+    add_client_arguments(parser, "the orchestrator of --connect")
 
 
 def run(args: argparse.Namespace) -> int:
-    return run_model_service(args, "draft", start)
+    """Draft until a signal; returns the exit code."""
+    try:
+        options, tls = model_options(args), client_tls(args)
+        _check_connect(args, options, tls)
+    except InvalidParameter as error:
+        say(f"specwire draft: error: {error}")
+        return 2
+    if args.connect is None:
+        return run_model_service(args, "draft", start)
+
+    def ready(running: DiallingDrafter) -> str:
+        if args.json:
+            return json.dumps({"service": "draft", "connected": running.address, "model": options.model})
+        return f"specwire draft: {options.model} ready, joined {running.address}"
+
+    return asyncio.run(run_until_signalled(lambda: dial_in(options, args.connect, tls), ready, "draft"))
+
+
+def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None) -> None:
+    """InvalidParameter where listening and dialling are mixed."""
+    if args.connect is None:
+        if tls is not None:
+            raise InvalidParameter("--tls", "and the other flags of a client need --connect")
+        return
+    check_listen(args.connect, "connect")
+    if options.listen != ANY_PORT or options.tls is not None or options.insecure:
+        raise InvalidParameter("connect", "a drafter that dials in does not listen: leave out --listen and its flags")

@@ -1,82 +1,27 @@
-"""DraftService on the wire: messages become validated commands, the drafter's replies become messages.
-
-Each Connect stream is a link with handles of its own. What is wrong with one session is a Refused for that session; the
-link goes on.
-"""
+"""DraftService on the wire. Each Connect stream is a link with handles of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 
-from draft_service.commands import (
-    AdvanceSession,
-    CloseSession,
-    Dropped,
-    LoseLink,
-    Opened,
-    OpenSession,
-    Proposed,
-    Reply,
-)
-from draft_service.drafter import Drafter
-from specwire.core.drafting import Pace
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
-from specwire.rpc.errors import StatusError, code_number
+from draft_service.reception import OrchestratorLink, Reception
+from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
-ModelDrafter = Drafter[common_pb2.GetModelInfoResponse]
 Context = grpc.aio.ServicerContext[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
-
-# A peer that sends faster than the drafter takes in is not read any further.
-MOST_BACKLOG = 1024
-BACKLOG_PAUSE_S = 0.005
-SHOWN_HEX = 12
-
-
-class OrchestratorLink:
-    """One Connect stream, from the drafter's side."""
-
-    def __init__(self, outbox: Outbox[draft_pb2.ConnectDraftResponse]) -> None:
-        self._outbox = outbox
-        self._loop = asyncio.get_running_loop()
-
-    def deliver(self, replies: list[Reply]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self.send, replies)
-        except RuntimeError:  # the loop has closed: nobody is left to hear it
-            return
-
-    def send(self, replies: list[Reply]) -> None:
-        """In the event loop."""
-        self._outbox.push(to_wire(replies))
-
-
-def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
-    message = draft_pb2.ConnectDraftResponse()
-    for reply in replies:
-        match reply:
-            case Proposed(handle, proposal, spent_us):
-                message.proposals.append(proposal_to_wire(proposal, handle, spent_us))
-            case Opened(handle):
-                message.opened.add(handle=handle)
-            case Dropped(handle, code, text):
-                message.refused.add(handle=handle, code=code, message=text)
-    return message
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
-    """Serves a drafter whose model is loaded and described by `info`."""
+    """Serves a drafter whose model is loaded."""
 
-    def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:
-        self._drafter = drafter
-        self._info = info
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
@@ -86,12 +31,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context
     ) -> common_pb2.GetModelInfoResponse:
-        return answer(self._info, request)
+        return answer(self._reception.info, request)
 
     async def Connect(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context) -> None:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outbox = Outbox(context.write, lambda _: broken.set_result(None))
-        link = OrchestratorLink(outbox)
+        link = OrchestratorLink(outbox.push)
         reading = asyncio.ensure_future(self._read(requests, link))
         leaving = asyncio.ensure_future(self._leave_called())
         try:
@@ -104,7 +49,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         finally:
             reading.cancel()
             leaving.cancel()
-            self._drafter.send(LoseLink(link))
+            self._reception.lose(link)
             await outbox.close()
 
     async def _leave_called(self) -> None:
@@ -112,70 +57,5 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def _read(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink) -> None:
         async for message in requests:
-            self._take(message, link)
-            while self._drafter.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
-                await asyncio.sleep(BACKLOG_PAUSE_S)
-
-    def _take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
-        """In the order that makes sense of a tick in which a session was opened, advanced and closed."""
-        for opening in message.opens:
-            self._take_open(opening, link)
-        for advance in message.advances:
-            self._take_advance(advance, link)
-        for close in message.closes:
-            self._drafter.send(CloseSession(link, close.handle))
-
-    def _take_open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> None:
-        try:
-            self._drafter.send(self._open(opening, link))
-        except (InvalidParameter, StatusError) as error:
-            self._refuse(opening.handle, error, link)
-
-    def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
-        try:
-            tokens = self._tokens("tokens", advance.tokens)
-            if advance.position == 0 and not tokens:
-                raise InvalidParameter("position", "0 without tokens leaves no text")
-            pace = pace_from_wire(advance.pace)
-            self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace))
-        except InvalidParameter as error:
-            self._refuse(advance.handle, error, link)
-
-    def _open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> OpenSession:
-        self._check_vocabulary(opening.vocabulary_fingerprint)
-        tokens = self._tokens("tokens", opening.tokens)
-        if not tokens:
-            raise InvalidParameter("tokens", "must not be empty")
-        sampling, _ = sampling_from_wire(opening.sampling)
-        return OpenSession(link, opening.handle, tokens, sampling, pace_from_wire(opening.pace))
-
-    def _check_vocabulary(self, theirs: str) -> None:
-        ours = self._info.vocabulary_fingerprint
-        if theirs != ours:
-            raise StatusError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"vocabulary_fingerprint: the verifier's vocabulary is {theirs[:SHOWN_HEX] or '(none)'}..., "
-                f"this drafter's is {ours[:SHOWN_HEX]}...",
-            )
-
-    def _tokens(self, field: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        limit = self._info.vocabulary
-        if tokens and max(tokens) >= limit:
-            raise InvalidParameter(field, f"token id {max(tokens)} is outside 0..{limit - 1}")
-        return tuple(tokens)
-
-    def _refuse(self, handle: int, error: InvalidParameter | StatusError, link: OrchestratorLink) -> None:
-        """Refuse, and end what may be open under this handle."""
-        self._drafter.send(CloseSession(link, handle))
-        if isinstance(error, StatusError):
-            link.send([Dropped(handle, code_number(error.code), error.message)])
-        else:
-            link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
-
-
-def pace_from_wire(message: draft_pb2.Pace) -> Pace:
-    """Raises InvalidParameter, with the field's path."""
-    try:
-        return Pace(message.chunk, message.run_ahead, message.confidence_floor)
-    except InvalidParameter as error:
-        raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None
+            self._reception.take(message, link)
+            await self._reception.room()

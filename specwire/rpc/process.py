@@ -33,6 +33,7 @@ STOP_LIMIT = 10.0
 # For a start that is given up to clean up.
 GIVE_UP_LIMIT = 5.0
 DTYPES = ("float32", "bfloat16")
+ANY_PORT = "127.0.0.1:0"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -71,7 +72,7 @@ class ModelServiceOptions:
     """
 
     model: str
-    listen: str = "127.0.0.1:0"
+    listen: str = ANY_PORT
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
@@ -105,7 +106,7 @@ def check_listen(listen: str, field: str = "listen") -> None:
 def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
     """The options of ModelServiceOptions, and --json."""
     parser.add_argument("model", metavar="MODEL", help="path, hub id, or scripted:SEED for known logits")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
+    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")

@@ -45,7 +45,11 @@ class Stack:
 
 @asynccontextmanager
 async def stack(
-    target: str = TARGET, *drafts: str, redis_url: str = "memory:", peer_timeout: float = 30.0
+    target: str = TARGET,
+    *drafts: str,
+    redis_url: str = "memory:",
+    peer_timeout: float = 30.0,
+    accept_drafters: bool = False,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
         verifier = await verify_service.server.start(ModelServiceOptions(target))
@@ -55,7 +59,11 @@ async def stack(
             drafters.append(await draft_service.server.start(ModelServiceOptions(draft)))
             parts.push_async_callback(drafters[-1].stop, 0.0)
         known = OrchestratorOptions(
-            (verifier.address,), tuple(d.address for d in drafters), redis_url, peer_timeout=peer_timeout
+            (verifier.address,),
+            tuple(d.address for d in drafters),
+            redis_url,
+            peer_timeout=peer_timeout,
+            accept_drafters=accept_drafters,
         )
         orchestrator = await server.start(known)
         parts.push_async_callback(orchestrator.stop, 0.0)

@@ -1,0 +1,195 @@
+"""Drafters that dial in: used like any other, refused with a reason, cut off where they flood, back after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+import draft_service.server
+import orchestrator.server
+from draft_service.dialling import DiallingDrafter, JoinRefused
+from orchestrator.options import OrchestratorOptions
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.channel import open_channel
+from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.tls import ClientTls
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from tests.certificates import Authority
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
+
+LIMIT_S = 20.0
+INFO = common_pb2.GetModelInfoResponse
+
+
+@asynccontextmanager
+async def dialled(address: str, model: str = DRAFT, tls: ClientTls | None = None) -> AsyncIterator[DiallingDrafter]:
+    drafter = await asyncio.wait_for(draft_service.server.dial_in(ModelServiceOptions(model), address, tls), LIMIT_S)
+    try:
+        yield drafter
+    finally:
+        await drafter.stop()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def drafters_of(running: Stack) -> int:
+    return sum(drafter.up for drafter in running.orchestrator.orchestrator.drafters)
+
+
+async def test_it_is_used_like_any_other() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running, dialled(running.orchestrator.address):
+        done = await running.client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
+        info = await running.client.server_info()
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+    assert done.stats.accepted > 10
+    assert [drafter.model for drafter in info.drafters] == ["scripted:7"]
+
+
+async def test_several_may_join_and_leave() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        address = running.orchestrator.address
+        async with dialled(address), dialled(address) as second:
+            assert drafters_of(running) == 2
+            text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, ignore_eos=True))
+            await asyncio.sleep(0.1)
+            await second.stop()
+            await until(lambda: len(running.orchestrator.orchestrator.drafters) == 1)
+            assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
+        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+
+
+async def test_another_vocabulary_is_refused_for_good() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        with pytest.raises(JoinRefused, match=r"refused this drafter: vocabulary mismatch: drafter scripted:7 has "):
+            await draft_service.server.dial_in(
+                ModelServiceOptions("scripted:7:vocab=65"), running.orchestrator.address, None
+            )
+        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+
+
+async def test_an_orchestrator_that_was_not_told_to_accepts_none() -> None:
+    async with stack(SLOW_TARGET) as running:
+        address = running.orchestrator.address
+        with pytest.raises(JoinRefused, match=rf"{address} does not let drafters dial in \(--accept-drafters\)"):
+            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), address, None)
+
+
+async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        options = running.orchestrator.orchestrator.options
+        async with dialled(running.orchestrator.address) as drafter:
+            await running.orchestrator.stop(0.0)
+            again = OrchestratorOptions(options.verifiers, listen=drafter.address, accept_drafters=True)
+            second = await orchestrator.server.start(again)
+            try:
+                await until(lambda: any(peer.up for peer in second.orchestrator.drafters))
+            finally:
+                await second.stop(0.0)
+    said = capsys.readouterr().err
+    assert f"{drafter.address}: the orchestrator is stopping; dialling again" in said
+    assert f"joined {drafter.address} again" in said
+
+
+# A peer that does not keep to the protocol
+
+
+@asynccontextmanager
+async def joining(
+    address: str,
+) -> AsyncIterator[grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]]:
+    async with open_channel(address) as channel:
+        call = draft_pb2_grpc.DraftHubServiceStub(channel).Join(timeout=LIMIT_S)
+        yield call
+        call.cancel()
+
+
+async def ending(call: grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]) -> tuple[str, str]:
+    """The status that the stream ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return caught.value.code().name, caught.value.details() or ""
+
+
+async def fitting(running: Stack) -> common_pb2.GetModelInfoResponse:
+    """A description that the orchestrator takes."""
+    info = running.orchestrator.orchestrator.require_target().info
+    return INFO(model="raw", vocabulary=info.vocabulary, vocabulary_fingerprint=info.vocabulary_fingerprint)
+
+
+async def test_a_hello_must_come_first_and_once() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        address = running.orchestrator.address
+        async with joining(address) as call:
+            await call.write(draft_pb2.JoinRequest(said=draft_pb2.ConnectDraftResponse()))
+            assert await ending(call) == ("INVALID_ARGUMENT", "model: must be in the first message")
+        async with joining(address) as call:
+            await call.done_writing()
+            assert (await ending(call))[0] == "INVALID_ARGUMENT"
+        async with joining(address) as call:
+            await call.write(draft_pb2.JoinRequest(model=INFO(model="x" * 1025)))
+            assert await ending(call) == (
+                "INVALID_ARGUMENT",
+                "model.model: has 1025 characters, at most 1024 are taken",
+            )
+        async with joining(address) as call:
+            await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
+            await call.read()
+            await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
+            assert await ending(call) == ("INVALID_ARGUMENT", "model: must be in the first message only")
+        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+
+
+async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, ignore_eos=True))
+        async with joining(running.orchestrator.address) as call:
+            await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
+            await call.read()
+            flood = draft_pb2.ConnectDraftResponse(proposals=[common_pb2.Proposal(handle=1, tokens=[1] * 5000)])
+            await call.write(draft_pb2.JoinRequest(said=flood))
+            code, details = await ending(call)
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "it is let in again after 60 s" in details
+        async with joining(running.orchestrator.address) as call:
+            assert (await ending(call))[0] == "RESOURCE_EXHAUSTED"
+        assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
+
+
+# Who may read along
+
+
+def test_who_can_be_reached_from_elsewhere_asks_drafters_for_certificates() -> None:
+    known = Authority()
+    with pytest.raises(InvalidParameter, match=r"accept-drafters: a drafter is told every prompt.*--tls-client-ca"):
+        OrchestratorOptions(("v:1",), listen="0.0.0.0:0", tls=known.server(), accept_drafters=True)
+    OrchestratorOptions(("v:1",), listen="0.0.0.0:0", tls=known.server(client_ca=known), accept_drafters=True)
+    OrchestratorOptions(("v:1",), listen="0.0.0.0:0", insecure=True, accept_drafters=True)
+    OrchestratorOptions(("v:1",), listen="localhost:0", accept_drafters=True)
+
+
+async def test_with_mutual_tls_it_must_be_certified() -> None:
+    ours, drafters = Authority(), Authority("drafters")
+    async with stack(SLOW_TARGET) as running:
+        verifiers = running.orchestrator.orchestrator.options.verifiers
+        options = OrchestratorOptions(verifiers, tls=ours.server(client_ca=drafters), accept_drafters=True)
+        hub = await orchestrator.server.start(options)
+        try:
+            async with dialled(hub.address, tls=ours.client(drafters.sign())):
+                assert [peer.up for peer in hub.orchestrator.drafters] == [True]
+            with pytest.raises(JoinRefused, match="is not trusted"):
+                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())
+        finally:
+            await hub.stop(0.0)
