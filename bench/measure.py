@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
-from bench import machine
+from bench import machine, openvino_rows
 from bench.bars import bars
 from bench.child import Child
-from bench.cores import CoreUse
+from bench.cores import CoreUse, CpuSeconds
 from bench.gaps import figures
 from bench.interleave import interleave
-from bench.results import Results, VariantResult, row_result
-from bench.rows import PLAIN, VARIANTS, SpecwireRow, TransformersRow, Variant, start_peer, start_stack
-from bench.runs import Row, Sample, of_row
+from bench.results import Results, row_result
+from bench.rows import PLAIN, VARIANTS, SpecwireRow, TransformersRow, start_peer, start_stack
+from bench.runs import BenchError, Row, Sample, of_row
+from bench.selection import fastest, warm_up
 from bench.settings import Settings
 from bench.texts import Mismatch, Scores, judge, mismatches, tolerance
 from demo_pair import held_out_prompts
@@ -23,45 +26,90 @@ from specwire.client import Client
 from specwire.rpc.process import say
 
 ASK_LIMIT = 600.0
-SELECTION_PROMPTS = 8
-WARM_UP_PROMPTS = 2
-NOTES = (
-    "(e) OpenVINO GenAI was not measured: it reads models in a format of its own, and nothing here converts them.",
-)
+
+
+@dataclass
+class Field:
+    """Who takes part.
+
+    Attributes:
+        peer: transformers, which also encodes the prompts and judges.
+        rows: those that are as they are.
+        choices: of each the fastest row takes part too.
+        clocks: processor time by process.
+        notes: what was not measured, and why; what is not as its users run it.
+    """
+
+    peer: Child
+    rows: list[Row]
+    choices: list[Sequence[Row]]
+    clocks: dict[str, CpuSeconds]
+    notes: list[str]
 
 
 def measure(settings: Settings) -> Results:
-    """Start both sides, warm up, choose the best assisted variant, interleave, judge."""
+    """Start all sides, warm up, choose the peers' best variants, interleave, judge."""
     with ExitStack() as cleanup:
-        peer = cleanup.enter_context(start_peer(settings.target, settings.draft, settings.dtype, cores()))
-        prompts = _prompts(peer, settings.prompts)
-        stack, address = start_stack(settings.target, settings.draft, settings.dtype, settings.ray)
-        cleanup.enter_context(stack)
-        client = cleanup.enter_context(Client(address))
-        ours = [SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)]
+        field = _start(settings, cleanup)
+        prompts = _prompts(field.peer, settings.prompts)
         say("bench: warming up")
-        _warm_up([TransformersRow(peer), *ours], prompts, settings.tokens)
-        variants, best = _select(peer, prompts[:SELECTION_PROMPTS], settings.tokens)
-        rows: list[Row] = [TransformersRow(peer), TransformersRow(peer, best), *ours]
-        _warm_up([rows[1]], prompts, settings.tokens)
-        use = CoreUse({"client": time.process_time, "transformers": peer.cpu_seconds, "specwire": stack.cpu_seconds})
+        warm_up(field.rows, prompts, settings.tokens)
+        chosen = [fastest(choice, prompts, settings.tokens) for choice in field.choices]
+        rows = sorted([*field.rows, *(best for _, best in chosen)], key=lambda row: row.key)
+        use = CoreUse(field.clocks)
         progress = _progress(rows, settings, use)
         samples = interleave(rows, prompts, settings.tokens, settings.repeats, progress)
-        judged = list(judge(mismatches(samples, PLAIN), _scores(peer, prompts, samples), tolerance(settings.dtype)))
+        scores = _scores(field.peer, prompts, samples)
+        judged = list(judge(mismatches(samples, PLAIN), scores, tolerance(settings.dtype)))
     found = figures(samples)
     return Results(
         arguments=settings.shown(),
         machine=machine.describe(),
         commit=machine.commit(),
         rows=[row_result(row, samples) for row in rows],
-        variants=variants,
+        variants=[variant for variants, _ in chosen for variant in variants],
         bars=bars(samples, found, judged),
         figures=found,
         judged=judged,
         cores=use.by_row(),
         samples=samples,
-        notes=NOTES,
+        notes=field.notes,
     )
+
+
+def _start(settings: Settings, cleanup: ExitStack) -> Field:
+    """Every process that takes part, ended by `cleanup`."""
+    peer = cleanup.enter_context(start_peer(settings.target, settings.draft, settings.dtype, cores()))
+    stack, address = start_stack(settings.target, settings.draft, settings.dtype, settings.ray)
+    cleanup.enter_context(stack)
+    client = cleanup.enter_context(Client(address))
+    field = Field(
+        peer,
+        rows=[TransformersRow(peer), SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)],
+        choices=[[TransformersRow(peer, variant) for variant in VARIANTS]],
+        clocks={"client": time.process_time, "transformers": peer.cpu_seconds, "specwire": stack.cpu_seconds},
+        notes=[],
+    )
+    _add_openvino(field, settings, cleanup)
+    return field
+
+
+def _add_openvino(field: Field, settings: Settings, cleanup: ExitStack) -> None:
+    """Rows (e), or a note why there are none."""
+    if not openvino_rows.installed():
+        field.notes.append(openvino_rows.NOT_INSTALLED)
+        return
+    folder = cleanup.enter_context(TemporaryDirectory(prefix="specwire-openvino-"))
+    try:
+        peer = openvino_rows.start(settings.target, settings.draft, settings.dtype, cores(), folder)
+    except BenchError as error:
+        field.notes.append(f"(e) OpenVINO GenAI was not measured: {error}")
+        return
+    cleanup.enter_context(peer)
+    field.rows.append(openvino_rows.plain_row(peer))
+    field.choices += [openvino_rows.draft_rows(peer), openvino_rows.lookup_rows(peer)]
+    field.clocks["OpenVINO GenAI"] = peer.cpu_seconds
+    field.notes.append(openvino_rows.SETTINGS_NOTE)
 
 
 def _prompts(peer: Child, count: int) -> list[list[int]]:
@@ -69,26 +117,6 @@ def _prompts(peer: Child, count: int) -> list[list[int]]:
     texts = [prompt.text for prompt in held_out_prompts()[:count]]
     prompts: list[list[int]] = peer.ask({"do": "encode", "texts": texts}, ASK_LIMIT)["prompts"]
     return prompts
-
-
-def _warm_up(rows: Sequence[Row], prompts: Sequence[Sequence[int]], tokens: int) -> None:
-    for row in rows:
-        for prompt in prompts[:WARM_UP_PROMPTS]:
-            row.run(prompt, tokens)
-
-
-def _select(peer: Child, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[VariantResult], Variant]:
-    """Run every variant of assisted generation on some prompts; the fastest one takes part."""
-    speeds: dict[Variant, tuple[float, float]] = {}
-    for variant in VARIANTS:
-        row = TransformersRow(peer, variant)
-        _warm_up([row], prompts[:1], tokens)
-        runs = [row.run(prompt, tokens) for prompt in prompts]
-        decided = len(prompts) * tokens
-        speeds[variant] = decided / sum(run.seconds for run in runs), decided / sum(run.forwards for run in runs)
-        say(f"bench: {row.label}: {speeds[variant][0]:.1f} tokens/s")
-    best = max(speeds, key=lambda variant: speeds[variant][0])
-    return [VariantResult(variant.name, *speed, variant == best) for variant, speed in speeds.items()], best
 
 
 def _progress(rows: Sequence[Row], settings: Settings, use: CoreUse) -> Callable[[Sample], None]:

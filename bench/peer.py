@@ -1,24 +1,21 @@
 """The process in which transformers runs, as its users run it: eager mode, its own cache, one thread per core.
 
 A process of its own, so that it shares no interpreter with the client and sleeps on a pipe while other rows run.
-Reads a request per line from stdin and answers each with a line on stdout; the end of stdin ends it.
+The end of its standard input ends it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO, cast
+from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-Request = Mapping[str, Any]  # as JSON has it
-Answer = dict[str, object]
+from bench.answering import Answer, Methods, Request, answer_asker
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,6 +40,10 @@ class Peer:
         self._models: dict[str, PreTrainedModel] = {}
         self._spec = ""
         self._variant: object = None
+
+    @property
+    def methods(self) -> Methods:
+        return {"load": self.load, "encode": self.encode, "generate": self.generate, "scores": self.scores}
 
     def load(self, request: Request) -> Answer:
         """Load the models; a text's end does not stop them (no row stops early)."""
@@ -114,32 +115,10 @@ def _load(spec: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer until the requests end; a request that fails is answered with what went wrong."""
-    peer = Peer()
-    methods: dict[str, Callable[[Request], Answer]] = {
-        "load": peer.load,
-        "encode": peer.encode,
-        "generate": peer.generate,
-        "scores": peer.scores,
-    }
-    for line in requests:
-        request = json.loads(line)
-        try:
-            answer = methods[request["do"]](request)
-        except Exception as error:  # whatever the library raises is the asker's to report
-            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
 def main(_: Sequence[str] = ()) -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    # Whatever else prints must not mix with the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.stdin, answers)
+    answer_asker(Peer().methods)
     return 0
 
 

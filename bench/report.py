@@ -60,7 +60,7 @@ def _rows(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _variants(variants: Sequence[VariantResult]) -> list[str]:
-    head = ("transformers assisted, selection pass", "tokens/s", "tokens/forward", "")
+    head = ("selection pass", "tokens/s", "tokens/forward", "")
     body = [
         (one.name, f"{one.tokens_per_second:.1f}", f"{one.tokens_per_forward:.2f}", "taken" if one.chosen else "")
         for one in variants

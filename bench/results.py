@@ -41,7 +41,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """A variant of assisted generation in the selection pass."""
+    """A peer's variant in the selection pass."""
 
     name: str
     tokens_per_second: float

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.peer import Peer, serve
+from bench.answering import answer_requests
+from bench.peer import Peer
 from bench.rows import VARIANTS
 from tests.bench.tiny import save_pair
 
@@ -71,7 +72,8 @@ def test_a_failed_request_is_answered_and_the_next_one_served(models: tuple[Path
     load = {"do": "load", "target": str(models[0]), "draft": None, "dtype": "float32", "threads": 1}
     requests = [{**load, "dtype": "float7"}, load, {"do": "encode", "texts": ["ab"]}]
     answers = io.StringIO()
-    serve(io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
+    lines = io.StringIO("".join(json.dumps(request) + "\n" for request in requests))
+    answer_requests(Peer().methods, lines, answers)
     failed, loaded, encoded = (json.loads(line) for line in answers.getvalue().splitlines())
     assert "float7" in failed["error"]
     assert loaded == {"threads": 1}

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import run
+from bench import openvino_rows, run
 from deploy.processes import descendants
 from tests.bench.tiny import save_pair
 
 
 @pytest.mark.timeout(240)
 def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(openvino_rows, "PACKAGES", ("not_installed_here",))
     target, draft = save_pair(tmp_path)
     out = tmp_path / "results" / "main.json"
     words = ["--quick", "--no-ray", "--target", str(target), "--draft", str(draft), "--out", str(out)]
@@ -35,5 +36,6 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert all({"name", "value", "low", "high", "needed", "holds"} <= bar.keys() for bar in found["bars"])
     assert len(found["bars"]) == 3 + 2 + 4
     assert len(found["variants"]) == 5
+    assert found["notes"] == [openvino_rows.NOT_INSTALLED]
     assert str(tmp_path) not in out.read_text()
     assert out.with_suffix(".png").stat().st_size > 10_000

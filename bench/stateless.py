@@ -1,0 +1,61 @@
+"""A causal model whose KV cache comes in and goes out as plain tensors: the form in which a graph can be traced."""
+
+from __future__ import annotations
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+
+class GivenCache(Cache):
+    """Holds what came before, (sessions, heads, positions, size) for each layer's keys and values in turn."""
+
+    def __init__(self, past: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(layers=[])
+        self.tensors = list(past)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for index, new in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
+            self.tensors[index] = torch.cat((self.tensors[index], new), dim=2)
+        return self.tensors[2 * layer_idx], self.tensors[2 * layer_idx + 1]
+
+
+class Stateless(torch.nn.Module):
+    """The model as a function of tensors alone. Attention stays one operation, which runtimes recognise."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        config = model.config
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_key_value_heads
+        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        beam_idx: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits of the new tokens, and the cache with them behind `past`.
+
+        Args:
+            input_ids, position_ids: (sessions, new tokens).
+            attention_mask: (sessions, all tokens), 0 where there is padding.
+            beam_idx: (sessions,), which row of `past` each session goes on from.
+        """
+        cache = GivenCache(tuple(each.index_select(0, beam_idx) for each in past))
+        new, whole = input_ids.shape[1], attention_mask.shape[1]
+        at = torch.arange(whole)
+        seen = (at <= at[whole - new :, None]) & (attention_mask[:, None, None, :] > 0)
+        result = self.model(
+            input_ids=input_ids,
+            attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min),
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return (result.logits, *cache.tensors)
