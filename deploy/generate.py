@@ -15,8 +15,9 @@ from deploy import stack
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.render import Painter, wants_colour
+from deploy.terminal import Tail, is_terminal
 from deploy.up import progress
-from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client import AsyncClient, Chunk, Completion, Event, Finished, Provisional, SpecwireError
 from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
     parser.add_argument("--address", metavar="ADDR", help=f"a running stack (default: ${ADDRESS_VARIABLE}, else none)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    parser.add_argument(
+        "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
+    )
     add_stack_arguments(parser)
 
 
@@ -62,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     except InvalidParameter as error:
         say(f"specwire generate: error: {error}")
         return 2
+    if args.provisional and not args.json and not is_terminal():
+        say("specwire generate: --provisional: stdout is not a terminal, decided text only")
     return run_owned("generate", lambda folder: _generate(request, folder))
 
 
@@ -90,6 +96,7 @@ def request_of(args: argparse.Namespace) -> Request:
         drafting=not args.no_draft,
         ngram=not args.no_ngram,
         ignore_eos=args.ignore_eos,
+        provisional=args.provisional and not args.json and is_terminal(),
     )
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
     return Request(_prompt(args), options, args.timeout, address, own, args.json)
@@ -144,15 +151,29 @@ async def _address(request: Request, folder: Path) -> AsyncIterator[str]:
 
 async def _stream(client: AsyncClient, request: Request) -> Completion:
     """Show the text as it comes, unless the whole is wanted as JSON."""
-    painter, gathering = Painter(wants_colour()), Gathering()
-    async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
-        async for event in events:
-            gathering.add(event)
-            if isinstance(event, Chunk) and not request.as_json:
-                print(painter.chunk(event), end="", flush=True)
-            elif isinstance(event, Finished) and not request.as_json:
-                print(painter.text(event.text), flush=True)
+    painter, tail, gathering = Painter(wants_colour()), Tail(), Gathering()
+    try:
+        async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
+            async for event in events:
+                gathering.add(event)
+                if not request.as_json:
+                    print(_shown(event, painter, tail), end="", flush=True)
+    finally:
+        print(tail.show(""), end="", flush=True)
     return gathering.completion()
+
+
+def _shown(event: Event, painter: Painter, tail: Tail) -> str:
+    """Return what an event makes a terminal, or a file, get."""
+    match event:
+        case Chunk():
+            return tail.decided(event.text, painter.chunk(event))
+        case Provisional():
+            return tail.show(event.text)
+        case Finished():
+            return tail.decided(event.text, painter.text(event.text)) + tail.show("") + "\n"
+        case _:
+            return ""
 
 
 def tokens_per_second(completion: Completion) -> float:

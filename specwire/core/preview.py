@@ -23,8 +23,8 @@ class Provisional:
     text: str
 
     def replaces(self, shown: Provisional) -> bool:
-        """Whether a reader that has been told `shown` must be told this; a later position voids it anyway."""
-        return self != shown and bool(self.tokens or (shown.tokens and shown.position == self.position))
+        """Whether a reader that has been told `shown` must be told this."""
+        return self != shown and bool(self.tokens or shown.tokens)
 
 
 class Preview:
