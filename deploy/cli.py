@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +36,15 @@ COMMANDS = (
     Command("demo", "watch drafting speed up real completions", "deploy.demo"),
     Command("draft", "serve a draft model", "draft_service.server"),
     Command("verify", "serve a target model", "verify_service.server"),
+    Command("edge", "draft and serve clients here, verify elsewhere", "deploy.edge"),
     Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command; returns the exit code."""
+    # gRPC, when it is imported, takes from here what it may write to stderr: not a line for every handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # before the command listens to signals itself

@@ -23,16 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
     )
-    add_serving_arguments(parser)
+    add_serving_arguments(parser, "verifiers and drafters")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
-def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
-    """Who is let in, and how it is encrypted; the same for every command that runs an orchestrator."""
+def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
+    """Who is let in, and how it and the links to `peers` are encrypted, for every command that runs an orchestrator."""
     parser.add_argument("--accept-drafters", action="store_true", help="let drafters dial in; they read every prompt")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     add_server_arguments(parser)
-    add_client_arguments(parser, "verifiers and drafters")
+    add_client_arguments(parser, peers)
 
 
 def options_of(args: argparse.Namespace) -> OrchestratorOptions:

@@ -1,0 +1,155 @@
+"""`specwire edge`: drafter, orchestrator and session log in one process near the client; the verifier is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import draft_service.server
+import orchestrator.server
+from deploy.local_drafter import LocalDrafter
+from deploy.options import DEFAULT_LISTEN
+from deploy.stack import check_free
+from orchestrator.cli import add_serving_arguments
+from orchestrator.options import OrchestratorOptions
+from orchestrator.store.opening import MEMORY, without_password
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import (
+    DTYPES,
+    ModelServiceOptions,
+    check_listen,
+    run_until_signalled,
+    say,
+    share_interpreter,
+)
+from specwire.rpc.tls import client_tls, server_tls
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """`serving` is the orchestrator's part, with nothing to dial but verifiers."""
+
+    drafting: ModelServiceOptions
+    serving: OrchestratorOptions
+
+
+class RunningEdge:
+    """`address` is where clients call."""
+
+    def __init__(self, serving: orchestrator.server.RunningOrchestrator, cleanup: AsyncExitStack) -> None:
+        self._serving = serving
+        self._cleanup = cleanup
+
+    @property
+    def address(self) -> str:
+        return self._serving.address
+
+    async def failed(self) -> str:
+        """Never returns: a lost verifier comes back, and a drafter is not needed."""
+        return await self._serving.failed()
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new sessions, give running ones `grace` seconds, then end everything. Idempotent."""
+        await self._serving.stop(grace)
+        await self._cleanup.aclose()
+
+
+async def start(options: EdgeOptions) -> RunningEdge:
+    """Load the drafter, connect to a verifier, listen.
+
+    Raises:
+        StackError, ModelError, StartError, StoreUnavailable, ListenError: one sentence on what is missing.
+    """
+    check_free(options.serving.listen)
+    share_interpreter()
+    async with AsyncExitStack() as parts:
+        local = LocalDrafter(*await draft_service.server.load(options.drafting))
+        parts.push_async_callback(local.stop)
+        serving = await orchestrator.server.start(options.serving)
+        parts.push_async_callback(serving.stop, 0.0)
+        local.join(serving.orchestrator)
+        return RunningEdge(serving, parts.pop_all())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verifier", action="append", required=True, metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--draft", required=True, metavar="MODEL", help="path or hub id of the draft model")
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT for clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--redis-url", default=MEMORY, metavar="URL", help="session log (default: memory:, lost in a crash)"
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier (default: %(default)s s)"
+    )
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the draft model's weights")
+    parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
+    parser.add_argument(
+        "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
+    )
+    parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_serving_arguments(parser, "verifiers")
+
+
+def options_of(args: argparse.Namespace) -> EdgeOptions:
+    """Raises ValueError that names the option."""
+    for field, addresses in (("listen", [args.listen]), ("verifier", args.verifier)):
+        for address in addresses:
+            check_listen(address, field)
+    if not args.draft:
+        raise InvalidParameter("draft", "must not be empty")
+    drafting = ModelServiceOptions(
+        args.draft, dtype=args.dtype, device=args.device, threads=args.draft_threads, slots=args.slots
+    )
+    serving = OrchestratorOptions(
+        verifiers=tuple(args.verifier),
+        redis_url=args.redis_url,
+        listen=args.listen,
+        insecure=args.insecure,
+        tls=server_tls(args),
+        peer_tls=client_tls(args),
+        accept_drafters=args.accept_drafters,
+        start_timeout=args.start_timeout,
+    )
+    return EdgeOptions(drafting, serving)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    try:
+        options = options_of(args)
+    except ValueError as error:
+        say(f"specwire edge: error: {error}")
+        return 2
+
+    def ready(running: RunningEdge) -> str:
+        return _ready_object(running, options) if args.json else _ready_line(running, options)
+
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, "edge"))
+
+
+def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:
+    url = options.serving.redis_url
+    log = "log in memory: lost in a crash" if url == MEMORY else f"log {without_password(url)}"
+    return (
+        f"specwire edge: ready on {running.address} "
+        f"(draft {options.drafting.model}, verifier {', '.join(options.serving.verifiers)}, {log})"
+    )
+
+
+def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
+    url = options.serving.redis_url
+    ready = {
+        "service": "edge",
+        "address": running.address,
+        "draft": options.drafting.model,
+        "verifiers": options.serving.verifiers,
+        "redis": without_password(url),
+        "durable": url != MEMORY,
+    }
+    return json.dumps(ready)
