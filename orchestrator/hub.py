@@ -48,12 +48,13 @@ class JoinedLine:
 
     def cut(self, reason: str) -> None:
         self.flooded = True
-        self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; it is let in again after {QUARANTINE:g} s")
+        message = f"{reason}; it is let in again after {QUARANTINE:g} s"
+        self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message, QUARANTINE)
 
-    def end(self, code: grpc.StatusCode, message: str) -> None:
+    def end(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
         """The first reason counts."""
         if self.up:
-            self.reason = StatusError(code, message)
+            self.reason = StatusError(code, message, retry_after)
             self.ended.set_result(None)
 
     def _on_failure(self, error: LinkError) -> None:
@@ -102,7 +103,8 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
         if who in self._barred:
             left = self._barred[who] - now
-            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{who} flooded; it is let in again in {left:.0f} s")
+            message = f"{who} flooded; it is let in again in {left:.0f} s"
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, left)
         if len(self._lines) >= MOST_JOINED:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINED} drafters have joined already")
 

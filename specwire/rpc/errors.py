@@ -1,7 +1,7 @@
 """Error policy: what a caller sees when a handler raises. One interceptor owns it.
 
 InvalidParameter        INVALID_ARGUMENT, "field: what is wrong"
-StatusError             its own code and message
+StatusError             its own code and message; RESOURCE_EXHAUSTED with a google.rpc.RetryInfo
 cancellation, abort     untouched
 anything else           logged with its traceback; the caller gets INTERNAL and a neutral sentence
 """
@@ -18,8 +18,12 @@ import grpc
 import grpc.aio
 
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.retry import Metadata, retry_metadata
 
 logger = logging.getLogger(__name__)
+
+# Seconds. A caller that found no room is told to come again after this, where nothing better is known.
+RETRY_AFTER = 1.0
 
 NEUTRAL_MESSAGE = "internal error; the server's log has the details"
 
@@ -31,12 +35,20 @@ Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler
 
 
 class StatusError(Exception):
-    """A failure with a gRPC status of its own: `message` is one sentence for the caller."""
+    """A failure with a gRPC status of its own.
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    Attributes:
+        message: one sentence for the caller.
+        retry_after: seconds after which the caller may ask again; RESOURCE_EXHAUSTED always says so.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
+        if retry_after is None and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            retry_after = RETRY_AFTER
+        self.retry_after = retry_after
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -112,4 +124,10 @@ async def _abort(error: Exception, method: str, context: Context) -> NoReturn:
     code, message = status_of(error)
     if code is grpc.StatusCode.INTERNAL and not isinstance(error, StatusError):
         logger.error("%s failed", method, exc_info=error)
-    await context.abort(code, message)
+    await context.abort(code, message, _trailers(error))
+
+
+def _trailers(error: Exception) -> Metadata:
+    if isinstance(error, StatusError) and error.retry_after is not None:
+        return retry_metadata(error.code, error.message, error.retry_after)
+    return ()

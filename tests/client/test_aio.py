@@ -42,6 +42,16 @@ async def test_complete_gathers_the_stream() -> None:
     assert (completion.finish_reason, completion.prompt_tokens) == (FinishReason.LENGTH, 2)
 
 
+async def test_a_server_without_room_says_when_to_ask_again() -> None:
+    failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
+    async with serving(Scripted(failure=failure)) as address, AsyncClient(address) as client:
+        with pytest.raises(SpecwireError) as streamed:
+            await client.complete("x")
+        with pytest.raises(SpecwireError) as asked:
+            await client.get_session("s-1")
+    assert streamed.value.retry_after == asked.value.retry_after == 2.5
+
+
 async def test_options_reach_the_service() -> None:
     servicer = Scripted()
     async with serving(servicer) as address, AsyncClient(address) as client:

@@ -41,6 +41,19 @@ async def test_failures_have_their_code_and_message() -> None:
         await asyncio.to_thread(work, address)
 
 
+async def test_a_server_without_room_says_when_to_ask_again() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+            for call in (lambda: client.complete("x"), lambda: client.get_session("s-1")):
+                with pytest.raises(SpecwireError) as raised:
+                    call()
+                assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2.5)
+
+    failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
+    async with serving(Scripted(events=(), failure=failure)) as address:
+        await asyncio.to_thread(work, address)
+
+
 async def test_leaving_early_cancels_the_call_and_deadlines_hold() -> None:
     def work(address: str) -> None:
         with Client(address) as client:

@@ -50,9 +50,10 @@ async def stack(
     redis_url: str = "memory:",
     peer_timeout: float = 30.0,
     accept_drafters: bool = False,
+    slots: int = 16,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target))
+        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
         for draft in drafts:

@@ -16,6 +16,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
+from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.process import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 
@@ -198,6 +199,17 @@ async def test_one_request_id_is_one_session() -> None:
     assert one.session_id == two.session_id
     assert one.tokens == two.tokens
     assert one.text == two.text
+
+
+async def test_without_room_a_client_is_told_when_to_ask_again() -> None:
+    async with stack(SLOW_TARGET, slots=1) as running:
+        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
+        await anext(first)
+        await anext(first)  # its first token: it has the slot
+        with pytest.raises(SpecwireError) as raised:
+            await running.client.complete(PROMPT, max_tokens=2)
+        assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_AFTER)
+        await first.aclose()
 
 
 async def test_unknown_sessions_are_not_found() -> None:

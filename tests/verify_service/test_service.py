@@ -14,7 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
+from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.retry import retry_after
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
@@ -182,6 +184,16 @@ async def test_score(target: LanguageModel) -> None:
         scores = (await stub.Score(verify_pb2.ScoreRequest(tokens=tokens, from_position=5))).log_probabilities
         assert len(scores) == 3
         assert all(-10 < score < 0 for score in scores)
+
+
+async def test_a_full_verifier_says_when_to_ask_for_a_score_again() -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer, stub_of(running) as stub:
+        await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
+        await peer.receive()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Score(verify_pb2.ScoreRequest(tokens=PROMPT, from_position=1))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after(raised.value) == RETRY_AFTER
 
 
 @pytest.mark.parametrize(
