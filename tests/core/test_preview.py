@@ -1,0 +1,178 @@
+"""What is provisional: the rest of a live chain, as the verifier would hold it, and its text up to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core import events as ev
+from specwire.core.chain import Chains, Proposal
+from specwire.core.preview import Ahead, Preview, Provisional, provisional
+from specwire.core.session import Session
+from specwire.core.states import State
+from specwire.core.text import Text, hash_of
+from tests.core.script import EOS, LETTERS, VOCABULARY, Script, first_stop
+from tests.core.world import FAULTS, PROGRESS, World, random_world
+
+TOKENS = st.integers(0, 2)
+MOST = 256
+
+
+def proposal(base: int, tokens: tuple[int, ...], text: Text, chain: int = 0, offset: int = 0) -> Proposal:
+    return Proposal(0, chain, base, offset, tokens, hash_of(text.tokens[:base]) if offset == 0 else None)
+
+
+def test_a_chain_stands_until_it_is_contradicted() -> None:
+    text = Text((1, 2))
+    preview = Preview(10, text)
+    preview.offer(proposal(2, (3, 4, 5), text), text)
+    preview.offer(proposal(2, (6,), text, offset=3), text)
+    assert preview.tail() == (3, 4, 5, 6)
+    text.extend((3, 4))
+    preview.follow(text)
+    assert preview.tail() == (5, 6)
+    text.extend((9,))
+    preview.follow(text)
+    assert preview.tail() == ()
+    preview.offer(proposal(2, (7,), text, offset=4), text)
+    assert preview.tail() == ()
+
+
+def test_a_chain_ends_where_the_decided_text_goes_back() -> None:
+    text = Text((1, 2))
+    preview = Preview(10, text)
+    preview.offer(proposal(2, (3, 4, 5), text), text)
+    text.extend((3,))
+    preview.follow(text)
+    text.truncate(2)
+    preview.follow(text)
+    assert preview.tail() == ()
+    preview.offer(proposal(2, (6,), text, chain=1), text)
+    text.truncate(1)
+    text.extend((8, 8))  # back and forth between two looks
+    preview.follow(text)
+    assert preview.tail() == ()
+
+
+def test_what_cannot_be_shown_is_refused() -> None:
+    text = Text((1, 2))
+    preview = Preview(10, text)
+    for bad in (
+        proposal(2, (10,), text),
+        proposal(1, (3,), text),
+        proposal(2, (3,), Text((7, 7))),
+        proposal(2, (3,), text, offset=1),
+        proposal(2, (3,) * (MOST + 1), text),
+    ):
+        preview.offer(bad, text)
+        assert preview.tail() == ()
+
+
+OFFERS = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(0, 4), st.lists(TOKENS, max_size=6))
+DECIDED = st.lists(TOKENS, min_size=1, max_size=5)
+
+
+@given(st.lists(st.one_of(OFFERS, DECIDED), max_size=30), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_the_tail_is_what_the_verifier_s_chains_would_hold(
+    events: list[tuple[int, int, int, list[int]] | list[int]], looks: list[bool]
+) -> None:
+    """The verifier aligns with every token; the preview when it is asked to, or when the next proposal comes."""
+    text = Text((0,))
+    preview, chains = Preview(3, text), Chains(3)
+    for event, look in zip(events, looks, strict=False):
+        if isinstance(event, list):
+            for token in event:
+                text.extend((token,))
+                chains.advance(len(text) - 1, (token,))
+        else:
+            chain, base, offset, tokens = event
+            offered = proposal(min(base, len(text)), tuple(tokens), text, chain, offset)
+            preview.offer(offered, text)
+            chains.offer(offered, text)
+        if look:
+            preview.follow(text)
+            assert preview.tail() == chains.window(len(text), MOST)
+
+
+# With the session: appends under way, lost verifiers, stop strings
+
+
+class Shown(World):
+    """The machine's world with somebody who is shown what is provisional."""
+
+    def _own(self) -> Session:
+        session = super()._own()
+        self.preview = Preview(VOCABULARY, session.text)
+        self.seen: list[Provisional] = []
+        return session
+
+    def handle(self, event: ev.Event) -> None:
+        super().handle(event)
+        if isinstance(event, ev.ProposalArrived):
+            self.preview.offer(event.proposal, self.session.text)
+        if self.session.state not in (State.ENDED, State.FENCED):
+            self.look()
+
+    def look(self) -> None:
+        self.preview.follow(self.session.text)
+        ahead = Ahead.of(self.session, self.preview.tail(), self.ending)
+        shown = provisional(ahead, self.session, self.scanner)
+        self.check_shown(shown)
+        self.seen.append(shown)
+
+    def check_shown(self, shown: Provisional) -> None:
+        assert shown.position == len(self.told_tokens)
+        tokens = [*self.told_tokens, *shown.tokens]
+        decided = self.session.text.tokens
+        common = min(len(tokens), len(decided))
+        assert tokens[:common] == decided[:common]
+        assert EOS not in shown.tokens[:-1]
+        assert len(tokens) <= self.ending.end
+        text = "".join(LETTERS[token] for token in tokens[len(self.prompt) :])
+        assert self.told_text + shown.text == text[: first_stop(text, self.stops)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_provisional_text_continues_what_was_told_whatever_fails(seed: int) -> None:
+    random = Random(seed)
+    plain = random_world(random)
+    world = Shown(plain.script, plain.prompt, plain.ending.end - len(plain.prompt), plain.stops, plain.buffer)
+    for _ in range(300):
+        action = random.choice(PROGRESS if random.random() < 0.9 else FAULTS)
+        world.step(action, random.randrange(8))
+    world.finish()
+
+
+def running(seed: int, rounds: int) -> Iterator[Shown]:
+    """A session without faults after each of its rounds; a window takes two of the four draft tokens."""
+    world = Shown(Script(seed, quality=6), max_tokens=60, buffer=16)
+    for _ in range(rounds):
+        for action in ("verifier_ready", "drafter_ready", "round"):
+            world.step(action, 2)
+        yield world
+
+
+def test_drafts_are_shown_confirmed_and_taken_back() -> None:
+    shown = confirmed = 0
+    for seed in range(10):
+        (*_, world) = running(seed, 60)
+        guesses = [(each.position, each.tokens) for each in world.seen if each.tokens]
+        right = [world.oracle.tokens[at : at + len(tokens)] == tokens for at, tokens in guesses]
+        shown, confirmed = shown + len(right), confirmed + sum(right)
+    assert 0 < confirmed < shown
+
+
+def test_where_nothing_fails_the_verifier_holds_the_same_chain() -> None:
+    compared = 0
+    for seed in range(10):
+        for world in running(seed, 30):
+            if world.over or world.verifier is None:
+                continue
+            assert world.verifier.text.tokens == world.session.text.tokens
+            assert world.preview.tail() == world.verifier.chains.window(len(world.session.text), MOST)
+            compared += bool(world.preview.tail())
+    assert compared > 20
