@@ -23,6 +23,7 @@ from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
 from specwire.rpc.process import say
+from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 
 DEFAULT_TOKENS = 128
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
@@ -30,7 +31,10 @@ ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to complete, where, and how to show it. `own` is the stack to start where no address is given."""
+    """What to complete, where, and how to show it. `own` is the stack to start where no address is given.
+
+    tls: how to encrypt the connection to `address`.
+    """
 
     prompt: str
     options: Options
@@ -38,6 +42,7 @@ class Request:
     address: str | None
     own: StackOptions
     as_json: bool
+    tls: ClientTls | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
     add_stack_arguments(parser)
+    add_client_arguments(parser, "a running stack")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +105,10 @@ def request_of(args: argparse.Namespace) -> Request:
         provisional=args.provisional and not args.json and is_terminal(),
     )
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
-    return Request(_prompt(args), options, args.timeout, address, own, args.json)
+    tls = client_tls(args)
+    if tls is not None and address is None:
+        raise InvalidParameter("--tls", "and its companions encrypt the connection to a running stack: give --address")
+    return Request(_prompt(args), options, args.timeout, address, own, args.json, tls)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -121,7 +130,7 @@ def _read(name: str) -> str:
 
 
 async def _generate(request: Request, folder: Path) -> int:
-    async with _address(request, folder) as address, AsyncClient(address) as client:
+    async with _address(request, folder) as address, AsyncClient(address, tls=request.tls) as client:
         try:
             completion = await _stream(client, request)
         except SpecwireError as error:

@@ -25,8 +25,8 @@ ANY_PORT = "127.0.0.1:0"
 class Service:
     """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], said: Path) -> None:
-        self.address = ANY_PORT
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], said: Path, address: str) -> None:
+        self.address = address
         self._arguments = arguments
         self._environment = environment
         self._said = said
@@ -90,10 +90,10 @@ class Parts:
         self._mark = f"SPECWIRE_TEST_PARTS={uuid.uuid4().hex}"
         self._services: list[Service] = []
 
-    def start(self, *arguments: str, without: str = "") -> Service:
-        """Launch a service; `without` names packages, separated by commas, that it cannot import."""
+    def start(self, *arguments: str, without: str = "", at: str = ANY_PORT) -> Service:
+        """Launch a service, to listen at `at`; `without` names packages, with commas, that it cannot import."""
         said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
-        service = Service(arguments, self._environment(without), said)
+        service = Service(arguments, self._environment(without), said, at)
         self._services.append(service)
         return service
 

@@ -1,0 +1,241 @@
+"""specwire edge as a process: TLS to its verifier, drafting in process, clients as everywhere, ends without leftovers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.certificates import Authority
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import plain
+from tests.integration.stack_process import Command, eventually, running
+
+TARGET = "scripted:7:vocab=64:delay_ms=10"
+DRAFT = "scripted:7:vocab=64:agree=0.8"
+PROMPT = "1 2 3"
+ANY_PORT = ("--listen", "127.0.0.1:0")
+LENGTH = ("--max-tokens", "60", "--ignore-eos")
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of this file's long-lived processes."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Give the paths of certificates, keys and authorities by name."""
+    folder = tmp_path_factory.mktemp("tls")
+    ours, others = Authority(), Authority("another authority")
+    paths = {"ca": ours.save(folder, "ca"), "other-ca": others.save(folder, "other-ca")}
+    for name, authority in (("server", ours), ("drafter", ours), ("stranger", others)):
+        paths[name], paths[f"{name}-key"] = authority.sign().save(folder, name)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def cloud(owned: Parts, files: dict[str, str]) -> Service:
+    """Give a verifier that listens with TLS."""
+    service = owned.start("verify", TARGET, "--tls-cert", files["server"], "--tls-key", files["server-key"])
+    service.ready()
+    return service
+
+
+def ready(command: Command) -> dict[str, str]:
+    """What its ready line says."""
+    line = command.line()
+    assert line, command.said()
+    fields: dict[str, str] = json.loads(line)
+    return fields
+
+
+def generated(address: str, *more: str) -> list[int]:
+    """What `specwire generate` brings from there, drafts having been accepted."""
+    with running("generate", PROMPT, "--address", address, *LENGTH, "--json", *more) as command:
+        assert command.wait(LIMIT_S) == 0, command.said()
+        done = json.loads(command.line())
+    assert done["stats"]["accepted"] > 10
+    tokens: list[int] = done["tokens"]
+    return tokens
+
+
+def failure(*arguments: str, code: int = 1) -> str:
+    """The one line with which a command that must fail does so."""
+    with running(*arguments) as command:
+        assert command.wait(LIMIT_S) == code, command.said()
+        assert command.nothing_left(), command.family()
+        assert command.line() == ""
+        assert "Traceback" not in command.said()
+        return command.last_line()
+
+
+def expected() -> list[int]:
+    return plain(TARGET, 60, prompt=(1, 2, 3))
+
+
+def edge(verifier: str, *more: str) -> tuple[str, ...]:
+    return ("edge", "--verifier", verifier, "--draft", DRAFT, *ANY_PORT, "--json", *more)
+
+
+# The edge
+
+
+def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
+    with running(*edge(cloud.address, "--tls-ca", files["ca"])) as command:
+        told = ready(command)
+        assert (told["draft"], told["verifiers"], told["durable"]) == (DRAFT, [cloud.address], False)
+        assert generated(told["address"]) == expected()
+        assert list(command.family()) == [command.process.pid]
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(LIMIT_S) == 0
+        assert command.said().splitlines()[-1] == "specwire edge: draining"
+        assert command.nothing_left()
+
+
+def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:
+    arguments = [word for word in edge(cloud.address, "--tls-ca", files["ca"]) if word != "--json"]
+    with running(*arguments) as command:
+        line = command.line()
+        assert line.startswith("specwire edge: ready on 127.0.0.1:")
+        assert line.endswith(f"(draft {DRAFT}, verifier {cloud.address}, log in memory: lost in a crash)\n")
+
+
+def test_a_second_signal_ends_it_at_once(cloud: Service, files: dict[str, str]) -> None:
+    with running(*edge(cloud.address, "--tls-ca", files["ca"])) as command:
+        address = ready(command)["address"]
+        with running("generate", PROMPT, "--address", address, "--max-tokens", "2000", "--ignore-eos") as reader:
+            assert reader.process.stdout is not None
+            assert reader.process.stdout.read(1)  # it is under way, so that the first signal drains for a while
+            command.process.send_signal(signal.SIGINT)
+            assert eventually(lambda: "draining" in command.said(), LIMIT_S)
+            command.process.send_signal(signal.SIGINT)
+            assert command.wait(LIMIT_S) == 128 + signal.SIGINT
+            assert command.nothing_left()
+            assert reader.wait(LIMIT_S) == 1
+            assert "Traceback" not in reader.said()
+
+
+def test_it_waits_for_its_verifier(owned: Parts, dead_address: str) -> None:
+    with running(*edge(dead_address)) as command:
+        assert eventually(lambda: f"cannot connect to {dead_address}" in command.said(), LIMIT_S)
+        owned.start("verify", TARGET, at=dead_address)
+        assert generated(ready(command)["address"]) == expected()
+
+
+@pytest.mark.parametrize("flags", [(), ("--tls",)])
+def test_a_verifier_that_is_never_there(dead_address: str, flags: tuple[str, ...]) -> None:
+    said = failure(*edge(dead_address, "--start-timeout", "0.5", *flags))
+    assert said == f"specwire edge: error: not ready within 0.5 s: cannot connect to {dead_address}"
+
+
+def test_a_verifier_that_is_not_trusted(cloud: Service, files: dict[str, str]) -> None:
+    said = failure(*edge(cloud.address, "--tls-ca", files["other-ca"]))
+    assert said.startswith(f"specwire edge: error: the certificate of {cloud.address} is not trusted: ")
+
+
+def test_a_verifier_that_wants_tls(cloud: Service) -> None:
+    said = failure(*edge(cloud.address, "--start-timeout", "1"))
+    reason = f"{cloud.address} closed the connection at once: it may want TLS"
+    assert said == f"specwire edge: error: not ready within 1 s: {reason}"
+
+
+def test_a_drafter_of_another_vocabulary(cloud: Service, files: dict[str, str]) -> None:
+    arguments = ["scripted:7:vocab=65" if word == DRAFT else word for word in edge(cloud.address)]
+    said = failure(*arguments, "--tls-ca", files["ca"])
+    assert said.startswith("specwire edge: error: vocabulary mismatch: drafter scripted:7 has ")
+
+
+def test_what_cannot_start_says_so(cloud: Service, taken_address: str) -> None:
+    said = failure("edge", "--verifier", cloud.address, "--draft", DRAFT, "--listen", taken_address)
+    assert said == f"specwire edge: error: listen: {taken_address} cannot be used: Address already in use"
+    said = failure("edge", "--verifier", cloud.address, "--draft", "/no/such/model", *ANY_PORT)
+    assert said.startswith("specwire edge: error: ")
+    assert "/no/such/model" in said
+    said = failure("edge", "--verifier", "nowhere", "--draft", DRAFT, code=2)
+    assert said == "specwire edge: error: verifier: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"
+    said = failure("edge", "--verifier", cloud.address, "--draft", DRAFT, "--listen", "nowhere", code=2)
+    assert said == "specwire edge: error: listen: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"
+
+
+# TLS on command lines
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", TARGET),
+        ("draft", DRAFT),
+        ("orchestrate", "--verifier", "127.0.0.1:1"),
+        ("edge", "--verifier", "127.0.0.1:1", "--draft", DRAFT),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_bad_file_is_named_with_its_flag(command: tuple[str, ...], files: dict[str, str]) -> None:
+    said = failure(*command, "--tls-cert", "/no/such/file", "--tls-key", files["server-key"], code=2)
+    assert said == f"specwire {command[0]}: error: --tls-cert: /no/such/file cannot be read: No such file or directory"
+    said = failure(*command, "--tls-cert", files["server"], "--tls-key", files["drafter-key"], code=2)
+    reason = f"{files['drafter-key']} is not the key of the certificate in {files['server']}"
+    assert said == f"specwire {command[0]}: error: --tls-key: {reason}"
+
+
+def test_generate_says_why_it_cannot_connect(cloud: Service, files: dict[str, str]) -> None:
+    generate = ("generate", PROMPT, "--address", cloud.address)
+    closed = f"specwire generate: error: {cloud.address} closed the connection at once: it may want TLS"
+    assert failure(*generate) == closed
+    untrusted = f"specwire generate: error: the certificate of {cloud.address} is not trusted: "
+    assert failure(*generate, "--tls-ca", files["other-ca"]).startswith(untrusted)
+    said = failure("generate", PROMPT, "--tls", code=2)
+    assert said.startswith("specwire generate: error: --tls: ")
+
+
+# Drafters that dial in
+
+
+@pytest.fixture(scope="module")
+def hub(owned: Parts, cloud: Service, files: dict[str, str]) -> Service:
+    """Give an orchestrator that drafters with a certificate may join."""
+    served = ("--tls-cert", files["server"], "--tls-key", files["server-key"], "--tls-client-ca", files["ca"])
+    peers = ("--verifier", cloud.address, "--tls-ca", files["ca"])
+    service = owned.start("orchestrate", *peers, *served, "--accept-drafters", at="0.0.0.0:0")
+    service.ready()
+    return service
+
+
+def certified(files: dict[str, str], name: str = "drafter") -> tuple[str, ...]:
+    return ("--tls-ca", files["ca"], "--tls-client-cert", files[name], "--tls-client-key", files[f"{name}-key"])
+
+
+def test_a_drafter_behind_nat(hub: Service, files: dict[str, str]) -> None:
+    with running("draft", DRAFT, "--connect", hub.address, *certified(files), "--json") as drafter:
+        assert ready(drafter) == {"service": "draft", "connected": hub.address, "model": DRAFT}
+        assert generated(hub.address, *certified(files)) == expected()
+        hub.restart()
+        assert hub.ready()
+        assert eventually(lambda: f"joined {hub.address} again" in drafter.said(), LIMIT_S), drafter.said()
+        assert generated(hub.address, *certified(files)) == expected()
+        drafter.process.send_signal(signal.SIGTERM)
+        assert drafter.wait(LIMIT_S) == 0
+        assert drafter.nothing_left()
+
+
+def test_a_drafter_that_is_refused_ends(hub: Service, files: dict[str, str]) -> None:
+    said = failure("draft", "scripted:7:vocab=65", "--connect", hub.address, *certified(files))
+    assert said.startswith(f"specwire draft: error: {hub.address} refused this drafter: vocabulary mismatch: ")
+
+
+def test_a_drafter_that_dials_does_not_listen(files: dict[str, str]) -> None:
+    said = failure("draft", DRAFT, "--connect", "127.0.0.1:1", "--listen", "127.0.0.1:7001", code=2)
+    assert said.startswith("specwire draft: error: connect: a drafter that dials in does not listen")
+    assert failure("draft", DRAFT, "--tls", code=2).startswith("specwire draft: error: --tls: ")
+
+
+def test_who_is_reached_from_elsewhere_needs_drafters_certificates(cloud: Service, files: dict[str, str]) -> None:
+    served = ("--tls-cert", files["server"], "--tls-key", files["server-key"], "--listen", "0.0.0.0:0")
+    said = failure("orchestrate", "--verifier", cloud.address, *served, "--accept-drafters", code=2)
+    assert said.startswith("specwire orchestrate: error: accept-drafters: a drafter is told every prompt")
