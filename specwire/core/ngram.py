@@ -177,6 +177,8 @@ class NgramSource:
         self._tokens = tokens
         self._most = most
         self.guess: Guess | None = None
+        # The time that had been spent on the session when a guess was last in a window.
+        self.tested_us = 0.0
         self._guessed_at = -1
         self._followed: Guess | None = None
 

@@ -54,6 +54,7 @@ class Running:
             self._awaited(missing, costs.plain(1)),
             missing,
             session.look(),
+            session.untested_us,
         )
 
     def _awaited(self, missing: int, plain_us: float) -> Awaited | None:

@@ -20,6 +20,10 @@ PREFILL_ROWS = 512
 PATIENCE_US = 5e6
 # A window of the verifier's own guesses must be expected to gain as much; what it costs is known less well than that.
 LEAST_GAIN = 1.02
+# Where V(m) says that wide forwards do not pay although a guess is good, V(m) may be out of date, and only a test can
+# tell: one that costs no more than this share of the time since the last, and decides this many tokens if all is well.
+PROBE_SHARE = 0.005
+PROBE_TOKENS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Candidate:
         spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong.
         missing: draft tokens that are due and not at hand.
         guess: what the verifier itself proposes.
+        untested_us: time spent since such a guess was last tested.
     """
 
     slot: int
@@ -55,6 +60,7 @@ class Candidate:
     awaited: Awaited | None = None
     missing: int = 0
     guess: Guess | None = None
+    untested_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
     if candidate.guess is not None:
         tokens, acceptance = candidate.guess.tokens, candidate.guess.acceptance
         guessed, guessed_rate = _widest(candidate, acceptance, len(tokens), rows, expected, V)
-        if guessed_rate > max(rate, LEAST_GAIN * (expected + 1.0) / V(rows + 1)):
+        gains = guessed_rate > max(rate, LEAST_GAIN * (expected + 1.0) / V(rows + 1))
+        if gains or (not drafted and _probes(candidate, acceptance, rows, guessed, V)):
             return guessed, SourceKind.NGRAM
     return drafted, SourceKind.DRAFTER
 
@@ -163,6 +170,11 @@ def _widest(
         if rate > best_rate:
             best, best_rate = window, rate
     return best, best_rate
+
+
+def _probes(candidate: Candidate, acceptance: AcceptanceByPosition, rows: int, window: int, V: V) -> bool:
+    affordable = V(rows + 1 + window) - V(rows + 1) <= PROBE_SHARE * candidate.untested_us
+    return window > 0 and affordable and _tokens(acceptance, window) >= PROBE_TOKENS
 
 
 def _bears(candidate: Candidate, rows: int, window: int, V: V) -> bool:

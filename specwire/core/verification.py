@@ -101,6 +101,11 @@ class VerifySession:
             return 0
         return max(0, min(self.allowance.credit, self.ending.end) - self.position)
 
+    @property
+    def untested_us(self) -> float:
+        """Time spent since a guess from the text was last tested."""
+        return self.ledger.elapsed_us - self.ngram.tested_us if self.ngram is not None else 0.0
+
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 
@@ -134,6 +139,8 @@ class VerifySession:
         # Positions of the window behind the text's end were not tested.
         if kind is SourceKind.DRAFTER:
             self.acceptance.observe(min(len(window), kept), min(len(window), decision.accepted))
+        elif self.ngram is not None:
+            self.ngram.tested_us = self.ledger.elapsed_us
         self.text.extend(decision.tokens)
         self.chains.advance(position, decision.tokens)
         if self.ngram is not None:

@@ -26,7 +26,7 @@ from specwire.lm.slots import SlotTable
 from specwire.lm.vocabulary import vocabulary_fingerprint
 
 PREFIX = "scripted:"
-USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:device=NAME]"
+USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:device=NAME]"
 CONTEXT = 4096
 EOS_ID = 0
 UNKNOWN = "1"
@@ -40,6 +40,8 @@ SPREAD = 16.0
 NEVER = -64.0
 # Streams of coins and logits, apart from one another.
 AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
+# What a model with a memory remembers fits in 64 bits.
+TOKEN_BITS, MOST_MEMORY = 21, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Script:
             V(m) = delay_ms (1 + row_cost (m - 1)).
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
             it begins anew where it ends.
+        memory: the logits depend on so many last tokens only, 1 to 3, so that greedy texts end in loops; 0: on all.
         device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
     """
 
@@ -67,6 +70,7 @@ class Script:
     row_cost: float = 0.0
     trace: str = ""
     device: str = "cpu"
+    memory: int = 0
 
     def __post_init__(self) -> None:
         if not 2 <= self.vocab <= 1 << 20:
@@ -78,6 +82,8 @@ class Script:
             raise ModelError(f"delay_ms: must be from 0 to 60000, not {self.delay_ms}")
         if not 0.0 <= self.row_cost <= 1.0:
             raise ModelError(f"row_cost: must be from 0 to 1, not {self.row_cost}")
+        if not 0 <= self.memory <= MOST_MEMORY:
+            raise ModelError(f"memory: must be from 0 to {MOST_MEMORY}, not {self.memory}")
         if set(self.trace) - set("01"):
             raise ModelError("trace: must hold 0 and 1 only")
         if not self.device:
@@ -103,7 +109,12 @@ class Script:
         return self.delay_ms / 1000 * (1 + self.row_cost * max(0, rows - 1))
 
     def extend(self, prefix: int, token: int) -> int:
-        """64-bit hash of a text, from the hash of the text before its last token (0 for the empty text)."""
+        """64-bit hash of a text, from the hash of the text before its last token (0 for the empty text).
+
+        With a memory: its last tokens themselves.
+        """
+        if self.memory:
+            return (prefix << TOKEN_BITS | token + 1) & ((1 << TOKEN_BITS * self.memory) - 1)
         return _mix((prefix + GOLDEN * (token + 1)) & WORD)
 
     def logits(self, prefix: int, position: int = 0) -> Row:
@@ -160,6 +171,7 @@ READ_BY: dict[str, Callable[[str], Any]] = {
     "row_cost": float,
     "trace": _read_trace,
     "device": str,
+    "memory": int,
 }
 
 
@@ -224,7 +236,7 @@ class ScriptedLM:
 
 def _info(script: Script, context: int) -> ModelInfo:
     vocabulary = {index: str(index) for index in range(script.vocab)}
-    identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos} {script.trace}"
+    identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos} {script.trace} {script.memory}"
     return ModelInfo(
         name=f"{PREFIX}{script.seed}",
         architecture="Scripted",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from specwire.core.chain import SourceKind
+from specwire.core.ngram import Guess
 from specwire.core.scheduler import MOST_WINDOW, PATIENCE_US, PREFILL_ROWS, Awaited, Candidate, Plan, Share, schedule
 from specwire.core.speed import AcceptanceByPosition
 
@@ -135,3 +139,72 @@ def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> N
     assert schedule([short], 100.0, flat).wait_until_us is None
     full = candidate(drafted=4, spare_us=-1e9, missing=0)
     assert [share.window for share in schedule([full], 100.0, flat, patient=True).shares] == [4]
+
+
+def guessing(guess_rate: float, tokens: int = MOST_WINDOW, untested_us: float = 0.0, **rest: Any) -> Candidate:
+    """A candidate for whom the verifier has a guess of so many `tokens`."""
+    guess = Guess(0, (1,) * tokens, AcceptanceByPosition(prior=guess_rate))
+    return replace(candidate(**rest), guess=guess, untested_us=untested_us)
+
+
+def costly(rows: int) -> float:
+    return 1000.0 + 100.0 * (rows - 1)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "rate", "guess_rate", "kind"),
+    [
+        (0, 0.9, 0.5, SourceKind.NGRAM),
+        (2, 0.9, 0.5, SourceKind.DRAFTER),
+        (2, 0.9, 0.95, SourceKind.NGRAM),
+        (16, 0.9, 0.9, SourceKind.DRAFTER),
+        (2, 0.2, 0.5, SourceKind.NGRAM),
+    ],
+)
+def test_of_chain_and_guess_the_one_expected_to_decide_more_is_tested(
+    drafted: int, rate: float, guess_rate: float, kind: SourceKind
+) -> None:
+    [share] = schedule([guessing(guess_rate, drafted=drafted, rate=rate)], 0.0, costly).shares
+    assert share.kind is kind
+    assert share.window > 0
+
+
+def test_a_guess_that_gains_nothing_is_not_tested() -> None:
+    """Unlike a chain: what is known of guesses does not come from tests."""
+    [share] = schedule([guessing(0.05)], 0.0, costly).shares
+    assert (share.window, share.kind) == (0, SourceKind.DRAFTER)
+
+
+@pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])
+def test_the_ledger_bounds_guesses_too(spare_us: float, window: int) -> None:
+    [share] = schedule([guessing(1.0, spare_us=spare_us)], 0.0, costly).shares
+    assert share.window == window
+
+
+def steep(rows: int) -> float:
+    return 1000.0 if rows == 1 else 50_000.0
+
+
+@pytest.mark.parametrize(
+    ("untested_us", "guess_rate", "window"), [(9e6, 0.9, 0), (1e7, 0.9, MOST_WINDOW), (1e7, 0.2, 0)]
+)
+def test_now_and_then_a_good_guess_is_tested_against_what_v_says(
+    untested_us: float, guess_rate: float, window: int
+) -> None:
+    """49 ms are 0.5 % of 9.8 s."""
+    [share] = schedule([guessing(guess_rate, untested_us=untested_us)], 0.0, steep).shares
+    assert share.window == window
+
+
+def test_does_not_wait_for_a_drafter_while_a_better_guess_is_at_hand() -> None:
+    waiting = candidate(awaited=due())
+    assert schedule([waiting], 0.0, flat).wait_until_us == 300.0
+    assert schedule([guessing(0.95, awaited=due())], 0.0, flat).wait_until_us is None
+
+
+def test_waits_for_a_drafter_that_is_worth_more_than_the_guess() -> None:
+    assert schedule([guessing(0.3, awaited=due())], 0.0, flat).wait_until_us == 300.0
+
+
+def test_a_patient_verifier_guesses_nothing() -> None:
+    assert schedule([guessing(0.9)], 0.0, flat, patient=True).shares == (Share(0, 1, 0, True),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import Offer, Proposal
+from specwire.core.chain import Offer, Proposal, SourceKind
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
@@ -132,3 +132,56 @@ def test_acceptance_is_learnt_from_what_was_tested() -> None:
     first, second, third = session.acceptance.rates(3)
     assert first > 0.7 > second
     assert third == second
+
+
+def guessing(tokens: list[int]) -> VerifySession:
+    ending = Ending(40, eos_ids=frozenset(), stop_ids=frozenset())
+    return VerifySession.opened(
+        tokens, len(tokens), Sampling(), ending, Allowance(len(tokens), 50), vocabulary=10, ngram=True
+    )
+
+
+def test_a_guess_is_a_window_within_the_room() -> None:
+    session = guessing([1, 2, 3, 4, 1, 2])
+    assert session.window(8, SourceKind.NGRAM) == (), "nobody has looked"
+    guess = session.look()
+    assert guess is not None
+    assert session.window(3, SourceKind.NGRAM) == guess.tokens[:3] == (3, 4, 1)
+    session.allowance = Allowance(6, 8)
+    assert session.window(3, SourceKind.NGRAM) == (3,)
+    assert session.window(8) == (), "no chain"
+
+
+def test_a_guess_that_was_tested_teaches_nothing_about_drafters() -> None:
+    session = guessing([1, 2, 3, 4, 1, 2])
+    session.look()
+    before = session.acceptance.rates(3)
+    verdict = session.resolve([3, 9, 9, 9], session.window(3, SourceKind.NGRAM), SourceKind.NGRAM)
+    assert (verdict.tokens, verdict.outcomes) == ((3, 9), (A, R))
+    assert (verdict.tested, verdict.kind) == (3, SourceKind.NGRAM)
+    assert session.acceptance.rates(3) == before
+    assert session.window(3, SourceKind.NGRAM) == (), "the guess was for another position"
+
+
+def test_what_a_guess_decided_contradicts_a_chain() -> None:
+    session = guessing([1, 2, 3, 4, 1, 2])
+    session.look()
+    propose(session, 3, 5)
+    session.resolve([3, 4, 1, 2], session.window(3, SourceKind.NGRAM), SourceKind.NGRAM)
+    assert session.window(8) == ()
+    propose(session, 3, chain=0, offset=2)
+    assert session.chains.counts[Offer.STALE] == 1
+
+
+def test_a_chain_that_reaches_beyond_a_guess_meets_the_last_row() -> None:
+    session = guessing([1, 2, 3, 4, 1, 2])
+    session.look()
+    window = session.window(2, SourceKind.NGRAM)
+    propose(session, 3, 4, 7)
+    assert session.resolve([3, 4, 7], window, SourceKind.NGRAM).outcomes == (A, A, A)
+
+
+def test_without_permission_nothing_is_guessed() -> None:
+    session = opened([1, 2, 3, 4, 1, 2])
+    assert session.look() is None
+    assert session.window(3, SourceKind.NGRAM) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_the_end_comes_as_often_as_told(eos: float, low: float, high: float) -> 
     assert low <= float((logits.argmax(1) == 0).float().mean()) <= high
 
 
+def test_a_short_memory_makes_loops() -> None:
+    lm = _load("scripted:3:memory=2")
+    one, other = lm.forward([Feed(0, 0, [5, 9, 1, 33], 1), Feed(1, 0, [1, 33], 1)])
+    assert torch.equal(one, other)
+    lm.discard(0)
+    text = [5]
+    for position in range(400):
+        text.append(int(lm.forward([Feed(0, position, text[-1:], 1)]).argmax()))
+    assert len(set(pairwise(text))) < 200
+
+
 def test_info() -> None:
     target, draft = _load("scripted:3").info, _load("scripted:9:agree=0.5:delay_ms=1").info
     assert (target.vocabulary, target.context, target.eos_ids) == (64, 4096, (0,))
@@ -98,6 +110,7 @@ def test_no_rows_wanted() -> None:
         ("scripted:1:agree=nan", "agree: must be from 0 to 1, not nan"),
         ("scripted:1:delay_ms=inf", "delay_ms: must be from 0 to 60000, not inf"),
         ("scripted:1:row_cost=-1", "row_cost: must be from 0 to 1, not -1.0"),
+        ("scripted:1:memory=4", "memory: must be from 0 to 3, not 4"),
         ("scripted:1:device=", "device: must not be empty"),
         ("scripted:1:trace=/no/such/file", "trace: cannot read /no/such/file: FileNotFoundError"),
         ("scripted:1:agree=1:trace=x", "expected scripted:SEED"),

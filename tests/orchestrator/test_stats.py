@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.stats import SessionStats
 from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
 from specwire.core.events import VerdictArrived
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -35,3 +36,10 @@ def test_acceptance_is_counted_up_to_the_first_refusal() -> None:
     stats.count_verdict(VerdictArrived(1, 10, (7, 7, 7), (A, A, R)), 5)
     assert stats.tested_at[:4] == [1, 1, 1, 0]
     assert stats.accepted_at[:4] == [1, 1, 0, 0]
+
+
+def test_kinds_of_sources_are_counted_apart() -> None:
+    stats = SessionStats(started=0.0)
+    stats.count_verdict(VerdictArrived(1, 10, (7, 7, 7), (A, A, R)), 5)
+    stats.count_verdict(VerdictArrived(1, 13, (7, 7, 7, 7), (A, A, A, A), kind=SourceKind.NGRAM), 3)
+    assert (stats.proposed, stats.proposed_ngram, stats.accepted_ngram) == (9, 3, 3)

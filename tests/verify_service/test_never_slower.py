@@ -28,8 +28,8 @@ Drafter = Callable[[Sequence[int], int], tuple[list[int], float]]
 class Virtual(Rig):
     """Time passes in forwards and waits alone."""
 
-    def __init__(self, growth: float) -> None:
-        super().__init__(context=1024)
+    def __init__(self, growth: float, spec: str = "scripted:5", ngram: bool = True) -> None:
+        super().__init__(spec, context=1024, ngram=ngram)
         self.growth = growth
         self.engine.costs = StepCosts(ForwardTimes({m: self.cost(m) for m in (1, 2, 4, 8, 16, 32)}))
         self.pending: list[tuple[float, int, list[int]]] = []

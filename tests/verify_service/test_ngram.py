@@ -1,0 +1,124 @@
+"""The verifier's own proposals: the text is what it is without them, and they are asked where they pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
+from specwire.core.sampling import Sampling
+from specwire.core.tail import Verdict
+from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle
+from tests.verify_service.test_llama import llama
+from tests.verify_service.test_never_slower import COUNT, PLAIN_US, Virtual, good, silent
+
+__all__ = ["llama"]
+
+LOOPING = "scripted:5:memory=2"
+PROMPTS = {1: (7, 3, 9), 2: (4, 4, 4, 4, 4), 3: (8, 20, 31, 8, 20, 31, 8)}
+
+
+def verdicts(rig: Rig, handle: int) -> list[Verdict]:
+    return [each.verdict for report in rig.reports for each in report.decided if each.handle == handle]
+
+
+def accepted(rig: Rig, handle: int, kind: SourceKind) -> int:
+    mine = [verdict for verdict in verdicts(rig, handle) if verdict.kind is kind]
+    return sum(min(verdict.tested, verdict.accepted) for verdict in mine)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, Sampling(0.3, 8, 0.9, 3)])
+def test_texts_of_several_sessions_are_the_target_s(sampling: Sampling) -> None:
+    rig = Virtual(0.0, LOOPING)
+    for handle, prompt in PROMPTS.items():
+        rig.open(handle, prompt, max_tokens=400, sampling=sampling)
+    rig.run()
+    for handle, prompt in PROMPTS.items():
+        assert rig.tokens[handle] == oracle(rig.lm, prompt, 400, sampling)
+        assert any(verdict.kind is SourceKind.NGRAM for verdict in verdicts(rig, handle))
+
+
+def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
+    rig = Virtual(0.05, LOOPING)
+    rig.open(1, PROMPTS[1], max_tokens=400)
+    rig.run()
+    assert rig.engine.steps < 150
+    assert accepted(rig, 1, SourceKind.NGRAM) > 250
+    assert accepted(rig, 1, SourceKind.DRAFTER) == 0
+
+
+@pytest.mark.parametrize("why", ["by the request", "by the verifier"])
+def test_it_can_be_switched_off(why: str) -> None:
+    rig = Virtual(0.0, LOOPING, ngram=why == "by the request")
+    rig.open(1, PROMPTS[1], max_tokens=200, ngram=why == "by the verifier")
+    rig.run()
+    assert set(rig.outcomes[1]) == {Outcome.DIRECT}
+    assert rig.engine.steps == 200
+
+
+def test_drafters_and_the_text_take_turns() -> None:
+    """A drafter that is right until the text loops, then wrong; both kinds get their tokens accepted."""
+    rig = Virtual(0.05, LOOPING)
+    truth = oracle(rig.lm, PROMPTS[1], 400)
+    number = 0
+
+    def propose() -> None:
+        nonlocal number
+        done = len(rig.tokens.get(1, []))
+        guess = truth[done : done + 3] if done < 60 else [1, 1, 1]
+        rig.propose(1, chain(number, (*PROMPTS[1], *truth[:done]), guess))
+        number += 1
+
+    rig.open(1, PROMPTS[1], max_tokens=400)
+    rig.run(propose)
+    assert rig.tokens[1] == truth
+    assert accepted(rig, 1, SourceKind.DRAFTER) > 20
+    assert accepted(rig, 1, SourceKind.NGRAM) > 200
+
+
+def test_a_session_taken_over_guesses_from_its_whole_text() -> None:
+    truth = oracle(Rig(LOOPING).lm, PROMPTS[1], 300)
+    rig = Virtual(0.05, LOOPING)
+    rig.open(1, PROMPTS[1], max_tokens=300, decided=truth[:200])
+    rig.run()
+    assert rig.tokens[1] == truth[200:]
+    assert rig.engine.steps < 40
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.02, 0.05, 0.3])
+@pytest.mark.parametrize("vocab", [10, 16, 64])
+def test_a_text_that_repeats_by_chance_costs_nothing(vocab: int, growth: float) -> None:
+    """Of few tokens every pair has occurred before, and what followed says nothing."""
+    rig = Virtual(growth, f"scripted:5:vocab={vocab}")
+    assert rig.generate(silent, due=0) <= 1.01 * COUNT * PLAIN_US
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.05])
+def test_a_text_that_repeats_pays(growth: float) -> None:
+    rig = Virtual(growth, "scripted:5:memory=1")
+    assert rig.generate(silent, due=0) <= 0.3 * COUNT * PLAIN_US
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.05])
+def test_a_good_drafter_is_worth_more_than_chance(growth: float) -> None:
+    """The verifier goes on waiting for it although something to test is always at hand."""
+    alone, beside = Virtual(growth, "scripted:5:vocab=10", ngram=False), Virtual(growth, "scripted:5:vocab=10")
+    assert beside.generate(good, due=4) <= 1.02 * alone.generate(good, due=4)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.5, seed=5)])
+def test_rolled_back_caches_of_a_real_model_hold_the_text(llama: Path, sampling: Sampling) -> None:
+    """Some guesses are right and some are not, and the text is that of a forward at a time."""
+    prompts = {1: [5, 17, 80, 3] * 4, 2: [9, 8, 7, 9, 8, 7, 9, 8], 3: [1, 2]}
+    texts, refused = [], 0
+    for ngram in (False, True):
+        rig = Rig(str(llama), context=128, ngram=ngram)
+        for handle, prompt in prompts.items():
+            rig.open(handle, prompt, max_tokens=100, sampling=sampling)
+        rig.run()
+        texts.append(rig.tokens)
+        refused = sum(Outcome.RECOVERED in outcomes for outcomes in rig.outcomes.values())
+    assert texts[0] == texts[1]
+    assert refused > 0
