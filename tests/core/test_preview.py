@@ -51,9 +51,9 @@ def test_a_chain_ends_where_the_decided_text_goes_back() -> None:
     text.truncate(2)
     preview.follow(text)
     assert preview.tail() == ()
-    preview.offer(proposal(2, (6,), text, chain=1), text)
+    preview.offer(proposal(2, (6, 7), text, chain=1), text)
     text.truncate(1)
-    text.extend((8, 8))  # back and forth between two looks
+    text.extend((8, 6))  # back and forth between two looks
     preview.follow(text)
     assert preview.tail() == ()
 
@@ -101,6 +101,10 @@ def test_the_tail_is_what_the_verifier_s_chains_would_hold(
 # With the session: appends under way, lost verifiers, stop strings
 
 
+def letters(tokens: list[int]) -> str:
+    return "".join(LETTERS[token] for token in tokens)
+
+
 class Shown(World):
     """The machine's world with somebody who is shown what is provisional."""
 
@@ -132,8 +136,9 @@ class Shown(World):
         assert tokens[:common] == decided[:common]
         assert EOS not in shown.tokens[:-1]
         assert len(tokens) <= self.ending.end
-        text = "".join(LETTERS[token] for token in tokens[len(self.prompt) :])
+        text = letters(tokens[len(self.prompt) :])
         assert self.told_text + shown.text == text[: first_stop(text, self.stops)]
+        assert not shown.tokens or first_stop(letters(tokens[len(self.prompt) : -1]), self.stops) is None
 
 
 @pytest.mark.parametrize("seed", range(60))
