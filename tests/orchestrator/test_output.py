@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from orchestrator.output import Output
+import asyncio
+from collections.abc import AsyncIterator
+
+from orchestrator.output import Cursor, Output, Piece
 from specwire.core.acceptance import Outcome
-from specwire.core.effects import Emit
+from specwire.core.effects import Emit, EmitEnd, End
+from specwire.core.limits import FinishReason
+from specwire.core.preview import Provisional
 
 D = Outcome.DIRECT
 
@@ -22,3 +27,65 @@ def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
     output = Output(2)
     output.add(Emit(2, (5, 6), (D, D), "ab", (1, 2)))
     assert [output.cursor_at(at).characters for at in (2, 3, 4)] == [0, 1, 2]
+
+
+class Guesses:
+    """What a test says is provisional."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.newest = Provisional(2, (), "")
+
+    def now(self) -> Provisional:
+        return self.newest
+
+    def say(self, position: int, *tokens: int) -> Provisional:
+        self.newest = Provisional(position, tokens, "?" * len(tokens))
+        self._output.wake()
+        return self.newest
+
+
+async def following(reader: AsyncIterator[Piece | Provisional]) -> Piece | Provisional:
+    return await asyncio.wait_for(anext(reader), 5.0)
+
+
+async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_newest() -> None:
+    output = Output(2)
+    guesses = Guesses(output)
+    reader = output.follow(Cursor(), guesses)
+    guesses.say(2, 5)
+    assert await following(reader) == guesses.newest
+    guesses.say(2, 5, 6)
+    output.add(Emit(2, (5,), (D,), "a", (1,)))
+    guesses.say(3, 6, 7)
+    newest = guesses.say(3, 6, 7, 8)
+    piece = await following(reader)
+    assert isinstance(piece, Piece)
+    assert piece.tokens == [5]
+    assert await following(reader) == newest
+    guesses.say(3)
+    assert await following(reader) == Provisional(3, (), "")
+    output.finish(EmitEnd(End(FinishReason.LENGTH, "", 1), ""))
+    assert [each async for each in reader] == []
+
+
+async def test_what_is_not_news_is_not_told() -> None:
+    output = Output(2)
+    guesses = Guesses(output)
+    reader = output.follow(Cursor(), guesses)
+    waiting = asyncio.ensure_future(following(reader))
+    await asyncio.sleep(0)
+    guesses.say(2)  # nothing, after nothing
+    await asyncio.sleep(0)
+    output.add(Emit(2, (5,), (D,), "a", (1,)))
+    guesses.say(3)
+    assert isinstance(await waiting, Piece)
+    newest = guesses.say(3, 6)
+    assert await following(reader) == newest
+    waiting = asyncio.ensure_future(following(reader))
+    await asyncio.sleep(0)
+    guesses.say(3, 6)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    last = guesses.say(3, 7)
+    assert await waiting == last
