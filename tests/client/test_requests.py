@@ -6,6 +6,7 @@ import pytest
 
 from specwire.client import SpecwireError
 from specwire.client.requests import Options, generate_request, watch_request
+from specwire.v1 import generation_pb2
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,16 @@ def test_watching_from_a_position_that_cannot_be() -> None:
 def test_a_seed_is_sent_only_if_given() -> None:
     assert not generate_request("x").sampling.HasField("seed")
     assert generate_request("x", seed=0).sampling.HasField("seed")
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (Options(), generation_pb2.DRAFTING_AUTOMATIC),
+        (Options(drafting=False), generation_pb2.DRAFTING_OFF),
+        (Options(ngram=False), generation_pb2.DRAFTING_DRAFTERS),
+        (Options(drafting=False, ngram=True), generation_pb2.DRAFTING_NGRAM),
+    ],
+)
+def test_who_may_propose(options: Options, asked: generation_pb2.Drafting) -> None:
+    assert generate_request("x", **options).drafting == asked

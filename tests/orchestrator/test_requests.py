@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.requests import LONG_TEXT, encoded
+from orchestrator.requests import LONG_TEXT, drafting_of, encoded
 from orchestrator.sessions import Target
 from specwire.core.sampling import InvalidParameter
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, generation_pb2
 
 
 class WatchedTokenizer:
@@ -53,3 +53,22 @@ async def test_a_long_text_is_encoded_beside_the_event_loop(words: int) -> None:
     known, watched = target(context=LONG_TEXT + 1)
     assert await encoded("12 " * words, known) == [12] * words
     assert (threading.get_ident() in watched.threads) == (words == 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "drafters", "ngram"),
+    [
+        (generation_pb2.DRAFTING_UNSPECIFIED, True, True),
+        (generation_pb2.DRAFTING_AUTOMATIC, True, True),
+        (generation_pb2.DRAFTING_OFF, False, False),
+        (generation_pb2.DRAFTING_DRAFTERS, True, False),
+        (generation_pb2.DRAFTING_NGRAM, False, True),
+    ],
+)
+def test_who_may_propose(asked: generation_pb2.Drafting, drafters: bool, ngram: bool) -> None:
+    assert drafting_of(asked) == (drafters, ngram)
+
+
+def test_an_unknown_wish_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="^drafting: 9 is not a known value"):
+        drafting_of(cast(generation_pb2.Drafting, 9))

@@ -19,6 +19,8 @@ from orchestrator.store.encoding import (
 )
 from orchestrator.store.scripts import request_key
 from specwire.core.acceptance import Outcome
+from specwire.core.limits import Stopping
+from specwire.core.sampling import Sampling
 from tests.orchestrator.test_store import record_of
 from tests.rpc.test_convert import samplings, stoppings, uint32
 
@@ -32,10 +34,18 @@ records = st.builds(
     request_id=st.text(max_size=9),
     stop=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     drafting=st.booleans(),
+    ngram=st.booleans(),
     weights_fingerprint=st.text(max_size=9),
     vocabulary_fingerprint=st.text(max_size=9),
     created=st.floats(0, 1e10),
 )
+
+
+def test_a_record_from_before_there_were_ngrams_goes_by_drafting() -> None:
+    record = SessionRecord("s", (1,), Sampling(), Stopping(4, frozenset(), False), drafting=False)
+    fields = json.loads(encode_record(record))
+    del fields["ngram"]
+    assert decode_record(json.dumps(fields).encode(), (1,)).ngram is False
 
 
 @given(records, st.lists(uint32, max_size=5))
