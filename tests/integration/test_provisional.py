@@ -83,10 +83,11 @@ def _follows(guess: Provisional, decided: list[int]) -> bool:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_stop_strings_cut_the_same_text_and_every_guess(address: str, temperature: float) -> None:
-    drawn = Options(temperature=temperature, seed=5)
-    whole = Reading(address, **drawn)
+    whole = Reading(address, temperature=temperature, seed=5)
     stop = " ".join(whole.text.split()[LENGTH // 2 : LENGTH // 2 + 3])
-    shown, without = (Reading(address, provisional=asked, stop=[stop], **drawn) for asked in (True, False))
+    shown, without = (
+        Reading(address, temperature=temperature, seed=5, provisional=asked, stop=[stop]) for asked in (True, False)
+    )
     assert (shown.tokens, shown.text, shown.reason) == (without.tokens, without.text, without.reason)
     assert shown.text == whole.text[: whole.text.index(stop)]
     assert shown.reason is FinishReason.STOP_STRING
