@@ -67,8 +67,8 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     done = []
     async with stack(target, "scripted:99:vocab=64") as running:
         for drafting, guessing in ((True, True), (True, False), (False, True), (False, False)):
-            wish = Options(drafting=drafting, ngram=guessing, temperature=temperature, seed=11)
-            wish.update(max_tokens=80, ignore_eos=True)
+            wish = Options(drafting=drafting, ngram=guessing, max_tokens=80, ignore_eos=True)
+            wish["temperature"], wish["seed"] = temperature, 11
             done.append(await running.client.complete(PROMPT, **wish))
     expected = plain(f"{TARGET}:memory=1", PROMPT, 80, drawn)
     assert [list(each.tokens) for each in done] == [expected] * 4
