@@ -29,7 +29,7 @@ class Stateless(torch.nn.Module):
         self.model = model
         config = model.config
         self.layers: int = config.num_hidden_layers
-        self.heads: int = config.num_key_value_heads
+        self.heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def forward(
