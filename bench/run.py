@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"bench: error: {error}")
         return 2
     try:
-        with _terminable():
+        with terminable():
             found = measure(settings)
     except BenchError as error:
         say(f"bench: error: {error}")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM unwinds as Ctrl-C does, so that the processes started here are ended in order."""
 
     def on_signal(number: int, _: object) -> None:

@@ -1,0 +1,73 @@
+"""The grid: round trips, target, drafter, acceptance; and the cells of it that are measured over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from bench.wan.traces import acceptance, recorded, with_acceptance
+
+RTTS_MS = (0.0, 10.0, 20.0, 50.0, 80.0, 120.0, 200.0)
+V_MS = 30.0
+DRAFTS_MS = (8.0, 3.0, 1.0)
+SLOPES = (0.0, 0.02, 0.05)
+ACCEPTANCES = (0.4, 0.6, 0.8, 0.9)
+TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An emulated place and time: V(m) = V_ms (1 + slope (m - 1)), draft_ms per draft token."""
+
+    rtt_ms: float
+    draft_ms: float
+    acceptance: float
+    slope: float
+    V_ms: float = V_MS
+
+    @property
+    def name(self) -> str:
+        return f"R{self.rtt_ms:g}-d{self.draft_ms:g}-a{self.acceptance:g}-s{self.slope:g}"
+
+    @property
+    def trace(self) -> str:
+        """Bits by output token."""
+        return with_acceptance(typical_trace(), self.acceptance)
+
+
+def grid() -> Iterator[Cell]:
+    for slope, draft_ms, wanted, rtt_ms in product(SLOPES, DRAFTS_MS, ACCEPTANCES, RTTS_MS):
+        yield Cell(rtt_ms, draft_ms, wanted, slope)
+
+
+# Half of the corners of (R, d, a, s), so that every two of them are seen in all four ways; then the middle.
+CORNERS = (
+    *(Cell(0.0, 8.0, 0.4, 0.0), Cell(0.0, 8.0, 0.9, 0.05), Cell(0.0, 1.0, 0.4, 0.05), Cell(0.0, 1.0, 0.9, 0.0)),
+    *(Cell(200.0, 8.0, 0.4, 0.05), Cell(200.0, 8.0, 0.9, 0.0), Cell(200.0, 1.0, 0.4, 0.0), Cell(200.0, 1.0, 0.9, 0.05)),
+)
+MIDDLE = (
+    *(Cell(20.0, 8.0, 0.8, 0.0), Cell(50.0, 8.0, 0.8, 0.0), Cell(80.0, 8.0, 0.8, 0.0), Cell(120.0, 3.0, 0.8, 0.02)),
+    *(Cell(10.0, 3.0, 0.6, 0.02), Cell(20.0, 1.0, 0.8, 0.02), Cell(80.0, 3.0, 0.6, 0.0), Cell(80.0, 1.0, 0.9, 0.05)),
+)
+NAMED = (*CORNERS, *MIDDLE)
+# Where pipelining must show: the bars of this cell are stricter.
+SHOWN = Cell(80.0, 8.0, 0.8, 0.0)
+
+
+@cache
+def typical_trace() -> str:
+    """The recorded trace whose acceptance is nearest to that of all together: the least is turned in it."""
+    traces = recorded()
+    wanted = acceptance("".join(traces))
+    return min(traces, key=lambda trace: abs(acceptance(trace) - wanted))
+
+
+def chosen(names: Sequence[str]) -> tuple[Cell, ...]:
+    """Those of NAMED that are meant; all of them for no names. ValueError names one that is not there."""
+    by_name = {cell.name: cell for cell in NAMED}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise ValueError(f"cells: no cell {unknown[0]!r}; there are {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names) if names else NAMED

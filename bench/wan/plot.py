@@ -1,0 +1,94 @@
+"""Tokens per second against round-trip time: simulated curves, measured points, the demo pair beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from bench.interval import Estimate
+from bench.wan.cells import ACCEPTANCES, DRAFTS_MS
+from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.emulated import Measured
+from bench.wan.real_pair import MeasuredPair
+from bench.wan.results import Results
+from bench.wan.speeds import tokens_per_second
+from bench.wan.virtual import Expected
+
+COLOURS = {PLAIN: "#627282", TEXTBOOK: "#c0603a", STREAM_WAIT: "#c9a227", DEFAULT: "#1f6fb2"}
+OPTIMUM = "#222222"
+# Slopes of V(m) by the look of the measured points; curves are drawn for the first.
+MARKERS = {0.0: "o", 0.02: "s", 0.05: "^"}
+
+
+def draw(results: Results, path: Path) -> None:
+    matplotlib.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    canvas = Figure(figsize=(16, 11), layout="constrained")
+    panels = canvas.subplots(len(DRAFTS_MS) + 1, len(ACCEPTANCES), sharex=True)
+    for row, draft_ms in zip(panels, DRAFTS_MS, strict=False):
+        for axes, wanted in zip(row, ACCEPTANCES, strict=True):
+            axes.set_title(f"d = {draft_ms:g} ms, a = {wanted:g}")
+            place = (draft_ms, wanted)
+            _curves(axes, [one for one in results.grid if (one.cell.draft_ms, one.cell.acceptance) == place])
+            _points(axes, [one for one in results.cells if (one.cell.draft_ms, one.cell.acceptance) == place])
+    _pair(panels[-1][0], results.pair)
+    for axes in panels[-1][1:]:
+        axes.set_visible(False)
+    for row in panels:
+        row[0].set_ylabel("tokens/s")
+    canvas.legend(handles=_legend(), loc="lower right", fontsize=10, frameon=False)
+    canvas.savefig(path, dpi=100)
+
+
+def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
+    """In virtual time, where V does not grow with m."""
+    flat = sorted((one for one in expected if one.cell.slope == 0.0), key=lambda one: one.cell.rtt_ms)
+    at = [one.cell.rtt_ms for one in flat]
+    if not at:
+        return
+    for name in DISCIPLINES:
+        axes.plot(at, [one.speeds[name] for one in flat], color=COLOURS[name], linewidth=1.2)
+    axes.plot(at, [one.optimum for one in flat], color=OPTIMUM, linewidth=1, linestyle=":")
+    axes.set_ylim(bottom=0)
+
+
+def _points(axes: Axes, cells: Sequence[Measured]) -> None:
+    for one in cells:
+        for name in DISCIPLINES:
+            speed = tokens_per_second(one.samples, name)
+            _point(axes, one.cell.rtt_ms, speed, COLOURS[name], MARKERS[one.cell.slope])
+
+
+def _point(axes: Axes, at: float, speed: Estimate, colour: str, marker: str) -> None:
+    spread = [[max(0.0, speed.value - speed.low)], [max(0.0, speed.high - speed.value)]]
+    axes.errorbar(at, speed.value, yerr=spread, color=colour, marker=marker, markersize=5, capsize=2, linestyle="")
+
+
+def _pair(axes: Axes, pair: Sequence[MeasuredPair]) -> None:
+    axes.set_title("demo pair, real forwards")
+    axes.set_xlabel("round-trip time, ms")
+    at = [one.rtt_ms for one in pair]
+    for name in DISCIPLINES:
+        speeds = [tokens_per_second(one.samples, name) for one in pair]
+        axes.plot(at, [speed.value for speed in speeds], color=COLOURS[name], linewidth=1.2)
+        for rtt, speed in zip(at, speeds, strict=True):
+            _point(axes, rtt, speed, COLOURS[name], "o")
+    axes.set_ylim(bottom=0)
+
+
+def _legend() -> list[Line2D]:
+    return [
+        *(Line2D([], [], color=COLOURS[name], label=name) for name in DISCIPLINES),
+        Line2D([], [], color=OPTIMUM, linestyle=":", label="simulated optimum"),
+        Line2D([], [], color="#888888", label="lines: simulated, V flat (demo pair: measured)"),
+        *(
+            Line2D(
+                [], [], color="#888888", linestyle="", marker=marker, label=f"measured, emulated devices, s = {slope:g}"
+            )
+            for slope, marker in MARKERS.items()
+        ),
+    ]

@@ -1,0 +1,146 @@
+"""Everything that a measurement over a line found, and its form on disk: bench/results/wan.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.bars import Bar
+from bench.runs import Sample
+from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
+from bench.wan.emulated import Measured
+from bench.wan.gauge import Gauge
+from bench.wan.judged import simulator_error
+from bench.wan.real_pair import MeasuredPair
+from bench.wan.speeds import first_token_ms, ratio, ratio_to, tokens_per_second
+from bench.wan.virtual import Expected, Software
+from bench.wan.wire import Hop, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What was not asked for is empty. notes: for people."""
+
+    arguments: Mapping[str, object]
+    machine: Mapping[str, object]
+    commit: str | None
+    gauge: Gauge
+    software: Software
+    grid: Sequence[Expected]
+    cells: Sequence[Measured]
+    pair: Sequence[MeasuredPair]
+    wire: Sequence[Wire]
+    bars: Sequence[Bar]
+    notes: Sequence[str]
+
+    @property
+    def texts_hold(self) -> bool:
+        """Whether every text over an emulated device was the same, whatever the discipline."""
+        return all(one.texts_equal for one in self.cells)
+
+
+def write(results: Results, path: Path) -> None:
+    """One JSON object; each raw session on a line of its own."""
+    head = {
+        "name": path.stem,
+        "bars": [asdict(bar) for bar in results.bars],
+        "emulated": [_cell(one) for one in results.cells],
+        "demo_pair": [_pair(one) for one in results.pair],
+        "simulated": [_expected(one) for one in results.grid],
+        "wire": [_wire(one) for one in results.wire],
+        "relay": asdict(results.gauge),
+        "software": asdict(results.software),
+        "notes": list(results.notes),
+        "machine": results.machine,
+        "commit": results.commit,
+        "arguments": results.arguments,
+    }
+    raw = ",\n  ".join(json.dumps(row) for row in _raw(results))
+    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+    path.write_text(f'{{\n {lines},\n "raw": [\n  {raw}\n ]\n}}\n')
+
+
+def _cell(one: Measured) -> dict[str, object]:
+    return {
+        "name": one.cell.name,
+        "cell": asdict(one.cell),
+        "namespaces": one.isolated,
+        "settings": one.expected.settings,
+        "simulated": _rounded(one.expected.speeds),
+        "optimum": round(one.expected.optimum, 3),
+        "disciplines": {name: _discipline(one.samples, name) for name in DISCIPLINES},
+        "simulator_error": {name: asdict(simulator_error(one, name)) for name in DISCIPLINES},
+        "default_to_optimum": asdict(ratio_to(one.samples, DEFAULT, one.expected.optimum)),
+        "texts_equal": one.texts_equal,
+        "relay_late_ms": one.late_ms,
+    }
+
+
+def _pair(one: MeasuredPair) -> dict[str, object]:
+    return {
+        "rtt_ms": one.rtt_ms,
+        "namespaces": one.isolated,
+        "settings": one.settings,
+        "disciplines": {name: _discipline(one.samples, name) for name in DISCIPLINES},
+        "texts_equal": one.texts_equal,
+    }
+
+
+def _discipline(samples: Sequence[Sample], name: str) -> dict[str, object]:
+    return {
+        "tokens_per_second": asdict(tokens_per_second(samples, name)),
+        "to_plain": asdict(ratio(samples, name, PLAIN)),
+        "to_textbook": asdict(ratio(samples, name, TEXTBOOK)),
+        "first_token_ms": asdict(first_token_ms(samples, name)),
+    }
+
+
+def _expected(one: Expected) -> dict[str, object]:
+    return {
+        "name": one.cell.name,
+        "tokens_per_second": _rounded(one.speeds),
+        "optimum": round(one.optimum, 3),
+        "settings": one.settings,
+    }
+
+
+def _wire(one: Wire) -> dict[str, object]:
+    return {"rule": one.rule, "decided": one.decided, "hops": [_hop(hop, one.decided) for hop in one.hops]}
+
+
+def _hop(hop: Hop, decided: int) -> dict[str, object]:
+    return {
+        **asdict(hop),
+        "bytes": _rounded(hop.bytes),
+        "bytes_per_proposed_token": round(hop.per_token("proposals"), 3),
+        "bytes_per_decided_token": round(sum(hop.bytes.values()) / decided, 3),
+    }
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in values.items()}
+
+
+def _raw(results: Results) -> Iterator[dict[str, object]]:
+    for cell in results.cells:
+        yield from (_session(cell.cell.name, sample) for sample in cell.samples)
+    for pair in results.pair:
+        yield from (_session(f"demo pair, {pair.rtt_ms:g} ms", sample) for sample in pair.samples)
+
+
+def _session(where: str, sample: Sample) -> dict[str, object]:
+    run = sample.run
+    return {
+        "where": where,
+        "repeat": sample.repeat,
+        "prompt": sample.prompt,
+        "discipline": sample.row,
+        "tokens": len(run.tokens),
+        "seconds": round(run.seconds, 6),
+        "first_token_seconds": round(run.first_token_seconds, 6),
+        "forwards": run.forwards,
+        "tested": run.tested,
+        "accepted": run.accepted,
+    }

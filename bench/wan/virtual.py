@@ -1,0 +1,87 @@
+"""What the simulator says of a cell: each discipline at its best, and the best fixed setting of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+
+from bench.wan.cells import TOKENS, Cell
+from bench.wan.disciplines import DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK
+from specwire import sim
+
+WAITING_CHUNKS, WAITING_RUN_AHEADS = (1, 2, 4), (8, 16, 32)
+WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What software adds, measured: between a forward and the next, and to each hop; microseconds."""
+
+    step_us: float = 0.0
+    hop_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Tokens per second of a session, by discipline; `settings` of those that have some, and the optimum's."""
+
+    cell: Cell
+    speeds: dict[str, float]
+    settings: dict[str, str]
+    optimum: float
+
+
+def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -> Expected:
+    """Simulate every discipline of a cell. The optimum is a sweep without any software: an upper reference."""
+    software = software or Software()
+    bare, loaded = as_simulated(cell, Software(), tokens), as_simulated(cell, software, tokens)
+    optimum, textbook, waiting = sim.optimum(bare), sim.best_textbook(bare), _best_waiting(bare)
+    return Expected(
+        cell,
+        {
+            PLAIN: _speed(loaded, sim.PLAIN),
+            TEXTBOOK: _speed(loaded, textbook.policy),
+            STREAM_WAIT: _speed(loaded, waiting),
+            DEFAULT: _experienced(loaded),
+        },
+        {TEXTBOOK: textbook.policy.name, STREAM_WAIT: waiting.name, "optimum": optimum.policy.name},
+        optimum.result.tokens_per_second,
+    )
+
+
+def expect_all(cells: Iterable[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
+    """The same of many, on two cores."""
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(expect, software=software, tokens=tokens), cells))
+
+
+def as_simulated(cell: Cell, software: Software, tokens: int) -> sim.Cell:
+    return sim.Cell(
+        V_us=cell.V_ms * 1000,
+        slope=cell.slope,
+        draft_us=cell.draft_ms * 1000,
+        rtt_us=cell.rtt_ms * 1000,
+        trace=[bit == "1" for bit in cell.trace],
+        tokens=tokens,
+        hop_us=software.hop_us,
+        step_us=software.step_us,
+    )
+
+
+def _best_waiting(cell: sim.Cell) -> sim.Policy:
+    candidates = [sim.stream_wait(chunk, ahead) for chunk, ahead in product(WAITING_CHUNKS, WAITING_RUN_AHEADS)]
+    return max(candidates, key=lambda policy: _speed(cell, policy))
+
+
+def _experienced(cell: sim.Cell) -> float:
+    """The default's second session: the first one, from which it learns, is not counted in a measurement either."""
+    first = sim.simulate(cell, sim.AUTO)
+    return sim.simulate(cell, planner=first.planner.successor()).tokens_per_second
+
+
+def _speed(cell: sim.Cell, policy: sim.Policy) -> float:
+    return sim.simulate(cell, policy).tokens_per_second

@@ -1,0 +1,162 @@
+"""Bytes on the wire, hop by hop: what relays before the verifier and before the drafter saw pass, by kind of part.
+
+A hop's bytes are HTTP/2 DATA payload (gRPC's prefix of 5 bytes a message included) and the 9 bytes of each DATA
+frame's header. Framing is shared out: a message's falls on the kinds that it carries, in proportion to their bytes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from bench.runs import BenchError
+from bench.wan.cells import typical_trace
+from bench.wan.frames import HEADER, Count
+from bench.wan.link import Link, Traffic
+from bench.wan.places import places
+from bench.wan.rig import Orchestration, Pair, rig
+from bench.wan.traces import from_position
+from specwire.client import Client
+from specwire.v1 import draft_pb2, verify_pb2
+
+# Ids of three bytes each, as large vocabularies have; positions of two.
+VOCABULARY = 131_072
+PROMPT = tuple(20_000 + 7 * index for index in range(512))
+CHUNK = 4
+PLAN = Orchestration(f"stream:{CHUNK},32")
+TOKENS = 256
+GRPC_PREFIX = 5
+RULES = {"greedy": 0.0, "coupled": 0.8}
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(slots=True)
+class Hop:
+    """What one direction of one link carried for one session, the opening left out.
+
+    Attributes:
+        bytes: by kind of part, framing included.
+        tokens: by kind of part.
+        messages: of gRPC.
+    """
+
+    name: str
+    bytes: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    messages: int = 0
+
+    def per_token(self, kind: str, tokens: int | None = None) -> float:
+        """Bytes of a kind over its own tokens, or over `tokens`."""
+        count = self.tokens.get(kind, 0) if tokens is None else tokens
+        return self.bytes.get(kind, 0.0) / count if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The hops of a session under one rule; `decided` tokens in all."""
+
+    rule: str
+    hops: tuple[Hop, ...]
+    decided: int
+
+
+class _Kind(Protocol):
+    """Reads one kind of message."""
+
+    def FromString(self, data: bytes) -> Message: ...  # noqa: N802 # protobuf's name
+
+
+def measure_wire() -> list[Wire]:
+    """One session under each rule, in chunks of CHUNK."""
+    with ExitStack() as owned:
+        where = owned.enter_context(places())
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
+        (folder / "trace").write_text(from_position(typical_trace(), len(PROMPT)))
+        target = f"scripted:7:vocab={VOCABULARY}:delay_ms=40:device=cloud"
+        draft = f"scripted:7:vocab={VOCABULARY}:delay_ms=8:trace={folder / 'trace'}:device=edge"
+        started = owned.enter_context(rig(where, Pair(target, draft), [PLAN], watch_drafter=True))
+        client = owned.enter_context(Client(started.addresses[PLAN]))
+        if started.draft_link is None:
+            raise BenchError("wire: the drafter is not watched")
+        links = (started.links[0], started.draft_link)
+        return [_watch(client, rule, temperature, *links) for rule, temperature in RULES.items()]
+
+
+def _watch(client: Client, rule: str, temperature: float, verifier: Link, drafter: Link) -> Wire:
+    before = [link.traffic() for link in (verifier, drafter)]
+    for link in (verifier, drafter):
+        link.capture()
+    completion = client.complete(
+        PROMPT, max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=11, rule=rule
+    )
+    captured = [link.captured() for link in (verifier, drafter)]
+    after = [link.traffic() for link in (verifier, drafter)]
+    kinds: tuple[tuple[str, _Kind], ...] = (
+        ("orchestrator to verifier", verify_pb2.ConnectVerifyRequest),
+        ("verifier to orchestrator", verify_pb2.ConnectVerifyResponse),
+        ("orchestrator to drafter", draft_pb2.ConnectDraftRequest),
+        ("drafter to orchestrator", draft_pb2.ConnectDraftResponse),
+    )
+    payloads = [direction for link in captured for direction in link]
+    counts = [count for pair in zip(before, after, strict=True) for count in _difference(*pair)]
+    hops = [
+        _hop(name, payload, kind, count) for (name, kind), payload, count in zip(kinds, payloads, counts, strict=True)
+    ]
+    return Wire(rule, tuple(hops), len(completion.tokens))
+
+
+def _difference(before: Traffic, after: Traffic) -> Iterator[Count]:
+    for old, new in ((before.up, after.up), (before.down, after.down)):
+        yield Count(
+            new.bytes - old.bytes,
+            new.frames - old.frames,
+            new.data_frames - old.data_frames,
+            new.data_bytes - old.data_bytes,
+        )
+
+
+def _hop(name: str, payload: Sequence[bytes], kind: _Kind, count: Count) -> Hop:
+    hop = Hop(name)
+    messages = [message for stream in payload for message in messages_of(stream)]
+    hop.messages = len(messages)
+    frames = HEADER * count.data_frames / max(1, len(messages))
+    for data in messages:
+        _account(hop, kind.FromString(data), frames + GRPC_PREFIX)
+    return hop
+
+
+def messages_of(stream: bytes) -> Iterator[bytes]:
+    """The messages of one direction of a gRPC call, uncompressed. BenchError for a piece of one."""
+    at = 0
+    while at < len(stream):
+        length = int.from_bytes(stream[at + 1 : at + GRPC_PREFIX], "big")
+        at += GRPC_PREFIX + length
+        if at > len(stream):
+            raise BenchError("wire: a message was captured in part")
+        yield stream[at - length : at]
+
+
+def _account(hop: Hop, message: Message, framing: float) -> None:
+    """Add a message's parts; one that opens a session is left out, framing and all."""
+    parts: dict[str, int] = {}
+    for descriptor, value in message.ListFields():
+        values = value if descriptor.is_repeated else [value]
+        parts[descriptor.name] = sum(_encoded(one.ByteSize()) for one in values)
+        if descriptor.name not in ("opens", "opened"):
+            carried = sum(len(getattr(one, "tokens", ())) for one in values)
+            hop.tokens[descriptor.name] = hop.tokens.get(descriptor.name, 0) + carried
+    total = sum(parts.values())
+    for name, size in parts.items():
+        if name not in ("opens", "opened"):
+            hop.bytes[name] = hop.bytes.get(name, 0.0) + size + framing * size / total
+
+
+def _encoded(size: int) -> int:
+    """A part in its message: a tag of one byte, its length, itself."""
+    return 1 + max(1, (size.bit_length() + 6) // 7) + size
