@@ -155,6 +155,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             if (subject := self.subjects.get(opened.handle)) is not None:
                 with guarded(subject):
                     subject.on_opened(opened)
+                    for verdict in opened.tail:
+                        subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
         for verdict in message.verdicts:
             if (subject := self.subjects.get(verdict.handle)) is not None:
                 with guarded(subject):

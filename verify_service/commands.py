@@ -12,7 +12,8 @@ from enum import IntEnum
 from specwire.core.chain import Proposal
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling
-from specwire.core.verification import Allowance, Verdict
+from specwire.core.tail import Verdict
+from specwire.core.verification import Allowance
 
 
 class Code(IntEnum):
@@ -85,7 +86,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The stream is over: its sessions go at once."""
+    """The stream is over: its sessions have nobody to tell."""
 
     link: int
     weight: int = 1
@@ -128,13 +129,6 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    handle: int
-    attach: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class Decided:
     """A verdict and its session's measurements; see Verdict in verify.proto."""
 
@@ -143,6 +137,17 @@ class Decided:
     verdict: Verdict
     proposal_delay_us: int
     ledger_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """tail: what was decided beyond `position` before this connection; resumed: the session was held."""
+
+    handle: int
+    attach: int
+    position: int
+    resumed: bool = False
+    tail: tuple[Decided, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

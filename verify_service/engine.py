@@ -27,6 +27,7 @@ from verify_service.scoring import Scorer
 logger = logging.getLogger(__name__)
 
 MOST_SLEEP_S = 3600.0
+DETACH_GRACE_US = 30e6
 MOST_UINT32 = (1 << 32) - 1
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
@@ -83,17 +84,18 @@ class Engine:
         now_us: Callable[[], float] = monotonic_us,
         patient: bool = False,
         ngram: bool = True,
+        detach_grace_us: float = DETACH_GRACE_US,
     ) -> None:
-        """patient: see `specwire.core.scheduler.schedule`. ngram: sessions may guess from their own text."""
+        """patient: see `specwire.core.scheduler.schedule`. ngram, detach_grace_us: see `Reception`."""
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
-        self.reception = Reception(lm, now_us, ngram)
+        self.reception = Reception(lm, now_us, ngram, detach_grace_us)
         self.roster = self.reception.roster
         self.steps = 0
         self.stopped = False
         self.step_began_s: float | None = None
-        self._scorer = Scorer(lm, self.roster)
+        self._scorer = Scorer(lm, self.reception)
         self._deliver = deliver
         self._now_us = now_us
         self._patient = patient
@@ -217,7 +219,7 @@ class Engine:
             rows, row = chosen[row : row + part.wanted], row + part.wanted
             if not self.roster.contains(part.held):
                 continue
-            self.reception.report(part.held.link).timings = timings
+            self.reception.report_of(part.held).timings = timings
             if part.share.slot in failed:
                 self._contain(part)
             elif rows:
@@ -254,9 +256,9 @@ class Engine:
         delay_us = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
         balance_us = round(session.ledger.balance_us)
         decided = Decided(held.handle, held.attach, verdict, min(round(delay_us), MOST_UINT32), balance_us)
-        self.reception.report(held.link).decided.append(decided)
+        self.reception.report_of(held).decided.append(decided)
         if verdict.finish is not None:
-            self.reception.release(held)
+            self.reception.linger(held)
 
     def _score(self) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""

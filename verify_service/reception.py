@@ -7,30 +7,41 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.running import Running
-from specwire.core.verification import Allowance, Verdict, VerifySession
+from specwire.core.tail import Verdict
+from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import LanguageModel
 from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.roster import Held, Roster
 
 
 class Reception:
-    """Owns the roster. `counts`: what was ignored, by reason. ngram: sessions may guess from their own text."""
+    """Owns the roster. `counts`: what was ignored or let go, by reason.
 
-    def __init__(self, lm: LanguageModel, now_us: Callable[[], float], ngram: bool = True) -> None:
+    Args:
+        ngram: sessions may guess from their own text.
+        detach_grace_us: how long a session is kept that lost its link, or whose end nobody has acknowledged.
+    """
+
+    def __init__(self, lm: LanguageModel, now_us: Callable[[], float], ngram: bool, detach_grace_us: float) -> None:
         self.roster = Roster(lm.slots)
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
         self._lm = lm
         self._ngram = ngram
         self._now_us = now_us
+        self._grace_us = detach_grace_us
         self._eos_ids = frozenset(lm.info.eos_ids)
 
     def report(self, link: int) -> Report:
         return self.reports.setdefault(link, Report())
+
+    def report_of(self, held: Held) -> Report:
+        """What its link hears; nobody hears of a session that has none."""
+        return self.report(held.link) if held.attached else Report()
 
     def take_reports(self) -> Reports:
         reports, self.reports = self.reports, {}
@@ -50,8 +61,9 @@ class Reception:
         self._close(tick)
 
     def link_lost(self, link: int) -> None:
+        """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
         for held in self.roster.on(link):
-            self.release(held)
+            self._detach(held)
         self.reports.pop(link, None)
 
     def _close(self, tick: Tick) -> None:
@@ -78,37 +90,75 @@ class Reception:
 
     def _open(self, link: int, opening: Opening) -> None:
         """After a refusal nothing is held under the handle."""
-        refusal = self._supersede(link, opening)
+        self._vacate(link, opening)
+        refusal = self._stale(opening)
         if refusal is None:
-            refusal = self._admit(link, opening)
+            self.roster.remember(opening)
+            refusal = self._serve(link, opening)
         if refusal is not None:
             self.report(link).refused.append(refusal)
 
-    def _supersede(self, link: int, opening: Opening) -> Refusal | None:
-        """The newest (fence, attach) of a session wins; its older holder is dropped and told."""
-        same_handle = self.roster.get(link, opening.handle)
-        if same_handle is not None:
-            self.release(same_handle)
-        if opening.generation < self.roster.newest(opening.session_id):
-            fence, attach = self.roster.newest(opening.session_id)
-            return Refusal(
-                opening.handle,
-                Code.FAILED_PRECONDITION,
-                f"fence: ({opening.fence}, {opening.attach}) is older than ({fence}, {attach}), seen for this session",
-            )
-        self.roster.remember(opening)
-        older = self.roster.holder(opening.session_id)
-        if older is not None:
-            self.fail(older, Code.FAILED_PRECONDITION, f"fence: superseded by {opening.generation} of this session")
-        return None
+    def _vacate(self, link: int, opening: Opening) -> None:
+        held = self.roster.get(link, opening.handle)
+        if held is None:
+            return
+        if held.session_id == opening.session_id:
+            self._part(held)
+        else:
+            self.release(held)
 
-    def _admit(self, link: int, opening: Opening) -> Refusal | None:
+    def _stale(self, opening: Opening) -> Refusal | None:
+        """The newest (fence, attach) of a session wins."""
+        fence, attach = self.roster.newest(opening.session_id)
+        if opening.generation >= (fence, attach):
+            return None
+        message = f"fence: ({opening.fence}, {opening.attach}) is older than ({fence}, {attach}), seen for this session"
+        return Refusal(opening.handle, Code.FAILED_PRECONDITION, message)
+
+    def _serve(self, link: int, opening: Opening) -> Refusal | None:
+        """Where the session is held already, its older connection is told so, and what is of use is taken over."""
+        held = self.roster.holder(opening.session_id)
+        if held is None:
+            return self._admit(link, opening)
+        if held.attached:
+            message = f"fence: superseded by {opening.generation} of this session"
+            self.report(held.link).refused.append(Refusal(held.handle, Code.FAILED_PRECONDITION, message))
+        if self._resume(held, link, opening):
+            return None
+        self.counts["held session opened with another text"] += 1
+        return self._admit(link, opening, held)
+
+    def _resume(self, held: Held, link: int, opening: Opening) -> bool:
+        """Go on where the session stands, without a prefill, if that is what a fresh one would come to.
+
+        The ledger goes on too: Open's balance is that of an earlier verdict.
+        """
+        session = held.session
+        held_for = (held.prompt_length, session.sampling, session.ending)
+        if held_for != (opening.prompt_length, opening.sampling, self._ending(opening)):
+            return False
+        verdicts = held.running.resume(opening.tokens, opening.allowance, self._now_us())
+        if verdicts is None:
+            return False
+        self.roster.attach(held, link, opening.handle, opening.attach)
+        held.deadline_us = opening.deadline_us
+        balance_us = round(session.ledger.balance_us)
+        tail = tuple(Decided(opening.handle, opening.attach, verdict, 0, balance_us) for verdict in verdicts)
+        self._admitted(link, opening, resumed=True, tail=tail)
+        if session.finish is not None:
+            self.linger(held)
+        return True
+
+    def _admit(self, link: int, opening: Opening, former: Held | None = None) -> Refusal | None:
+        """`former`: the session as it is held, with another text. Its cache is kept as far as the texts agree."""
         session = self._session(opening)
         if session.finish is not None:
+            if former is not None:
+                self.release(former)
             self._admitted(link, opening)
-            self._finished(link, opening.handle, opening.attach, session)
+            self._finished(self.report(link), opening.handle, opening.attach, session)
             return None
-        slot = self.roster.take_slot()
+        slot = self.take_slot() if former is None else self._inherit(former, opening.tokens)
         if slot is None:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             return Refusal(opening.handle, Code.RESOURCE_EXHAUSTED, message)
@@ -118,6 +168,7 @@ class Reception:
             opening.attach,
             opening.session_id,
             slot,
+            opening.prompt_length,
             Running(session, self._now_us()),
             opening.deadline_us,
         )
@@ -125,49 +176,89 @@ class Reception:
         self._admitted(link, opening)
         return None
 
+    def _inherit(self, former: Held, tokens: Sequence[int]) -> int:
+        """Its slot, rolled back to what the texts share; at least the last token must be fed to have a next one."""
+        self.roster.remove(former)
+        common = former.session.text.common_prefix(0, tokens)
+        self._lm.rollback(former.slot, min(self._lm.cached(former.slot), common, len(tokens) - 1))
+        return former.slot
+
+    def _ending(self, opening: Opening) -> Ending:
+        return Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, self._lm.info.context)
+
     def _session(self, opening: Opening) -> VerifySession:
-        info = self._lm.info
-        ending = Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, info.context)
         session = VerifySession.opened(
             opening.tokens,
             opening.prompt_length,
             opening.sampling,
-            ending,
+            self._ending(opening),
             opening.allowance,
-            info.vocabulary,
+            self._lm.info.vocabulary,
             ngram=self._ngram and opening.ngram,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
 
-    def _admitted(self, link: int, opening: Opening) -> None:
-        self.report(link).admitted.append(Admitted(opening.handle, opening.attach, len(opening.tokens)))
+    def _admitted(self, link: int, opening: Opening, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
+        admitted = Admitted(opening.handle, opening.attach, len(opening.tokens), resumed, tail)
+        self.report(link).admitted.append(admitted)
 
-    def _finished(self, link: int, handle: int, attach: int, session: VerifySession) -> None:
+    def _finished(self, report: Report, handle: int, attach: int, session: VerifySession) -> None:
         """Tell only that the session is over."""
         verdict = Verdict(session.position, (), (), 0, session.finish)
-        self.report(link).decided.append(Decided(handle, attach, verdict, 0, round(session.ledger.balance_us)))
+        report.decided.append(Decided(handle, attach, verdict, 0, round(session.ledger.balance_us)))
 
     # Letting go
 
     @property
     def next_deadline_us(self) -> float:
-        return min((held.deadline_us for held in self.roster if held.deadline_us is not None), default=math.inf)
+        return min((held.expires_us for held in self.roster), default=math.inf)
 
     def expire(self, now_us: float) -> None:
-        """End the sessions whose deadline has passed."""
+        """End the sessions whose deadline has passed; let go those that were kept long enough."""
         if self.next_deadline_us > now_us:
             return
-        for held in [each for each in self.roster if each.deadline_us is not None and each.deadline_us <= now_us]:
-            held.session.finish = FinishReason.DEADLINE
-            self._finished(held.link, held.handle, held.attach, held.session)
+        for held in [each for each in self.roster if each.expires_us <= now_us]:
+            if held.until_us <= now_us:
+                self.counts["session let go that nobody came back for"] += 1
+            else:
+                held.session.finish = FinishReason.DEADLINE
+                self._finished(self.report_of(held), held.handle, held.attach, held.session)
             self.release(held)
+
+    def take_slot(self) -> int | None:
+        """A free slot, if need be of an idle session; None if all are in use."""
+        spare = self.roster.spare()
+        slot = self.roster.take_slot()
+        if slot is None and spare is not None:
+            self.counts["idle session gave up its slot"] += 1
+            self.release(spare)
+            slot = self.roster.take_slot()
+        return slot
+
+    def linger(self, held: Held) -> None:
+        """It has its end. Until its owner closes it, the verdict that says so may be lost with the link."""
+        if self._grace_us > 0:
+            self.roster.rest(held, self._now_us() + self._grace_us)
+        else:
+            self.release(held)
+
+    def _detach(self, held: Held) -> None:
+        if self._grace_us > 0:
+            self._part(held)
+        else:
+            self.release(held)
+
+    def _part(self, held: Held) -> None:
+        held.session.detach()
+        self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
         """Drop a session and tell its link why."""
+        self.report_of(held).refused.append(Refusal(held.handle, code, message))
         self.release(held)
-        self.report(held.link).refused.append(Refusal(held.handle, code, message))
 
     def release(self, held: Held) -> None:
         self.roster.remove(held)
+        self.roster.free_slot(held.slot)
         self._lm.discard(held.slot)

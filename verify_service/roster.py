@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,47 +16,65 @@ REMEMBERED_GENERATIONS = 4096
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A session in its slot."""
+    """A session in its slot.
+
+    attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle.
+    """
 
     link: int
     handle: int
     attach: int
     session_id: str
     slot: int
+    prompt_length: int
     running: Running
     deadline_us: float | None = None
+    attached: bool = True
+    until_us: float = math.inf
 
     @property
     def session(self) -> VerifySession:
         return self.running.session
 
+    @property
+    def expires_us(self) -> float:
+        """When its deadline passes, or the time it is kept for. A session that has its end has no deadline."""
+        passing = self.deadline_us is not None and self.session.finish is None
+        return min(self.until_us, self.deadline_us if passing and self.deadline_us is not None else math.inf)
+
 
 class Roster:
-    """Invariant: every slot is free or has exactly one session; a session id is held at most once."""
+    """Invariant: every slot is free, lent, or has exactly one session; a session id is held at most once.
+
+    A session is *idle* where nobody may ever ask for it again: its link is lost (it goes on deciding), or it has its
+    end. It gives its slot up to one that needs it.
+    """
 
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
-        self._held: dict[tuple[int, int], Held] = {}
+        self._by_handle: dict[tuple[int, int], Held] = {}
         self._by_id: dict[str, Held] = {}
+        self._idle: dict[str, Held] = {}
         self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def __iter__(self) -> Iterator[Held]:
-        return iter(self._held.values())
+        return iter(self._by_id.values())
 
     def __len__(self) -> int:
-        return len(self._held)
+        """Sessions that are served now; idle ones give way and do not count."""
+        return len(self._by_id) - len(self._idle)
 
     def get(self, link: int, handle: int) -> Held | None:
-        return self._held.get((link, handle))
+        return self._by_handle.get((link, handle))
 
     def holder(self, session_id: str) -> Held | None:
         return self._by_id.get(session_id)
 
     def on(self, link: int) -> list[Held]:
-        return [held for held in self if held.link == link]
+        return [held for held in self._by_handle.values() if held.link == link]
 
     def contains(self, held: Held) -> bool:
-        return self._held.get((held.link, held.handle)) is held
+        return self._by_id.get(held.session_id) is held
 
     def newest(self, session_id: str) -> tuple[int, int]:
         """The newest (fence, attach) seen; (0, 0) for an id that is not remembered."""
@@ -74,10 +93,36 @@ class Roster:
         self._free.append(slot)
 
     def add(self, held: Held) -> None:
-        self._held[held.link, held.handle] = held
+        self._by_handle[held.link, held.handle] = held
         self._by_id[held.session_id] = held
 
     def remove(self, held: Held) -> None:
-        del self._held[held.link, held.handle]
+        """Its slot is the caller's."""
+        if held.attached:
+            del self._by_handle[held.link, held.handle]
         del self._by_id[held.session_id]
-        self.free_slot(held.slot)
+        self._idle.pop(held.session_id, None)
+
+    # Without a link
+
+    def detach(self, held: Held, until_us: float) -> None:
+        del self._by_handle[held.link, held.handle]
+        held.attached = False
+        self.rest(held, until_us)
+
+    def rest(self, held: Held, until_us: float) -> None:
+        """It is idle from now on; one that is idle already keeps its time."""
+        if held.session_id not in self._idle:
+            held.until_us = until_us
+            self._idle[held.session_id] = held
+
+    def attach(self, held: Held, link: int, handle: int, attach: int) -> None:
+        """Move it to another connection; what it was on forgets it."""
+        self.remove(held)
+        held.link, held.handle, held.attach, held.attached, held.until_us = link, handle, attach, True, math.inf
+        self.add(held)
+
+    def spare(self) -> Held | None:
+        """The idle session that can be missed most: its link was told its end; else the one that is idle longest."""
+        told = next((held for held in self._idle.values() if held.attached), None)
+        return told or next(iter(self._idle.values()), None)

@@ -10,7 +10,7 @@ import torch
 
 from specwire.lm import Feed, LanguageModel
 from verify_service.commands import Code, Refusal, Scoring
-from verify_service.roster import Roster
+from verify_service.reception import Reception
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class _Job:
 class Scorer:
     """Borrows a free slot for each text."""
 
-    def __init__(self, lm: LanguageModel, roster: Roster) -> None:
+    def __init__(self, lm: LanguageModel, reception: Reception) -> None:
         self._lm = lm
-        self._roster = roster
+        self._reception = reception
         self._jobs: deque[_Job] = deque()
 
     @property
@@ -37,7 +37,7 @@ class Scorer:
         return bool(self._jobs)
 
     def add(self, request: Scoring) -> None:
-        slot = self._roster.take_slot()
+        slot = self._reception.take_slot()
         if slot is None:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
@@ -80,4 +80,4 @@ class Scorer:
     def _end(self, job: _Job) -> None:
         self._jobs.remove(job)
         self._lm.discard(job.slot)
-        self._roster.free_slot(job.slot)
+        self._reception.roster.free_slot(job.slot)

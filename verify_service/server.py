@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, serve
@@ -14,6 +15,8 @@ from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
+DETACH_GRACE_S = 30.0
+MOST_DETACH_GRACE_S = 3600.0
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
@@ -48,19 +51,25 @@ class RunningVerifier:
         await self._worker.stop()
 
 
-async def start(options: ModelServiceOptions, patient: bool = False, ngram: bool = True) -> RunningVerifier:
+async def start(
+    options: ModelServiceOptions, patient: bool = False, ngram: bool = True, detach_grace: float = DETACH_GRACE_S
+) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
     Args:
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
         ngram: propose from the text itself, too.
+        detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
 
     Raises:
+        InvalidParameter: detach_grace is negative or no number.
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
+    if not 0 <= detach_grace <= MOST_DETACH_GRACE_S:  # nor NaN
+        raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {detach_grace}")
     share_interpreter()
-    worker = Worker(_loader(options, patient, ngram))
+    worker = Worker(_loader(options, patient, ngram, detach_grace))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
     service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
@@ -72,7 +81,9 @@ async def start(options: ModelServiceOptions, patient: bool = False, ngram: bool
     return RunningVerifier(worker, servicer, server, info)
 
 
-def _loader(options: ModelServiceOptions, patient: bool, ngram: bool) -> Load[common_pb2.GetModelInfoResponse]:
+def _loader(
+    options: ModelServiceOptions, patient: bool, ngram: bool, detach_grace: float
+) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.core.costs import StepCosts
@@ -95,7 +106,8 @@ def _loader(options: ModelServiceOptions, patient: bool, ngram: bool) -> Load[co
         info = model_info_to_wire(lm.info, lm.slots)
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
-        return Engine(lm, StepCosts(times), deliver, patient=patient, ngram=ngram), info
+        grace_us = detach_grace * 1e6
+        return Engine(lm, StepCosts(times), deliver, patient=patient, ngram=ngram, detach_grace_us=grace_us), info
 
     return load
 
@@ -111,8 +123,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
+    parser.add_argument(
+        "--detach-grace",
+        type=float,
+        default=DETACH_GRACE_S,
+        metavar="S",
+        help="keep a session for so long after its link was lost (default: %(default)g s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
-    return run_model_service(args, "verify", partial(start, patient=args.patient, ngram=args.ngram))
+    serve_with = partial(start, patient=args.patient, ngram=args.ngram, detach_grace=args.detach_grace)
+    return run_model_service(args, "verify", serve_with)

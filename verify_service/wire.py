@@ -117,7 +117,13 @@ def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
 
 
 def _opened(admitted: Admitted) -> verify_pb2.Opened:
-    return verify_pb2.Opened(handle=admitted.handle, attach=admitted.attach, position=admitted.position)
+    return verify_pb2.Opened(
+        handle=admitted.handle,
+        attach=admitted.attach,
+        position=admitted.position,
+        resumed=admitted.resumed,
+        tail=[_verdict(each) for each in admitted.tail],
+    )
 
 
 def _verdict(decided: Decided) -> verify_pb2.Verdict:

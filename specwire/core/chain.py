@@ -166,6 +166,11 @@ class Chains:
         """Drop every chain; what would extend one of them is stale."""
         self._live.clear()
 
+    def forget(self) -> None:
+        """Drop every chain and know no source: they number their chains anew."""
+        self._live.clear()
+        self._newest.clear()
+
     def drop(self, source: int) -> None:
         """Forget a source that is gone."""
         self._live.pop(source, None)

@@ -5,12 +5,14 @@ The engine and the simulator share it: one of them runs forwards, the other take
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specwire.core.chain import Offer, Proposal
 from specwire.core.costs import StepCosts
 from specwire.core.expectation import Expectation
 from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
+from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 
 LIVE = (Offer.STARTED, Offer.EXTENDED)
@@ -35,9 +37,18 @@ class Running:
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
         """Progress arrived. Time without room is nobody's cost."""
         paused = self.session.room == 0
-        self.session.allowance = allowance
+        self.session.allow(allowance)
         if paused:
             self.since_us = arrived_us
+
+    def resume(self, tokens: Sequence[int], allowance: Allowance, now_us: float) -> Sequence[Verdict] | None:
+        """See VerifySession.resume. Another connection has other delays; the ledger's balance stays: it is newer."""
+        paused = self.session.room == 0
+        verdicts = self.session.resume(tokens, allowance)
+        if verdicts is not None:
+            self.expectation = Expectation()
+            self.since_us = now_us if paused else self.since_us
+        return verdicts
 
     def candidate(self, slot: int, cached: int, costs: StepCosts, waited_us: float) -> Candidate:
         """The session as the scheduler sees it; `waited_us`: since the last step."""

@@ -172,7 +172,7 @@ class Session:
         return self._open_verifier()
 
     def _open_verifier(self) -> list[Effect]:
-        """Open from the durable text, once no append's outcome is outstanding."""
+        """Open from the durable text, once no append's outcome is outstanding: that is all that was decided."""
         if self.in_flight is not None or not self._verifier_ready:
             return []
         self.state = State.OPENING
@@ -204,23 +204,11 @@ class Session:
         return advance + self._append()
 
     def _on_verifier_lost(self, _: VerifierLost) -> list[Effect]:
+        """What it decided stands, and goes into the log: whoever comes next goes on behind it."""
         self._verifier_ready = False
-        if self.state not in (State.OPENING, State.RUNNING):
-            return []
-        self.state = State.WAITING
-        if self._ending is not None:
-            return self._append()
-        return self._forget_undurable()
-
-    def _forget_undurable(self) -> list[Effect]:
-        """Drop decided tokens that no append carries: a successor decides them again."""
-        self._pending.clear()
-        in_flight = self.in_flight.append if self.in_flight else None
-        keep = in_flight.position + len(in_flight.tokens) if in_flight else self.durable
-        if keep == len(self.text):
-            return []
-        self.text.truncate(keep)
-        return self._advance(keep, ())
+        if self.state in (State.OPENING, State.RUNNING):
+            self.state = State.WAITING
+        return []
 
     def _on_verifier_refused(self, event: VerifierRefused) -> list[Effect]:
         if self.state not in (State.OPENING, State.RUNNING) or self._over or event.attach != self.attach:

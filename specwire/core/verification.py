@@ -6,39 +6,21 @@ The engine asks for a window, runs a forward, and hands the target's choices to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specwire.core.acceptance import Outcome, decide
+from specwire.core.acceptance import decide
 from specwire.core.chain import Chains, Offer, Proposal, SourceKind
 from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Rule, Sampling
 from specwire.core.speed import AcceptanceByPosition
+from specwire.core.tail import Tail, Verdict
 from specwire.core.text import Text
 
 # Rules that look at no proposal. Under others a token would have to be drawn from a known distribution to be tested,
 # and a guess from the text is not.
 GUESSING_RULES = frozenset({Rule.GREEDY, Rule.COUPLED})
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a step decided for a session: `tokens` stand at position, position + 1, ...
-
-    tested: width of the window, whose draft tokens came from a source of `kind`.
-    """
-
-    position: int
-    tokens: tuple[int, ...]
-    outcomes: tuple[Outcome, ...]
-    tested: int
-    finish: FinishReason | None = None
-    kind: SourceKind = SourceKind.DRAFTER
-
-    @property
-    def accepted(self) -> int:
-        return self.outcomes.count(Outcome.ACCEPTED)
 
 
 @dataclass(slots=True)
@@ -54,7 +36,8 @@ class Allowance:
 class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
-    acceptance: of the drafters' chains. The n-gram source keeps its own; None where it takes no part.
+    acceptance: of the drafters' chains. The n-gram source keeps its own; None where it takes no part. tail: what was
+    decided since the log last acknowledged.
     """
 
     text: Text
@@ -66,6 +49,7 @@ class VerifySession:
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
     finish: FinishReason | None = None
     ngram: NgramSource | None = None
+    tail: Tail = field(default_factory=Tail)
 
     @classmethod
     def opened(
@@ -100,6 +84,29 @@ class VerifySession:
         if self.finish is not None:
             return 0
         return max(0, min(self.allowance.credit, self.ending.end) - self.position)
+
+    def allow(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        self.tail.forget(allowance.durable)
+
+    def detach(self) -> None:
+        """Nobody listens: what is allowed may still be decided, but no draft token will come."""
+        self.allowance = replace(self.allowance, due=0)
+
+    def resume(self, tokens: Sequence[int], allowance: Allowance) -> Sequence[Verdict] | None:
+        """Go on for a new connection, whose log holds the text `tokens`: what was decided beyond it.
+
+        None, and nothing is changed, where this session cannot: its text differs, is shorter or goes beyond the credit,
+        or what it decided is forgotten. Chains are numbered anew by whoever proposes now.
+        """
+        agrees = self.text.common_prefix(0, tokens) == len(tokens)
+        if not agrees or self.position > max(allowance.credit, len(tokens)):
+            return None
+        verdicts = self.tail.behind(len(tokens), self.position)
+        if verdicts is not None:
+            self.chains.forget()
+            self.allow(allowance)
+        return verdicts
 
     @property
     def untested_us(self) -> float:
@@ -145,4 +152,6 @@ class VerifySession:
         self.chains.advance(position, decision.tokens)
         if self.ngram is not None:
             self.ngram.text_grew()
-        return Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind)
+        verdict = Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind)
+        self.tail.add(verdict)
+        return verdict

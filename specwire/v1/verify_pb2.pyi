@@ -63,14 +63,18 @@ class Open(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("handle", "attach", "position")
+    __slots__ = ("handle", "attach", "position", "resumed", "tail")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
     handle: int
     attach: int
     position: int
-    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    resumed: bool
+    tail: _containers.RepeatedCompositeFieldContainer[Verdict]
+    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., resumed: _Optional[bool] = ..., tail: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("handle", "durable", "credit", "due")

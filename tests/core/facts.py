@@ -31,11 +31,13 @@ class Facts:
     """The log, what the client was told, the parties' states, and the oracle they are held against.
 
     log: the acknowledged tokens. pending: the append under way. told_*: what was emitted. advised: what the session has
-    told the drafter; drafter_decided: the part of it that has arrived.
+    told the drafter; drafter_decided: the part of it that has arrived. kept: a verifier's session without a link.
     """
 
     session: Session
     verifier: VerifySession | None = None
+    kept: VerifySession | None = None
+    forward: tuple[VerifySession, tuple[int, ...]] | None = None
     drafter: DraftSession | None = None
     drafter_up = False
 
@@ -75,7 +77,9 @@ class Facts:
     def check(self) -> None:
         self._check_order()
         self._check_texts()
-        self._check_verifier()
+        for verifier in (self.verifier, self.kept):
+            if verifier is not None:
+                self._check_verifier(verifier)
         self._check_drafter()
         if self.end is not None:
             self.check_end()
@@ -98,13 +102,11 @@ class Facts:
         text = self.whole_text() if ended_early else self.oracle.text
         require(is_prefix(self.told_text, text), f"text {self.told_text!r}, not {text!r}")
 
-    def _check_verifier(self) -> None:
-        if self.verifier is None:
-            return
-        text = self.verifier.text.tokens
+    def _check_verifier(self, verifier: VerifySession) -> None:
+        text = verifier.text.tokens
         require(is_prefix(text, list(self.oracle.raw)), "the verifier's text differs from the oracle's")
-        require(len(text) <= self.verifier.allowance.credit, "the verifier went beyond its credit")
-        for chain in self.verifier.chains._live.values():
+        require(len(text) <= self.session.credit, "a verifier went beyond the credit that it was given")
+        for chain in verifier.chains._live.values():
             decided = chain.tokens[: max(0, len(text) - chain.base)]
             agrees = text[chain.base : chain.base + len(decided)] == decided
             require(agrees, "a chain lives that the text contradicts")

@@ -17,7 +17,9 @@ from specwire.core.chain import Chains
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.session import Session
-from specwire.core.verification import VerifySession
+from specwire.core.tail import Tail, Verdict
+from specwire.core.text import Text
+from specwire.core.verification import Allowance, VerifySession
 from tests.core.script import VOCABULARY, Script
 from tests.core.world import FAULTS, PROGRESS, STOPS, World, random_run
 
@@ -87,6 +89,26 @@ def test_the_schedules_reach_every_kind_of_end_and_outcome() -> None:
     reasons = {world.end.reason for world in worlds if world.end}
     assert {FinishReason.EOS, FinishReason.STOP_STRING, FinishReason.LENGTH, FinishReason.CANCELLED} <= reasons
     assert {outcome for world in worlds for outcome in world.outcomes} == set(Outcome)
+
+
+def test_the_schedules_reach_sessions_that_are_taken_over_with_what_they_decided_meanwhile() -> None:
+    worlds = [random_run(seed) for seed in SEEDS]
+    assert sum(world.resumed for world in worlds) > 50
+    assert sum(world.delivered for world in worlds) > 50
+
+
+@pytest.mark.parametrize("unheard", [0, 3])
+def test_a_link_that_is_cut_again_and_again_has_nothing_decided_twice(unheard: int) -> None:
+    world = perfect()
+    while not world.over:
+        for action in ("verifier_ready", "drafter_ready", "round", "verifier_receives", "begin_forward", "end_forward"):
+            world.step(action)
+        world.step("cut_verifier")
+        for _ in range(unheard):
+            world.step("decide_unheard", 4)
+    assert world.decided == len(world.told_tokens) - len(world.prompt)
+    assert world.delivered > 0
+    world.check_end()
 
 
 def perfect() -> World:
@@ -221,7 +243,52 @@ def flow_control_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def undurable_tokens_half_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_forget_undurable", lambda self: self._pending.clear() or [])
+    original = Session._on_verifier_lost
+
+    def forgetful(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
+        self._pending.clear()
+        return original(self, event)
+
+    patch.setattr(Session, "_on_verifier_lost", forgetful)
+
+
+def tail_delivered_from_its_start(patch: pytest.MonkeyPatch) -> None:
+    original = Tail.behind
+
+    def twice(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
+        return original(self, self._verdicts[0].position if self._verdicts else position, end)
+
+    patch.setattr(Tail, "behind", twice)
+
+
+def tail_kept_to_itself(patch: pytest.MonkeyPatch) -> None:
+    original = VerifySession.resume
+
+    def silent(self: VerifySession, tokens: Sequence[int], allowance: Allowance) -> Sequence[Verdict] | None:
+        return None if original(self, tokens, allowance) is None else []
+
+    patch.setattr(VerifySession, "resume", silent)
+
+
+def end_not_told_again(patch: pytest.MonkeyPatch) -> None:
+    original = Tail.behind
+
+    def endless(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
+        verdicts = original(self, position, end)
+        return verdicts and [replace(verdict, finish=None) for verdict in verdicts]
+
+    patch.setattr(Tail, "behind", endless)
+
+
+def resumed_although_the_log_is_ahead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Text, "common_prefix", lambda self, position, tokens: len(tokens))
+
+
+def a_lost_link_lifts_the_limit(patch: pytest.MonkeyPatch) -> None:
+    def unbridled(self: VerifySession) -> None:
+        self.allowance = replace(self.allowance, credit=self.ending.end)
+
+    patch.setattr(VerifySession, "detach", unbridled)
 
 
 def reopened_before_the_append_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
@@ -256,6 +323,11 @@ MISTAKES = [
     window_one_too_wide,
     flow_control_ignored,
     undurable_tokens_half_forgotten,
+    tail_delivered_from_its_start,
+    tail_kept_to_itself,
+    end_not_told_again,
+    resumed_although_the_log_is_ahead,
+    a_lost_link_lifts_the_limit,
     reopened_before_the_append_is_acknowledged,
     end_seen_at_a_run_s_last_token_only,
 ]

@@ -143,30 +143,45 @@ def test_it_opens_from_the_durable_text_with_a_new_attach() -> None:
     assert subject.handle(ev.VerifierReady()) == [fx.OpenVerifier(2, PROMPT, 2, 10, 0)]
 
 
-def test_it_does_not_reopen_while_an_append_s_outcome_is_unknown() -> None:
+def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
     subject.handle(verdict(3, 2))
-    subject.handle(ev.VerifierLost())
-    assert subject.text.tokens == [1, 2, 1]
+    assert subject.handle(ev.VerifierLost()) == []
     assert subject.handle(ev.VerifierReady()) == []
+    assert kinds(subject.handle(ev.Appended())) == ["Emit", "Append"]
     effects = subject.handle(ev.Appended())
     assert kinds(effects) == ["Emit", "OpenVerifier"]
-    assert effects[1] == fx.OpenVerifier(2, (1, 2, 1), 3, 10, 0)
+    assert effects[1] == fx.OpenVerifier(2, (1, 2, 1, 2), 4, 10, 0)
 
 
-def test_a_loss_before_anything_was_decided_forgets_nothing() -> None:
+def test_what_was_decided_without_a_link_is_told_behind_opened() -> None:
     subject = running()
-    subject.handle(ev.DrafterReady(1))
-    assert subject.handle(ev.VerifierLost()) == []
+    subject.handle(verdict(2, 1))
+    subject.handle(ev.Appended())
+    subject.handle(ev.VerifierLost())
+    subject.handle(ev.VerifierReady())
+    subject.handle(ev.VerifierOpened(2, 3))
+    assert subject.handle(verdict(3, 2, 1, attach=2)) == [fx.Append(3, (2, 1), (D, D), None)]
 
 
-def test_a_loss_sends_the_drafter_back() -> None:
+def test_a_loss_leaves_the_drafter_where_it_is() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(1))
     subject.handle(verdict(2, 1))
     subject.handle(verdict(3, 2, 1))
-    assert subject.handle(ev.VerifierLost()) == [fx.AdvanceDrafter(3, (), subject.pace)]
+    assert subject.handle(ev.VerifierLost()) == []
+    assert subject.text.tokens == [1, 2, 1, 2, 1]
+
+
+def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> None:
+    subject = running("ba")
+    subject.handle(verdict(2, 1))
+    subject.handle(verdict(3, 2, 1))
+    subject.handle(ev.VerifierLost())
+    append = next(effect for effect in subject.handle(ev.Appended()) if isinstance(effect, fx.Append))
+    assert append.end is not None
+    assert append.end.reason is FinishReason.STOP_STRING
 
 
 @pytest.mark.parametrize("event", [verdict(2, 1, attach=0), ev.VerifierOpened(0, 2), ev.VerifierRefused(0, "old")])

@@ -19,6 +19,7 @@ from specwire.core.limits import Ending, FinishReason, Stopping
 from specwire.core.sampling import Sampling
 from specwire.core.session import Session
 from specwire.core.states import State
+from specwire.core.tail import Verdict
 from specwire.core.text import Text, hash_of
 from specwire.core.verification import Allowance, VerifySession
 from tests.core.facts import Facts, is_prefix, require
@@ -26,10 +27,10 @@ from tests.core.script import EOS, VOCABULARY, LetterScanner, Script
 
 PROGRESS = (
     "verifier_ready", "verifier_receives", "orchestrator_receives", "begin_forward", "end_forward", "drafter_ready",
-    "drafter_receives", "draft", "relay", "offer", "acknowledge", "client_takes", "deliver_stale",
+    "drafter_receives", "draft", "relay", "offer", "acknowledge", "client_takes", "deliver_stale", "decide_unheard",
 )  # fmt: skip
 FAULTS = (
-    "cut_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
+    "cut_verifier", "kill_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
 )  # fmt: skip
 
 
@@ -54,10 +55,11 @@ class World(Facts):
         super().__init__(script, prompt, ending, stops, buffer)
         self.pace = Pace(2, 4)
         self.source = 0
+        self.decided = self.resumed = self.delivered = 0
         self.session = self._own()
 
     def _own(self) -> Session:
-        """An owner's start: nothing but the log; the client has what the log holds."""
+        """An owner's start: nothing but the log; the client has what the log holds. A verifier keeps what it has."""
         self.scanner = LetterScanner(self.stops)
         released = self.scanner.push(self.log[len(self.prompt) :]).text
         require(is_prefix(self.told_text, released), f"replay says {released!r}, the client had {self.told_text!r}")
@@ -69,9 +71,9 @@ class World(Facts):
         self.to_drafter: deque[fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter] = deque()
         self.drafted: list[Proposal] = []
         self.relayed: list[Proposal] = []
+        self.kept = self.verifier or self.kept
         self.verifier = None
         self.attach = 0
-        self.forward: tuple[VerifySession, tuple[int, ...]] | None = None
         self.drafter = None
         self.cache: list[int] = []
         self.advised = []
@@ -139,7 +141,8 @@ class World(Facts):
         require(effect.end.text_length == len(self.told_text), "the end's text length is not the text's")
         self.end = effect.end
 
-    # The verifier's link: in order, but it may be cut
+    # The verifier's link: in order, but it may be cut. There are two verifiers: of the one that was left, `kept` is the
+    # session, which goes on without a link.
 
     def verifier_ready(self, _: int) -> None:
         if not self.verifier_up and self.session.state is State.WAITING:
@@ -147,42 +150,69 @@ class World(Facts):
             self.handle(ev.VerifierReady())
 
     def cut_verifier(self, number: int) -> None:
-        """What was under way is lost, or (odd numbers) comes out of some buffer later."""
+        """What was under way is lost, or (odd numbers) comes out of some buffer later. The session is kept."""
         if not self.verifier_up:
             return
         if number % 2:
             self.stale += self.from_verifier
         self.from_verifier.clear()
         self.to_verifier.clear()
+        if self.verifier is not None:
+            self.verifier.detach()
+            self.kept = self.verifier
         self.verifier, self.verifier_up = None, False
         self.handle(ev.VerifierLost())
+
+    def kill_verifier(self, number: int) -> None:
+        """The link is lost, and everything that is kept with it."""
+        self.cut_verifier(number)
+        self.kept = None
 
     def deliver_stale(self, number: int) -> None:
         if self.stale:
             self.handle(self.stale.pop(number % len(self.stale)))
 
-    def verifier_receives(self, _: int) -> None:
+    def verifier_receives(self, number: int) -> None:
+        """An odd one opens at the other verifier, which knows nothing of the session."""
         if not self.to_verifier:
             return
         match self.to_verifier.popleft():
             case fx.OpenVerifier() as opening:
-                self._open_verifier(opening)
+                self._open_verifier(opening, fresh=number % 2 == 1)
             case fx.SendProgress() as progress:
                 if self.verifier is not None:
                     require(progress.credit >= self.verifier.allowance.credit, "credit was taken back")
-                    self.verifier.allowance = Allowance(progress.durable, progress.credit, progress.due)
+                    self.verifier.allow(Allowance(progress.durable, progress.credit, progress.due))
             case fx.CloseVerifier():
                 self.verifier = None
 
-    def _open_verifier(self, opening: fx.OpenVerifier) -> None:
+    def _open_verifier(self, opening: fx.OpenVerifier, fresh: bool) -> None:
         allowance = Allowance(opening.durable, opening.credit, opening.due)
         self.attach = opening.attach
-        self.verifier = VerifySession.opened(
-            opening.tokens, len(self.prompt), Sampling(), self.ending, allowance, VOCABULARY
-        )
         self.from_verifier.append(ev.VerifierOpened(self.attach, len(opening.tokens)))
-        if self.verifier.finish is not None:
-            self.from_verifier.append(ev.VerdictArrived(self.attach, len(opening.tokens), (), (), self.verifier.finish))
+        if not fresh and self.kept is not None:
+            before = list(self.kept.text.tokens)
+            tail = self.kept.resume(opening.tokens, allowance)
+            require(self.kept.text.tokens == before, "a text was changed in taking it over")
+            self.verifier, self.kept = (None if tail is None else self.kept), None
+            self._deliver_tail(tail or ())
+        if self.verifier is None:
+            self.verifier = VerifySession.opened(
+                opening.tokens, len(self.prompt), Sampling(), self.ending, allowance, VOCABULARY
+            )
+            if self.verifier.finish is not None:
+                self._send(Verdict(len(opening.tokens), (), (), 0, self.verifier.finish))
+
+    def _deliver_tail(self, tail: Sequence[Verdict]) -> None:
+        self.resumed += self.verifier is not None
+        self.delivered += sum(len(verdict.tokens) for verdict in tail)
+        for verdict in tail:
+            self._send(verdict)
+
+    def _send(self, verdict: Verdict) -> None:
+        self.from_verifier.append(
+            ev.VerdictArrived(self.attach, verdict.position, verdict.tokens, verdict.outcomes, verdict.finish)
+        )
 
     def orchestrator_receives(self, _: int) -> None:
         if self.from_verifier:
@@ -193,17 +223,27 @@ class World(Facts):
             self.forward = self.verifier, self.verifier.window(number)
 
     def end_forward(self, _: int) -> None:
+        """It may have begun before the link was cut."""
         if self.forward is None:
             return
         (session, window), self.forward = self.forward, None
-        if session is not self.verifier:
+        if session is not self.verifier and session is not self.kept:
             return
+        verdict = self._decide(session, window)
+        if session is self.verifier:
+            self._send(verdict)
+
+    def decide_unheard(self, number: int) -> None:
+        """A step of the session that has no link."""
+        if self.kept is not None and self.kept.room > 0 and self.forward is None:
+            self._decide(self.kept, self.kept.window(number))
+
+    def _decide(self, session: VerifySession, window: Sequence[int]) -> Verdict:
         rows = [self.script.next([*session.text.tokens, *window[:index]]) for index in range(len(window) + 1)]
         verdict = session.resolve(rows, window)
         require(len(verdict.tokens) >= 1, "a step decided nothing")
-        self.from_verifier.append(
-            ev.VerdictArrived(self.attach, verdict.position, verdict.tokens, verdict.outcomes, verdict.finish)
-        )
+        self.decided += len(verdict.tokens)
+        return verdict
 
     # The drafter's link: in order towards the drafter; its proposals may be lost, repeated and overtaken
 

@@ -16,8 +16,8 @@ from specwire.core.speed import ForwardTimes
 from specwire.core.text import hash_of
 from specwire.core.verification import Allowance
 from specwire.lm import LanguageModel, load_model
-from verify_service.commands import Opening, Proposed, Refusal, Report, Reports, Tick
-from verify_service.engine import Engine, Rest
+from verify_service.commands import Decided, Opening, Proposed, Refusal, Report, Reports, Tick
+from verify_service.engine import DETACH_GRACE_US, Engine, Rest
 
 FLAT = {1: 1000.0, 32: 1000.0}
 GREEDY = Sampling()
@@ -40,10 +40,18 @@ def oracle(lm: LanguageModel, prompt: Sequence[int], count: int, sampling: Sampl
 class Rig:
     """Session handles are numbers; all commands come from link 0 unless said otherwise."""
 
-    def __init__(self, spec: str = "scripted:5", slots: int = 4, context: int = 512, ngram: bool = True) -> None:
+    def __init__(
+        self,
+        spec: str = "scripted:5",
+        slots: int = 4,
+        context: int = 512,
+        ngram: bool = True,
+        detach_grace_us: float = DETACH_GRACE_US,
+    ) -> None:
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0
-        self.engine = Engine(self.lm, StepCosts(ForwardTimes(FLAT)), self._take, self._clock, ngram=ngram)
+        costs = StepCosts(ForwardTimes(FLAT))
+        self.engine = Engine(self.lm, costs, self._take, self._clock, ngram=ngram, detach_grace_us=detach_grace_us)
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}
         self.finished: dict[int, FinishReason] = {}
@@ -62,15 +70,19 @@ class Rig:
             for admitted in report.admitted:
                 self.tokens.setdefault(admitted.handle, [])
                 self.positions[admitted.handle] = admitted.position
-            for decided in report.decided:
-                verdict = decided.verdict
-                assert verdict.position == self.positions[decided.handle], link
-                self.positions[decided.handle] += len(verdict.tokens)
-                self.tokens[decided.handle] += verdict.tokens
-                self.outcomes.setdefault(decided.handle, []).extend(verdict.outcomes)
-                if verdict.finish is not None:
-                    self.finished[decided.handle] = verdict.finish
+                self._read(admitted.tail, link)
+            self._read(report.decided, link)
             self.refused += report.refused
+
+    def _read(self, verdicts: Sequence[Decided], link: int) -> None:
+        for decided in verdicts:
+            verdict = decided.verdict
+            assert verdict.position == self.positions[decided.handle], link
+            self.positions[decided.handle] += len(verdict.tokens)
+            self.tokens[decided.handle] += verdict.tokens
+            self.outcomes.setdefault(decided.handle, []).extend(verdict.outcomes)
+            if verdict.finish is not None:
+                self.finished[decided.handle] = verdict.finish
 
     def tick(self, link: int = 0, **parts: Any) -> None:
         self.engine.inbox.put(Tick(link, self.now, **parts))
