@@ -9,12 +9,14 @@ Options = list[tuple[str, int | str]]
 # A prompt of 128k tokens takes less than 1 MiB; a tokenizer.json up to about 10 MiB.
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 
-# A dead peer or a connection that a proxy forgot is noticed within 15 s, also while no call is running.
-PING_EVERY_MS = 10_000
+# A dead peer, or a connection that a proxy forgot, is noticed within 10 s, also while no call is running; within 5 s
+# while something is sent. Both ends ping. Longer than a network's short breaks, which the connection outlives; often
+# enough for any proxy or address translation that cuts what is idle, and far from what proxies take for a flood.
+PING_EVERY_MS = 5_000
 PING_TIMEOUT_MS = 5_000
 
 # How often a client may ping before the server calls it abuse; below PING_EVERY_MS, for clocks and pauses differ.
-LEAST_PING_INTERVAL_MS = 5_000
+LEAST_PING_INTERVAL_MS = 2_500
 
 # Redialling: gRPC's own backoff grows to two minutes, too long where a session waits to be resumed.
 FIRST_REDIAL_MS = 100
@@ -27,6 +29,7 @@ def _shared() -> Options:
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", PING_EVERY_MS),
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # this one ends the connection; its default is a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # 0: no limit, or pings would stop on an idle stream
     ]

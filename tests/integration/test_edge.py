@@ -1,10 +1,11 @@
-"""specwire edge as a process: TLS to its verifier, drafting in process, clients as everywhere, ends without leftovers."""
+"""specwire edge as a process: TLS to its verifier, drafting in process, clients as everywhere, clean ends."""
 
 from __future__ import annotations
 
 import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -47,11 +48,11 @@ def cloud(owned: Parts, files: dict[str, str]) -> Service:
     return service
 
 
-def ready(command: Command) -> dict[str, str]:
+def ready(command: Command) -> dict[str, Any]:
     """What its ready line says."""
     line = command.line()
     assert line, command.said()
-    fields: dict[str, str] = json.loads(line)
+    fields: dict[str, Any] = json.loads(line)
     return fields
 
 
