@@ -10,18 +10,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from typing import Protocol
 
 from specwire.core.drafting import Pace
-from specwire.core.speed import DECAY, AcceptanceByPosition, ForwardTimes, expected_tokens, lockstep_rate, smoothed
+from specwire.core.speed import (
+    DECAY,
+    AcceptanceByPosition,
+    ForwardTimes,
+    expected_tokens,
+    lockstep_rate,
+    smoothed,
+    stream_rate,
+)
 
 MOST_WINDOW = 16
 LEAST_GAIN = 1.01
 PROBE_EVERY = 128
 PROBE_WINDOW = 2
 FIRST_WINDOW = 4
-STREAM_CHUNK = 2
-STREAM_RUN_AHEAD = 32
+# Of a stream: chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
+MOST_CHUNK = 4
+CHUNK_SHARE = 0.25
+FIRST_PACE = Pace(1, 32)
+MOST_RUN_AHEAD = 128
 
 # A drafter's own probabilities are trusted to stop a chain while they foretell what is accepted within these bounds.
 # Until then a floor too low to stop anything keeps them coming.
@@ -189,27 +201,51 @@ class Controller:
     def plan(self) -> Plan:
         """The settings for what is drafted next."""
         if self._draft_us is None:
-            return (
-                self._lockstep(FIRST_WINDOW, ASKING_FLOOR, "measuring") if self._shared else self._stream("measuring")
-            )
+            return self._measuring()
         rates = self._acceptance.rates(MOST_WINDOW)
+        if not self._shared:
+            return self._remote(rates, self._draft_us)
         speeds = [self._speed(rates, window, self._draft_us) for window in range(MOST_WINDOW + 1)]
         best = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
         if gain < LEAST_GAIN:
             return self._off_or_probe()
-        if not self._shared:
-            return self._stream(f"gain {gain:.2f}")
         if not self._calibration.trusted:
             return self._lockstep(best, ASKING_FLOOR, f"window {best}, gain {gain:.2f}")
         floor = self._floor(best, speeds[best], self._draft_us)
         return self._lockstep(min(MOST_WINDOW, best + EXTRA_WINDOW), floor, f"floor {floor:.2f}, gain {gain:.2f}")
 
+    def _measuring(self) -> Plan:
+        if self._shared:
+            return self._lockstep(FIRST_WINDOW, ASKING_FLOOR, "measuring")
+        return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
+
     def _speed(self, rates: list[float], window: int, draft_us: float) -> float:
-        """Expected tokens per microsecond; window 0 is plain decoding."""
-        if self._shared or window == 0:
-            return lockstep_rate(rates, window, draft_us, self._forward, self._overhead_us or 0.0)
-        return expected_tokens(rates, window) / max(self._forward.at(window + 1), window * draft_us)
+        """Expected tokens per microsecond in lockstep; window 0 is plain decoding."""
+        return lockstep_rate(rates, window, draft_us, self._forward, self._overhead_us or 0.0)
+
+    def _remote(self, rates: list[float], draft_us: float) -> Plan:
+        """A drafter on hardware of its own streams; the verifier waits for it where a round of waiting is faster."""
+        plain = 1.0 / self._forward.at(1)
+        delay_us = self._overhead_us or 0.0
+        chunk = max(1, min(MOST_CHUNK, int(CHUNK_SHARE * self._forward.at(1) / draft_us)))
+        stream = stream_rate(rates, MOST_WINDOW, draft_us, self._forward, delay_us, chunk)
+        speeds = [self._speed(rates, window, draft_us) for window in range(MOST_WINDOW + 1)]
+        window = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
+        waiting = speeds[window] > stream
+        gain = max(stream, speeds[window]) / plain
+        if gain < LEAST_GAIN:
+            return self._off_or_probe()
+        due = window if waiting else 0
+        reason = f"gain {gain:.2f}, waiting for {window}" if waiting else f"gain {gain:.2f}"
+        pace = Pace(min(chunk, due or chunk), self._run_ahead(rates, draft_us, delay_us))
+        return Plan(Discipline.STREAM, pace, due, reason)
+
+    def _run_ahead(self, rates: list[float], draft_us: float, delay_us: float) -> int:
+        """What is decided during a round trip at the best conceivable speed, and a window for the step behind it."""
+        step_us = self._forward.at(1)
+        fastest = min(1.0 / draft_us, expected_tokens(rates, MOST_WINDOW) / step_us)
+        return min(MOST_RUN_AHEAD, MOST_WINDOW + ceil((delay_us + step_us) * fastest))
 
     def _floor(self, window: int, speed: float, draft_us: float) -> float:
         """Chain probability below which one more draft token costs more time than it is expected to save.
@@ -223,9 +259,6 @@ class Controller:
 
     def _lockstep(self, window: int, floor: float, reason: str) -> Plan:
         return Plan(Discipline.LOCKSTEP, Pace(window, window, floor), window, reason)
-
-    def _stream(self, reason: str) -> Plan:
-        return Plan(Discipline.STREAM, Pace(STREAM_CHUNK, STREAM_RUN_AHEAD), STREAM_CHUNK, reason)
 
     def _off_or_probe(self) -> Plan:
         if self._since_probe < PROBE_EVERY:

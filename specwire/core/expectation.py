@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from specwire.core.speed import smoothed
 
-REMEMBERED_VERDICTS = 8
+# A round trip can be hundreds of steps long.
+REMEMBERED_VERDICTS = 1024
 MEMORY = 0.2
 # A first guess before anything was measured, as shares of a plain step.
 GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
@@ -25,7 +25,8 @@ class Expectation:
     """The delay from a verdict to the proposal that answers it: mean, mean deviation, and how often it kept its time.
 
     A new chain answers the verdict that ended at its base, wherever later verdicts stand; a chunk of a chain that goes
-    on answers the last verdict. `chance` is judged on every verdict, waited for or not.
+    on answers the last verdict. `chance` is judged on every verdict, waited for or not. Reported is the delay of new
+    chains alone: a chain that goes on was under way before the verdict that it is held against.
     """
 
     delay_us: float | None = None
@@ -34,20 +35,27 @@ class Expectation:
     arrived: bool = True
     skipped: int = 0
     last_delay_us: float = 0.0
-    _verdicts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_VERDICTS))
+    _since_us: float | None = None
+    _verdicts: dict[int, float] = field(default_factory=dict)
 
     def verdict(self, end: int, now_us: float, waited: bool) -> float:
         """A verdict that ends at position `end` goes out; returns the delay to be reported with it, 0 if none."""
         if waited:
             self.skipped = 0
-        if not self.arrived and self._verdicts:
+        if not self.arrived and self._since_us is not None:
             self.skipped += not waited
             if self.delay_us is not None or waited:
-                self._judge(now_us - self._verdicts[-1][1] <= self._latest())
+                self._judge(now_us - self._since_us <= self._latest())
         told, self.last_delay_us = self.last_delay_us, 0.0
-        self._verdicts.append((end, now_us))
+        self._remember(end, now_us)
         self.arrived = False
         return told
+
+    def _remember(self, end: int, now_us: float) -> None:
+        self._since_us = now_us
+        self._verdicts[end] = now_us
+        if len(self._verdicts) > REMEMBERED_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
 
     def proposal(self, base: int, offset: int, arrived_us: float, live: bool) -> None:
         """A proposal arrived. live: it agrees with the text; one that does not answered an older verdict."""
@@ -56,13 +64,16 @@ class Expectation:
         self.arrived = self.arrived or live
         if asked_us is None or not (first or offset == 0):
             return
-        self._learn(max(0.0, arrived_us - asked_us))
+        delay_us = max(0.0, arrived_us - asked_us)
+        self._learn(delay_us)
+        if offset == 0:
+            self.last_delay_us = self.last_delay_us or delay_us
 
     def due(self, plain_step_us: float) -> tuple[float, float] | None:
         """(expected, latest) arrival of the answer to the last verdict; None if it is here or none was asked for."""
-        if self.arrived or not self._verdicts:
+        since = self._since_us
+        if self.arrived or since is None:
             return None
-        since = self._verdicts[-1][1]
         if self.delay_us is None:
             expected = GUESSED_DELAY * plain_step_us
             return since + expected, since + expected + 2 * GUESSED_DEVIATION * plain_step_us
@@ -76,14 +87,9 @@ class Expectation:
             self._judge(delay_us <= self._latest())
             self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), MEMORY)
         self.delay_us = smoothed(self.delay_us, delay_us, MEMORY)
-        self.last_delay_us = self.last_delay_us or delay_us
 
     def _asked(self, base: int, offset: int) -> float | None:
-        if not self._verdicts:
-            return None
-        if offset == 0:
-            return next((at for end, at in self._verdicts if end == base), None)
-        return self._verdicts[-1][1]
+        return self._verdicts.get(base) if offset == 0 else self._since_us
 
     def _latest(self) -> float:
         return (self.delay_us or 0.0) + max(LEAST_SLACK_US, SLACK_DEVIATIONS * self.deviation_us)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from math import ceil, prod
 from statistics import median
 
 DECAY = 0.98
@@ -114,6 +115,31 @@ def lockstep_rate(
         return 1.0 / forward.at(1)
     cycle = window * draft_us + overhead_us + forward.at(window + 1)
     return expected_tokens(rates, window) / cycle
+
+
+def stream_rate(
+    rates: Sequence[float], most: int, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int = 1
+) -> float:
+    """Tokens per microsecond when the drafter streams, on hardware of its own, and the verifier never waits.
+
+    A renewal argument. After a contradiction the verifier goes on alone until the new chain, `delay_us` and a chunk
+    later, has caught up with it; the chain lives on only if it guessed each of those tokens too. While it lives, a step
+    tests what was drafted during the last one, at most `most` tokens.
+    """
+    plain_us = forward.at(1)
+    lead_us = plain_us - draft_us
+    if lead_us <= 0:
+        return 1.0 / plain_us
+    alone = ceil((delay_us + chunk * draft_us) / lead_us)
+    window = _best_window(rates, max(1, min(most, int(plain_us / draft_us))), forward)
+    accepted = prod(rates[:window])
+    visits = rates[0] ** alone / (1.0 - min(accepted * rates[0], 0.999))
+    tokens = alone + visits * expected_tokens(rates, window)
+    return tokens / (alone * plain_us + visits * forward.at(window + 1))
+
+
+def _best_window(rates: Sequence[float], most: int, forward: ForwardTimes) -> int:
+    return max(range(1, most + 1), key=lambda window: expected_tokens(rates, window) / forward.at(window + 1))
 
 
 def worth_waiting(

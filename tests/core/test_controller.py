@@ -34,8 +34,10 @@ def learn(
 
 
 def consistent(plan: Plan) -> bool:
+    """Nothing is drafted when off, only a stream comes unasked, and a reason is given."""
     off = plan.discipline is Discipline.OFF
-    return off == (plan.due == 0) == (plan.pace.run_ahead == 0) and plan.pace.chunk >= 1 and bool(plan.reason)
+    asked = plan.due > 0 or plan.discipline is Discipline.STREAM
+    return off == (plan.pace.run_ahead == 0) == (not asked) and plan.pace.chunk >= 1 and bool(plan.reason)
 
 
 def test_it_starts_by_measuring() -> None:
@@ -64,13 +66,30 @@ def test_a_better_drafter_gets_a_longer_window() -> None:
     assert windows[0] < windows[-1] <= MOST_WINDOW
 
 
-def test_separate_hosts_stream() -> None:
+def remote(accepted: int, delay_us: int, draft_us: int = 500) -> Plan:
+    """The plan for a drafter on hardware of its own that has answered after `delay_us` for a while."""
     subject = controller(shared=False)
-    learn(subject, draft_us=500, accepted=6)
-    plan = subject.plan()
+    for _ in range(40):
+        subject.observe_proposal(8, 8 * draft_us)
+        subject.observe_verdict(8, accepted, delay_us + 8 * draft_us)
+    return subject.plan()
+
+
+def test_near_and_fast_drafters_are_waited_for() -> None:
+    plan = remote(accepted=6, delay_us=100)
     assert plan.discipline is Discipline.STREAM
-    assert plan.pace.chunk < plan.pace.run_ahead
-    assert consistent(plan)
+    assert plan.due > 2
+    assert plan.pace.chunk <= plan.due
+
+
+def test_far_drafters_stream_and_nobody_waits() -> None:
+    near, far = remote(accepted=7, delay_us=15_000), remote(accepted=7, delay_us=40_000)
+    assert (near.discipline, near.due) == (far.discipline, far.due) == (Discipline.STREAM, 0)
+    assert far.pace.run_ahead > near.pace.run_ahead > near.pace.chunk
+
+
+def test_far_and_poor_drafters_are_off() -> None:
+    assert remote(accepted=0, delay_us=200_000).discipline is Discipline.OFF
 
 
 def test_off_without_gain_for_a_slow_or_a_poor_drafter() -> None:
