@@ -16,7 +16,7 @@ from orchestrator import messages
 from orchestrator.appender import Appender
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
-from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.peers import PREFERENCE, DrafterPeer, VerifierPeer
 from orchestrator.provisional import ProvisionalText
 from orchestrator.quota import Quota
 from orchestrator.stats import SessionStats
@@ -50,7 +50,8 @@ UNREAD = 5.0
 class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
-    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR.
+    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `former`: the verifier that
+    was lost and may still have the session.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class SessionDriver:
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.verifier: VerifierPeer | None = None
+        self.former: VerifierPeer | None = None
         self.drafter: DrafterPeer | None = None
         self.readers = 0
         self._verifier_handle = self._drafter_handle = 0
@@ -123,7 +125,8 @@ class SessionDriver:
 
     def use_verifier(self, peer: VerifierPeer, shared_host: bool) -> None:
         """Take a place at a verifier; the session opens there."""
-        self.verifier = peer
+        self.verifier, self.former = peer, None
+        self._timers.cancel("former")
         self._verifier_handle = peer.attach(self)
         if self._controller is None:
             self._controller = self._planner(peer, shared_host)
@@ -215,12 +218,18 @@ class SessionDriver:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.output.tokens and self.session.state is State.OPENING:
             # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
             self._timers.set("place", RETRY, lambda: self._place(self))
-            self.on_verifier_lost()
+            self._lose_verifier()
             return
         self.failure = self.failure or (code, refused.message)
         self.apply(ev.VerifierRefused(self.session.attach, refused.message))
 
     def on_verifier_lost(self) -> None:
+        """It keeps the session for a while, so there is some reason to wait for it before another one takes over."""
+        self.former = self.verifier
+        self._timers.set("former", PREFERENCE, lambda: self._place(self))
+        self._lose_verifier()
+
+    def _lose_verifier(self) -> None:
         self.verifier = None
         self.apply(ev.VerifierLost())
         if self.session.state is State.WAITING:

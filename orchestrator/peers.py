@@ -28,6 +28,9 @@ VerifierLink = Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyRes
 DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
 DrafterLine = Line[draft_pb2.ConnectDraftRequest]
 
+# Seconds for which a session prefers a verifier whose link it lost to another, and how often that may fail meanwhile.
+PREFERENCE = 2.0
+HOPELESS_FAILURES = 3
 # Wider forwards are not of one session's window.
 MOST_OBSERVED_ROWS = 32
 
@@ -136,6 +139,28 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self.forward_times = ForwardTimes({1: 10_000.0})
         self.experience: dict[Rule, Planner] = {}
         self._accept = accept
+        self._lost_at: float | None = None
+        self._failures = 0
+
+    @property
+    def expected_back(self) -> bool:
+        """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them."""
+        if self._lost_at is None or self._failures >= HOPELESS_FAILURES:
+            return False
+        return time.monotonic() - self._lost_at < PREFERENCE
+
+    def on_up(self, info: Info) -> None:
+        self._lost_at = None
+        super().on_up(info)
+
+    def on_down(self) -> None:
+        self._lost_at, self._failures = time.monotonic(), 0
+        super().on_down()
+
+    def on_unreachable(self) -> None:
+        """Also called for the loss itself."""
+        self._failures += 1
+        super().on_unreachable()
 
     def _refusal(self, info: Info) -> str | None:
         measured = {time.rows: float(time.microseconds) for time in info.forward_times}

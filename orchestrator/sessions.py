@@ -160,13 +160,20 @@ class Orchestrator:
 
     def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifier is None:
-            peer = least_loaded(self.verifiers)
+            peer = self._verifier_for(driver)
             if peer is not None and peer.info is not None:
                 driver.use_verifier(peer, self._shares_host(peer.info))
         if driver.wants_drafter:
             drafter = min((d for d in self.drafters if d.up), key=lambda d: len(d.subjects), default=None)
             if drafter is not None:
                 driver.use_drafter(drafter)
+
+    def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
+        """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
+        former = driver.former
+        if former is not None and (former.up or former.expected_back):
+            return former if former.up else None
+        return least_loaded(self.verifiers)
 
     def _shares_host(self, verifier: Info) -> bool:
         """Whether a drafter would compete with the verifier for cores."""
