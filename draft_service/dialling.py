@@ -15,7 +15,7 @@ from specwire.rpc.process import say
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
-JOIN_LIMIT = 10.0
+JOIN_LIMIT = 20.0
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 10.0
 # A link that lasted for less is dialled again ever more slowly: what broke it may be there still.

@@ -26,7 +26,8 @@ Told = TypeVar("Told", contravariant=True)
 
 FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
-CONNECT_TIMEOUT = 5.0
+# To connect, and to get the peer's description: a large tokenizer over a slow line.
+CONNECT_TIMEOUT = 60.0
 # A connection that lasted for less is dialled again ever more slowly: what broke it may be there still.
 STABLE = 5.0
 # After `cut`.

@@ -21,6 +21,8 @@ LEAST_PING_INTERVAL_MS = 2_500
 # Redialling: gRPC's own backoff grows to two minutes, too long where a session waits to be resumed.
 FIRST_REDIAL_MS = 100
 MOST_REDIAL_MS = 2_000
+# For TCP's and TLS's handshakes and HTTP/2's settings, four round trips, some of them lost: not only for near peers.
+CONNECT_MS = 10_000
 
 
 def _shared() -> Options:
@@ -42,7 +44,7 @@ def channel_options(target: str) -> Options:
     """
     redial: Options = [
         ("grpc.initial_reconnect_backoff_ms", FIRST_REDIAL_MS),
-        ("grpc.min_reconnect_backoff_ms", FIRST_REDIAL_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # in spite of its name, how long an attempt may take
         ("grpc.max_reconnect_backoff_ms", MOST_REDIAL_MS),
     ]
     direct: Options = [("grpc.enable_http_proxy", 0)] if is_loopback(host_of(target)) else []
