@@ -28,6 +28,7 @@ class StackOptions:
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
+        ngram: the verifier proposes from the text itself, too.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
     """
@@ -40,6 +41,7 @@ class StackOptions:
     target_threads: int = 1
     draft_threads: int = 1
     slots: int = 16
+    ngram: bool = True
     ray: bool = True
     start_timeout: float = 600.0
 
@@ -51,7 +53,9 @@ class StackOptions:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
 
     def verifier(self) -> ModelServiceOptions:
-        return ModelServiceOptions(self.target, dtype=self.dtype, threads=self.target_threads, slots=self.slots)
+        return ModelServiceOptions(
+            self.target, dtype=self.dtype, threads=self.target_threads, slots=self.slots, ngram=self.ngram
+        )
 
     def drafter(self) -> ModelServiceOptions | None:
         if self.draft is None:
@@ -101,6 +105,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,
+        ngram=not args.no_ngram,
         ray=not args.no_ray,
     )
 

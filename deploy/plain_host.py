@@ -122,4 +122,5 @@ class PlainService:
         o = self._options
         sizes = ["--dtype", o.dtype, "--device", o.device, "--threads", str(o.threads), "--slots", str(o.slots)]
         context = [] if o.context is None else ["--context", str(o.context)]
-        return [sys.executable, "-m", MODULES[self.role], o.model, "--listen", listen, "--json", *sizes, *context]
+        own = [] if o.ngram else ["--no-ngram"]
+        return [sys.executable, "-m", MODULES[self.role], o.model, "--listen", listen, "--json", *sizes, *context, *own]

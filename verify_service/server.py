@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
 
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_info import model_info_to_wire
@@ -52,13 +54,12 @@ class RunningVerifier:
 
 
 async def start(
-    options: ModelServiceOptions, patient: bool = False, ngram: bool = True, detach_grace: float = DETACH_GRACE_S
+    options: ModelServiceOptions, patient: bool = False, detach_grace: float = DETACH_GRACE_S
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
     Args:
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
-        ngram: propose from the text itself, too.
         detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
 
     Raises:
@@ -69,7 +70,7 @@ async def start(
     if not 0 <= detach_grace <= MOST_DETACH_GRACE_S:  # nor NaN
         raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {detach_grace}")
     share_interpreter()
-    worker = Worker(_loader(options, patient, ngram, detach_grace))
+    worker = Worker(_loader(options, patient, detach_grace))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
     service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
@@ -81,9 +82,7 @@ async def start(
     return RunningVerifier(worker, servicer, server, info)
 
 
-def _loader(
-    options: ModelServiceOptions, patient: bool, ngram: bool, detach_grace: float
-) -> Load[common_pb2.GetModelInfoResponse]:
+def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.core.costs import StepCosts
@@ -107,7 +106,8 @@ def _loader(
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         grace_us = detach_grace * 1e6
-        return Engine(lm, StepCosts(times), deliver, patient=patient, ngram=ngram, detach_grace_us=grace_us), info
+        engine = Engine(lm, StepCosts(times), deliver, patient=patient, ngram=options.ngram, detach_grace_us=grace_us)
+        return engine, info
 
     return load
 
@@ -134,5 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
-    serve_with = partial(start, patient=args.patient, ngram=args.ngram, detach_grace=args.detach_grace)
+
+    def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
+        return start(replace(options, ngram=args.ngram), args.patient, args.detach_grace)
+
     return run_model_service(args, "verify", serve_with)

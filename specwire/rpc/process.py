@@ -69,6 +69,7 @@ class ModelServiceOptions:
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
         tls: encrypt what is listened on.
+        ngram: a verifier proposes from the text itself, too; nothing to a drafter.
     """
 
     model: str
@@ -80,6 +81,7 @@ class ModelServiceOptions:
     context: int | None = None
     insecure: bool = False
     tls: ServerTls | None = None
+    ngram: bool = True
 
     def __post_init__(self) -> None:
         if not self.model:
