@@ -12,7 +12,9 @@ from bench.rows import LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.runs import Run
 
 PACKAGES = ("openvino", "openvino_genai", "openvino_tokenizers")
-NOT_INSTALLED = "(e) OpenVINO GenAI was not measured: the extra `openvino` is not installed (pip install -e '.[openvino]')."
+NOT_INSTALLED = (
+    "(e) OpenVINO GenAI was not measured: the extra `openvino` is not installed (pip install -e '.[openvino]')."
+)
 SETTINGS_NOTE = "(e) OpenVINO GenAI: cache in the rows' precision (default: 8 bits), prefix cache off (default: on)."
 
 
