@@ -14,7 +14,7 @@ PLAIN, TEXTBOOK, STREAM_WAIT, DEFAULT = "plain", "textbook", "stream, waiting", 
 DISCIPLINES = (PLAIN, TEXTBOOK, STREAM_WAIT, DEFAULT)
 
 # A discipline that is slow is repeated as often as this allows; its interval says how often that was.
-MOST_SECONDS = 30.0
+MOST_SECONDS = 24.0
 LEAST_REPEATS = 2
 
 
@@ -44,9 +44,9 @@ def orchestration(policy: str) -> Orchestration:
     return Orchestration(AUTO)
 
 
-def repeats_of(seconds: float, repeats: int) -> int:
-    """How often a discipline whose session takes so long is measured."""
-    return max(min(LEAST_REPEATS, repeats), min(repeats, int(MOST_SECONDS / seconds)))
+def repeats_of(seconds: float, repeats: int, most_seconds: float = MOST_SECONDS) -> int:
+    """How often a discipline whose session takes so long is measured: `repeats` times, if that does not last."""
+    return max(min(LEAST_REPEATS, repeats), min(repeats, int(most_seconds / seconds)))
 
 
 def take_turns(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.runs import BenchError, Sample
-from bench.wan.cells import TOKENS, V_MS, Cell
+from bench.wan.cells import SHOWN, TOKENS, V_MS, Cell
 from bench.wan.disciplines import (
     DEFAULT,
     DISCIPLINES,
@@ -87,8 +87,7 @@ def measure_cell(expected: Expected, repeats: int, tokens: int = TOKENS) -> Meas
         rows = _rows(owned, started, plans)
         for row in rows:
             row.run(PROMPT, min(tokens, WARM_UP.get(row.key, LEAST_WARM_UP)))
-        counts = {name: repeats_of(tokens / expected.speeds[name], repeats) for name in DISCIPLINES}
-        samples = take_turns(rows, [PROMPT], tokens, counts)
+        samples = take_turns(rows, [PROMPT], tokens, repeats_by_discipline(expected, repeats, tokens))
         return Measured(expected, samples, started.links[0].late_ms(), where.isolated)
 
 
@@ -126,5 +125,13 @@ def measure_software() -> Software:
 
 def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> float:
     """About how long a cell takes."""
-    seconds = [tokens / expected.speeds[name] for name in DISCIPLINES]
-    return sum(repeats_of(took, repeats) * took for took in seconds)
+    counts = repeats_by_discipline(expected, repeats, tokens)
+    return sum(count * tokens / expected.speeds[name] for name, count in counts.items())
+
+
+def repeats_by_discipline(expected: Expected, repeats: int, tokens: int) -> dict[str, int]:
+    """Baselines that are slow have fewer, except where a bar is about them; the others have all of them."""
+    full = (PLAIN, DEFAULT) if expected.cell != SHOWN else DISCIPLINES
+    return {
+        name: repeats if name in full else repeats_of(tokens / expected.speeds[name], repeats) for name in DISCIPLINES
+    }

@@ -29,18 +29,21 @@ def draw(results: Results, path: Path) -> None:
     matplotlib.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     canvas = Figure(figsize=(16, 11), layout="constrained")
     panels = canvas.subplots(len(DRAFTS_MS) + 1, len(ACCEPTANCES), sharex=True)
+    for axes in panels.flat:
+        axes.tick_params(labelbottom=True)
     for row, draft_ms in zip(panels, DRAFTS_MS, strict=False):
         for axes, wanted in zip(row, ACCEPTANCES, strict=True):
             axes.set_title(f"d = {draft_ms:g} ms, a = {wanted:g}")
             place = (draft_ms, wanted)
             _curves(axes, [one for one in results.grid if (one.cell.draft_ms, one.cell.acceptance) == place])
             _points(axes, [one for one in results.cells if (one.cell.draft_ms, one.cell.acceptance) == place])
+            axes.set_ylim(bottom=0)
     _pair(panels[-1][0], results.pair)
     for axes in panels[-1][1:]:
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("tokens/s")
-    canvas.legend(handles=_legend(), loc="lower right", fontsize=10, frameon=False)
+    canvas.legend(handles=_legend(), loc="lower right", bbox_to_anchor=(0.98, 0.03), fontsize=10, frameon=False)
     canvas.savefig(path, dpi=100)
 
 
@@ -48,12 +51,9 @@ def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
     """In virtual time, where V does not grow with m."""
     flat = sorted((one for one in expected if one.cell.slope == 0.0), key=lambda one: one.cell.rtt_ms)
     at = [one.cell.rtt_ms for one in flat]
-    if not at:
-        return
     for name in DISCIPLINES:
         axes.plot(at, [one.speeds[name] for one in flat], color=COLOURS[name], linewidth=1.2)
     axes.plot(at, [one.optimum for one in flat], color=OPTIMUM, linewidth=1, linestyle=":")
-    axes.set_ylim(bottom=0)
 
 
 def _points(axes: Axes, cells: Sequence[Measured]) -> None:

@@ -34,8 +34,8 @@ CHOICES = {
 }
 SELECTION_TOKENS = 48
 WARM_UP_TOKENS = 128
-# Slow baselines are repeated less often here: there are seven round trips.
-SLOWER_BY = 3.0
+# Of each baseline at each round trip, of which there are seven.
+MOST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ def _measure(
     rows += [Discipline(clients[orchestration(policy)], True, name) for name, policy in settings.items()]
     rows.append(Discipline(clients[Orchestration()], True, DEFAULT))
     seconds = {row.key: row.run(prompts[0], min(tokens, WARM_UP_TOKENS)).seconds for row in rows}
-    longer = SLOWER_BY * tokens / min(tokens, WARM_UP_TOKENS)
+    longer = tokens / min(tokens, WARM_UP_TOKENS)
     counts = {row.key: repeats for row in rows}
-    counts |= {name: repeats_of(longer * seconds[name], repeats) for name in CHOICES}
+    counts |= {name: repeats_of(longer * seconds[name], repeats, MOST_SECONDS) for name in CHOICES}
     return MeasuredPair(rtt_ms, settings, take_turns(rows, prompts, tokens, counts), isolated)
 
 

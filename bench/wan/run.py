@@ -19,7 +19,7 @@ from bench.wan import results
 from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, Cell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN
 from bench.wan.emulated import LANES, Measured, expected_seconds, measure_cells, measure_software
-from bench.wan.gauge import gauge
+from bench.wan.gauge import PINGS, gauge
 from bench.wan.judged import bars
 from bench.wan.plot import draw
 from bench.wan.real_pair import MeasuredPair, measure_pair
@@ -33,7 +33,7 @@ from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "wan.json"
 QUICK_TOKENS, QUICK_REPEATS = 32, 1
-QUICK_RTTS_MS = (0.0, 20.0)
+QUICK_RTTS_MS, QUICK_PINGS = (0.0, 20.0), 10
 T = TypeVar("T")
 
 
@@ -48,6 +48,7 @@ class Settings:
     pair: bool = True
     wire: bool = True
     whole_grid: bool = True
+    pings: int = PINGS
 
     def __post_init__(self) -> None:
         for name, value, most in (("tokens", self.tokens, 1024), ("repeats", self.repeats, 64)):
@@ -87,12 +88,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
         pair=not args.emulated_only,
         wire=not args.real_only,
         whole_grid=not (args.quick or args.real_only or args.no_grid),
+        pings=QUICK_PINGS if args.quick else PINGS,
     )
 
 
 def measure(settings: Settings) -> Results:
     """All parts in turn, so that none disturbs another."""
-    relay = _part("the relay itself", gauge)
+    relay = _part("the relay itself", lambda: gauge(pings=settings.pings))
     software = _part("what software adds", measure_software) if settings.cells else Software()
     expected = _part("the cells in virtual time", lambda: expect_all(settings.cells, software, settings.tokens))
     if expected:
@@ -100,7 +102,7 @@ def measure(settings: Settings) -> Results:
         say(f"bench: {len(expected)} cells over real sockets, about {seconds / 60:.0f} minutes")
     cells = measure_cells(expected, settings.repeats, settings.tokens, _say_cell) if expected else []
     pair = measure_pair(settings.rtts_ms, settings.repeats, settings.tokens, _say_pair) if settings.pair else []
-    wire = _part("bytes on the wire", measure_wire) if settings.wire else []
+    wire = _part("bytes on the wire", lambda: measure_wire(settings.tokens)) if settings.wire else []
     everything = list(grid()) if settings.whole_grid else list(settings.cells)
     return Results(
         arguments=settings.shown(),

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from bench.runs import BenchError
-from bench.wan.cells import typical_trace
+from bench.wan.cells import TOKENS, typical_trace
 from bench.wan.frames import HEADER, Count
 from bench.wan.link import Link, Traffic
 from bench.wan.places import places
@@ -30,7 +30,6 @@ VOCABULARY = 131_072
 PROMPT = tuple(20_000 + 7 * index for index in range(512))
 CHUNK = 4
 PLAN = Orchestration(f"stream:{CHUNK},32")
-TOKENS = 256
 GRPC_PREFIX = 5
 RULES = {"greedy": 0.0, "coupled": 0.8}
 M = TypeVar("M", bound=Message)
@@ -72,7 +71,7 @@ class _Kind(Protocol):
     def FromString(self, data: bytes) -> Message: ...  # noqa: N802 # protobuf's name
 
 
-def measure_wire() -> list[Wire]:
+def measure_wire(tokens: int = TOKENS) -> list[Wire]:
     """One session under each rule, in chunks of CHUNK."""
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -85,18 +84,19 @@ def measure_wire() -> list[Wire]:
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")
         links = (started.links[0], started.draft_link)
-        return [_watch(client, rule, temperature, *links) for rule, temperature in RULES.items()]
+        return [_watch(client, rule, tokens, links) for rule in RULES]
 
 
-def _watch(client: Client, rule: str, temperature: float, verifier: Link, drafter: Link) -> Wire:
-    before = [link.traffic() for link in (verifier, drafter)]
-    for link in (verifier, drafter):
+def _watch(client: Client, rule: str, tokens: int, links: Sequence[Link]) -> Wire:
+    """links: to the verifier, to the drafter."""
+    before = [link.traffic() for link in links]
+    for link in links:
         link.capture()
     completion = client.complete(
-        PROMPT, max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=11, rule=rule
+        PROMPT, max_tokens=tokens, ignore_eos=True, temperature=RULES[rule], seed=11, rule=rule
     )
-    captured = [link.captured() for link in (verifier, drafter)]
-    after = [link.traffic() for link in (verifier, drafter)]
+    captured = [link.captured() for link in links]
+    after = [link.traffic() for link in links]
     kinds: tuple[tuple[str, _Kind], ...] = (
         ("orchestrator to verifier", verify_pb2.ConnectVerifyRequest),
         ("verifier to orchestrator", verify_pb2.ConnectVerifyResponse),
