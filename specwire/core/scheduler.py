@@ -24,6 +24,8 @@ LEAST_GAIN = 1.02
 # tell: one that costs no more than this share of the time since the last, and decides this many tokens if all is well.
 PROBE_SHARE = 0.005
 PROBE_TOKENS = 1.5
+# Beyond a token that is accepted as seldom as this, a wider window is not even considered: it takes time to consider.
+NEVER_ACCEPTED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +161,15 @@ def _widest(
     most = min(MOST_WINDOW, at_hand, candidate.room - 1)
     if most <= 0 or not _bears(candidate, rows, 1, V):
         return 0, 0.0
-    rates = acceptance.rates(most)
+    most_us = V(rows + 1) + candidate.spare_us
     best, best_rate, tokens, product = 1, 0.0, 1.0, 1.0
-    for window in range(1, most + 1):
-        if not _bears(candidate, rows, window, V):
+    for window, a in enumerate(acceptance.rates(most), 1):
+        product *= a
+        step_us = V(rows + 1 + window)
+        if window > 1 and (step_us > most_us or product < NEVER_ACCEPTED):
             break
-        product *= rates[window - 1]
         tokens += product
-        rate = (expected + tokens) / V(rows + 1 + window)
+        rate = (expected + tokens) / step_us
         if rate > best_rate:
             best, best_rate = window, rate
     return best, best_rate

@@ -30,10 +30,11 @@ class ForwardTimes:
         return dict(self._times)
 
     def at(self, rows: int) -> float:
+        known = self._times.get(rows)
+        if known is not None:
+            return known
         widths = list(self._times)
         index = bisect_left(widths, rows)
-        if index < len(widths) and widths[index] == rows:
-            return self._times[rows]
         if index == 0:
             return self._times[widths[0]]
         if index == len(widths):
