@@ -12,6 +12,7 @@ from specwire.rpc.backoff import Backoff
 from specwire.rpc.channel import distrust, open_channel, unreachable
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.process import say
+from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -46,6 +47,7 @@ class Dialler:
         self._reception = reception
         self._backoff = Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         self._said = ""
+        self._wait = 0.0  # as long as the orchestrator has asked us to
 
     async def run(self) -> None:
         """Dial, talk, dial again, until cancelled.
@@ -56,13 +58,14 @@ class Dialler:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
+            self._wait = 0.0
             reason = await self._talk_once()
             if reason != self._said:
                 say(f"specwire draft: {reason}; dialling again")
             self._said = reason
             if loop.time() - began > STABLE:
                 self._backoff.reset()
-            await asyncio.sleep(self._backoff.next())
+            await asyncio.sleep(max(self._backoff.next(), self._wait))
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""
@@ -73,6 +76,7 @@ class Dialler:
             except TimeoutError:
                 return f"{self.address} did not answer within {JOIN_LIMIT:g} s"
             except grpc.aio.AioRpcError as error:
+                self._wait = retry_after(error) or 0.0
                 return self._judge(error.code(), error.details() or "")
             finally:
                 call.cancel()

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from specwire.rpc.backoff import Backoff
 from specwire.rpc.channel import distrust, open_channel, unreachable
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.tls import ClientTls
@@ -110,7 +111,7 @@ class Link(Generic[Request, Response]):
         self._break(LinkError(reason))
 
     async def run(self, listener: Listener[Response]) -> None:
-        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF
+        loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         while True:
             began, self._was_cut = loop.time(), False
             try:
@@ -120,14 +121,14 @@ class Link(Generic[Request, Response]):
                 was_up, reason = True, describe(error)
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
-                backoff = FIRST_BACKOFF if loop.time() - began > STABLE else backoff
+                if loop.time() - began > STABLE:
+                    backoff.reset()
             elif reason != self.trouble:
                 logger.warning("no link to %s: %s", self.address, reason)
             self.trouble = reason
             if not was_up:
                 listener.on_unreachable()
-            await asyncio.sleep(QUARANTINE if self._was_cut else backoff)
-            backoff = min(MOST_BACKOFF, 2 * backoff)
+            await asyncio.sleep(QUARANTINE if self._was_cut else backoff.next())
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""

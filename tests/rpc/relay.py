@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Relay:
-    """From `address` to `target`, `delay` seconds each way, for connecting too. It keeps all while `hears` is not set."""
+    """From `address` to `target`, `delay` seconds each way, for connecting too; keeps all while `hears` is not set."""
 
     def __init__(self, target: str, delay: float = 0.0) -> None:
         self.target = target

@@ -1,0 +1,94 @@
+"""The drafter in the orchestrator's process: its proposals count, its end costs speed only, its refusals are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import draft_service.server
+from deploy.local_drafter import LocalDrafter
+from orchestrator.sessions import StartError
+from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import draft_pb2
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
+
+LIMIT_S = 20.0
+LENGTH = 60
+
+
+@asynccontextmanager
+async def local(running: Stack, model: str = DRAFT, slots: int = 4) -> AsyncIterator[LocalDrafter]:
+    drafter = LocalDrafter(*await draft_service.server.load(ModelServiceOptions(model, slots=slots)))
+    try:
+        drafter.join(running.orchestrator.orchestrator)
+        yield drafter
+    finally:
+        await drafter.stop()
+        assert running.orchestrator.orchestrator.drafters == []
+
+
+async def test_its_proposals_are_accepted() -> None:
+    async with stack(SLOW_TARGET) as running, local(running):
+        done = await running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
+        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
+        assert done.stats.accepted > 10
+
+
+async def test_another_vocabulary_is_refused() -> None:
+    async with stack(SLOW_TARGET) as running:
+        with pytest.raises(StartError, match="vocabulary mismatch"):
+            async with local(running, "scripted:7:vocab=65"):
+                pass
+
+
+@pytest.mark.parametrize("end", ["stop", "cut"])
+async def test_sessions_go_on_without_it(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async with stack(SLOW_TARGET) as running, local(running) as drafter:
+        text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True))
+        await asyncio.sleep(0.1)
+        if end == "stop":
+            await drafter.stop()
+        else:
+            drafter.cut("it misbehaves")
+        done = await asyncio.wait_for(text, LIMIT_S)
+        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
+        assert not drafter.up
+    assert ("drafting has ended: it misbehaves" in capsys.readouterr().err) == (end == "cut")
+
+
+async def test_a_broken_drafter_ends_drafting_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with stack(SLOW_TARGET) as running, local(running) as drafter:
+
+        async def failed() -> str:
+            return "the drafter failed: OSError: gone"
+
+        monkeypatch.setattr(drafter._drafter, "failed", failed)
+        await asyncio.wait_for(drafter._watch(), LIMIT_S)
+        done = await running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
+        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
+        assert not drafter.up
+    assert "specwire edge: drafting has ended: the drafter failed" in capsys.readouterr().err
+
+
+async def test_more_sessions_than_slots_are_refused_one_by_one() -> None:
+    async with stack(SLOW_TARGET) as running, local(running, slots=1):
+        texts = [running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S) for _ in range(3)]
+        for done in await asyncio.gather(*texts):
+            assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
+
+
+async def test_a_message_that_is_wrong_is_answered_later_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal in the middle of a session's event would find the session half-way."""
+    async with stack(SLOW_TARGET) as running, local(running) as drafter:
+        heard: list[draft_pb2.ConnectDraftResponse] = []
+        monkeypatch.setattr(drafter._peer, "on_message", heard.append)
+        wrong = draft_pb2.Advance(handle=9, position=0, pace=draft_pb2.Pace(chunk=1))
+        drafter.send(draft_pb2.ConnectDraftRequest(advances=[wrong]))
+        assert heard == []
+        await asyncio.sleep(0.05)
+        assert [refused.code for message in heard for refused in message.refused] == [3]
