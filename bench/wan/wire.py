@@ -106,7 +106,7 @@ def _watch(client: Client, rule: str, tokens: int, links: Sequence[Link]) -> Wir
     payloads = [direction for link in captured for direction in link]
     counts = [count for pair in zip(before, after, strict=True) for count in _difference(*pair)]
     hops = [
-        _hop(name, payload, kind, count) for (name, kind), payload, count in zip(kinds, payloads, counts, strict=True)
+        hop_of(name, payload, kind, count) for (name, kind), payload, count in zip(kinds, payloads, counts, strict=True)
     ]
     return Wire(rule, tuple(hops), len(completion.tokens))
 
@@ -121,7 +121,8 @@ def _difference(before: Traffic, after: Traffic) -> Iterator[Count]:
         )
 
 
-def _hop(name: str, payload: Sequence[bytes], kind: _Kind, count: Count) -> Hop:
+def hop_of(name: str, payload: Sequence[bytes], kind: _Kind, count: Count) -> Hop:
+    """What captured streams held, given the frames that carried them."""
     hop = Hop(name)
     messages = [message for stream in payload for message in messages_of(stream)]
     hop.messages = len(messages)

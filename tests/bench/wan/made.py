@@ -1,0 +1,47 @@
+"""Made-up sessions and cells for tests that need no process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bench.runs import Run, Sample
+from bench.wan.cells import SHOWN, Cell
+from bench.wan.disciplines import DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.emulated import Measured
+from bench.wan.real_pair import MeasuredPair
+from bench.wan.virtual import Expected
+from bench.wan.wire import Hop, Wire
+
+TOKENS = tuple(range(100))
+SPEEDS = {PLAIN: 33.0, TEXTBOOK: 24.0, STREAM_WAIT: 32.0, DEFAULT: 43.0}
+SETTINGS = {TEXTBOOK: "textbook:8", STREAM_WAIT: "stream-wait:1,16", "optimum": "stream:2,32"}
+
+
+def samples(speeds: Mapping[str, Sequence[float]], first_s: float = 0.115) -> list[Sample]:
+    """Sessions of 100 tokens, one for each speed."""
+    return [
+        Sample(repeat, 0, row, Run(TOKENS, len(TOKENS) / speed, first_s, 50, tested=80, accepted=60))
+        for row, each in speeds.items()
+        for repeat, speed in enumerate(each)
+    ]
+
+
+def steady(speeds: Mapping[str, float], repeats: int = 7) -> list[Sample]:
+    return samples({row: [speed] * repeats for row, speed in speeds.items()})
+
+
+def expected(cell: Cell = SHOWN, optimum: float = 44.0) -> Expected:
+    return Expected(cell, dict(SPEEDS), dict(SETTINGS), optimum)
+
+
+def measured(speeds: Mapping[str, float] = SPEEDS, cell: Cell = SHOWN) -> Measured:
+    return Measured(expected(cell), steady(speeds), {"0.5": 0.1}, isolated=True)
+
+
+def measured_pair(speeds: Mapping[str, float] = SPEEDS, rtt_ms: float = 20.0) -> MeasuredPair:
+    return MeasuredPair(rtt_ms, {key: SETTINGS[key] for key in (TEXTBOOK, STREAM_WAIT)}, steady(speeds), isolated=True)
+
+
+def wire(bytes_per_proposed: float = 11.0) -> Wire:
+    up = Hop("orchestrator to verifier", {"proposals": 400 * bytes_per_proposed}, {"proposals": 400}, 100)
+    return Wire("greedy", (up, Hop("verifier to orchestrator", {"verdicts": 2000.0}, {"verdicts": 100}, 80)), 100)

@@ -1,0 +1,100 @@
+"""Which bars a measurement over a line has, and when they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.runs import Sample
+from bench.wan.cells import SHOWN, Cell
+from bench.wan.disciplines import DEFAULT, PLAIN, TEXTBOOK
+from bench.wan.emulated import Measured
+from bench.wan.judged import bars, simulator_error
+from bench.wan.speeds import ratio, ratio_to_better, speeds
+from tests.bench.wan.made import SPEEDS, expected, measured, measured_pair, samples, wire
+
+
+def held(one: Measured) -> dict[str, bool]:
+    return {bar.name.partition(": ")[2]: bar.holds for bar in bars([one], [], [])}
+
+
+def test_a_good_cell_holds_all_bars() -> None:
+    found = held(measured())
+    assert len(found) == 7
+    assert all(found.values())
+
+
+def test_other_cells_have_the_common_bars_only() -> None:
+    assert len(held(measured(cell=replace(SHOWN, rtt_ms=50.0)))) == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "speed", "missed"),
+    [
+        (DEFAULT, 37.0, {"default / plain", "default / simulated optimum", "simulator's error, worst discipline"}),
+        (
+            PLAIN,
+            45.0,
+            {"default / better of plain and textbook", "default / plain", "simulator's error, worst discipline"},
+        ),
+        (TEXTBOOK, 36.5, {"default / textbook", "simulator's error, worst discipline"}),
+    ],
+)
+def test_a_bar_is_missed_where_a_speed_is_wrong(row: str, speed: float, missed: set[str]) -> None:
+    found = held(measured({**SPEEDS, row: speed}))
+    assert {name for name, holds in found.items() if not holds} == missed
+
+
+def test_a_late_first_token_is_missed() -> None:
+    late = Measured(expected(), samples({row: [speed] * 7 for row, speed in SPEEDS.items()}, first_s=0.12), {}, True)
+    assert [name for name, holds in held(late).items() if not holds] == ["first token less prefill, in round trips"]
+
+
+def test_a_text_that_differs_is_missed() -> None:
+    one = measured()
+    wrong = replace(one.samples[-1].run, tokens=(*one.samples[-1].run.tokens[:-1], 7))
+    other = replace(one, samples=[*one.samples[:-1], replace(one.samples[-1], run=wrong)])
+    assert one.texts_equal
+    assert [name for name, holds in held(other).items() if not holds] == ["texts that differ"]
+
+
+def test_a_shorter_text_that_is_a_beginning_is_equal() -> None:
+    one = measured()
+    short = replace(one.samples[0].run, tokens=one.samples[0].run.tokens[:10])
+    assert replace(one, samples=[replace(one.samples[0], run=short), *one.samples[1:]]).texts_equal
+
+
+def test_the_interval_decides_not_the_median() -> None:
+    uneven = {**{row: [speed] * 7 for row, speed in SPEEDS.items()}, DEFAULT: [43.0] * 5 + [31.0] * 2}
+    one = Measured(expected(), samples(uneven), {}, True)
+    assert not held(one)["default / better of plain and textbook"]
+
+
+def test_the_simulators_error_is_folded() -> None:
+    low = simulator_error(measured({**SPEEDS, PLAIN: 30.0}), PLAIN)
+    assert low.value == pytest.approx(0.1)
+    assert [low.low, low.high] == pytest.approx([0.1, 0.1])
+    around = Measured(expected(), samples({PLAIN: [30.0, 33.0, 36.0]}), {}, True)
+    error = simulator_error(around, PLAIN)
+    assert [error.low, error.high] == pytest.approx([0.0, 0.1])
+
+
+def test_ratios_take_the_repeats_that_both_had() -> None:
+    uneven: list[Sample] = samples({PLAIN: [10.0, 20.0, 30.0], TEXTBOOK: [5.0, 5.0]})
+    assert speeds(uneven, TEXTBOOK) == pytest.approx([5.0, 5.0])
+    found = ratio(uneven, PLAIN, TEXTBOOK)
+    assert [found.low, found.high] == pytest.approx([2.0, 4.0])
+    assert ratio_to_better(uneven, PLAIN, (PLAIN, TEXTBOOK)).value == pytest.approx(1.0)
+
+
+def test_the_pair_and_the_wire_have_theirs() -> None:
+    found = bars([], [measured_pair(), measured_pair({**SPEEDS, DEFAULT: 31.0})], [wire(), wire(16.5)])
+    assert [bar.holds for bar in found] == [True, False, True, False]
+    assert found[0].name == "demo pair, 20 ms: default / plain"
+    assert found[2].name == "greedy, orchestrator to verifier: bytes per proposed token"
+    assert found[2].value == pytest.approx(11.0)
+
+
+def test_a_cell_has_a_name() -> None:
+    assert Cell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0"
