@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "results" / "main.json"
+WAN = ROOT / "bench" / "results" / "wan.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
 
 
@@ -57,6 +58,28 @@ def bars_table(results: dict[str, Any]) -> str:
     return grid(rows)
 
 
+def wan_table(results: dict[str, Any]) -> str:
+    """Render the measured cells and round trips of `make bench-wan`, and the bars that it misses."""
+    names = ["plain", "textbook", "stream, waiting", "default"]
+    rows = [["tokens/s", *names, "default / plain", "default / textbook", "default / optimum", "simulator off by"]]
+    for cell in results["emulated"]:
+        error = max(one["value"] for one in cell["simulator_error"].values())
+        rows.append([cell["name"], *_wan_row(cell, names), interval(cell["default_to_optimum"]), f"{error:.0%}"])
+    for line in results["demo_pair"]:
+        rows.append([f"demo pair, {line['rtt_ms']:g} ms", *_wan_row(line, names), "", ""])
+    bars = results["bars"]
+    missed = [bar for bar in bars if not bar["holds"]]
+    said = [f"{len(bars) - len(missed)} of {len(bars)} bars hold."]
+    said += [f"- missed: {bar['name']}: {interval(bar)}, needed {bar['sense']} {bar['needed']:g}" for bar in missed]
+    return grid(rows) + "\n\n" + "\n".join(said)
+
+
+def _wan_row(measured: dict[str, Any], names: list[str]) -> list[str]:
+    found = measured["disciplines"]
+    speeds = [f"{found[name]['tokens_per_second']['value']:.1f}" for name in names]
+    return [*speeds, interval(found["default"]["to_plain"]), interval(found["default"]["to_textbook"])]
+
+
 def pair_table(figures: dict[str, Any]) -> str:
     """Render what `python -m demo_pair.train.evaluate` measured."""
     loss, acceptance = figures["held_out_loss"], figures["acceptance_first"]
@@ -74,6 +97,7 @@ def pair_table(figures: dict[str, Any]) -> str:
 TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "README.md", "speed", BENCH, speed_table),
     (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
     (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
 ]
 
@@ -97,6 +121,8 @@ def main() -> int:
     write = parser.parse_args().write
     stale = 0
     for page, name, source, render in TABLES:
+        if not source.exists():  # not measured yet
+            continue
         have = page.read_text()
         want = with_table(have, name, render(json.loads(source.read_text())))
         if write:
