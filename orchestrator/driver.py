@@ -17,7 +17,7 @@ from orchestrator.appender import Appender
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import PREFERENCE, DrafterPeer, VerifierPeer
-from orchestrator.provisional import ProvisionalText
+from orchestrator.provisional import ProvisionalText, with_drafts
 from orchestrator.quota import Quota
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
@@ -69,6 +69,7 @@ class SessionDriver:
         self.output = Output(len(record.prompt))
         self.provisional: ProvisionalText | None = None
         self._scanner = scanner
+        self._drafter_apart = False
         self.session = Session(Text(record.prompt), len(record.prompt), scanner, options.buffer)
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
@@ -121,11 +122,13 @@ class SessionDriver:
         """Keep, from now on, what drafters propose for readers to see."""
         if self.provisional is None:
             self.provisional = ProvisionalText(self.session, self._scanner, self.output, vocabulary, ending)
+            self._plan()
         return self.provisional
 
     def use_verifier(self, peer: VerifierPeer, shared_host: bool) -> None:
         """Take a place at a verifier; the session opens there."""
         self.verifier, self.former = peer, None
+        self._drafter_apart = not shared_host
         self._timers.cancel("former")
         self._verifier_handle = peer.attach(self)
         if self._controller is None:
@@ -263,6 +266,8 @@ class SessionDriver:
     def _plan(self) -> None:
         if self._controller is not None:
             plan = self._controller.plan()
+            if self.provisional is not None and self._drafter_apart and isinstance(self._controller, Controller):
+                plan = with_drafts(plan)
             if plan.pace != self.session.pace or plan.due != self.session.due:
                 self.apply(ev.PacePlanned(plan.pace, plan.due))
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.output import Output
 from specwire.core.chain import Proposal
+from specwire.core.controller import Plan
+from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
 from specwire.core.preview import Ahead, Preview, Provisional, provisional
 from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
+
+SHOWN_PACE = Pace(1, 32)
+
+
+def with_drafts(plan: Plan) -> Plan:
+    """The plan for a session whose reader wants to see drafts: they go on where no gain of speed is expected from them.
+
+    The verifier does not wait for them. Not for a drafter that would take computing time from the verifier.
+    """
+    return plan if plan.pace.run_ahead else replace(plan, pace=SHOWN_PACE, reason=f"shown; {plan.reason}")
 
 
 class ProvisionalText:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from specwire.client import Chunk, Event, Finished, Provisional
+import pytest
+
+from orchestrator.provisional import SHOWN_PACE, with_drafts
+from specwire.client import Chunk, Event, Finished, Provisional, Started
+from specwire.client.requests import Options
+from specwire.core.controller import OFF_PACE, Controller, Discipline, Plan
+from specwire.core.drafting import Pace
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 
 SLOW = f"{TARGET}:delay_ms=40"
 DRAFT = "scripted:7:vocab=64:agree=0.6"
 LENGTH = 40
+OFF = Plan(Discipline.OFF, OFF_PACE, 0, "no gain")
 
 
 async def events(running: Stack, *, provisional: bool, stop: tuple[str, ...] = ()) -> list[Event]:
@@ -43,3 +52,55 @@ async def test_drafts_are_shown_behind_the_decided_text_and_change_nothing() -> 
             assert end + len(event.tokens) <= len(PROMPT) + LENGTH
             shown += 1
     assert shown
+
+
+@pytest.mark.parametrize(("device", "shown"), [("elsewhere", True), ("cpu", False)])
+async def test_where_no_gain_is_expected_a_drafter_is_shown_if_it_takes_no_time_from_the_verifier(
+    device: str, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Controller, "plan", lambda _: OFF)
+    async with stack(f"{TARGET}:delay_ms=20:device={device}", DRAFT) as running:
+        seen = await events(running, provisional=True)
+        without = await events(running, provisional=False)
+    assert any(isinstance(event, Provisional) for event in seen) is shown
+    assert decided(seen) == decided(without)
+    assert decided(seen)[0] == plain(TARGET, PROMPT, LENGTH)
+
+
+def test_only_a_plan_without_drafts_is_changed() -> None:
+    assert with_drafts(OFF) == Plan(Discipline.OFF, SHOWN_PACE, 0, "shown; no gain")
+    stream = Plan(Discipline.STREAM, Pace(2, 9), 0, "gain 1.3")
+    assert with_drafts(stream) is stream
+
+
+async def test_without_drafting_nothing_is_provisional() -> None:
+    async with stack(SLOW, DRAFT) as running:
+        asked = running.client.generate(PROMPT, max_tokens=10, drafting=False, provisional=True, timeout=60.0)
+        async with aclosing(asked) as stream:
+            assert not [event async for event in stream if isinstance(event, Provisional)]
+
+
+async def test_a_watcher_and_a_reader_that_joins_late_get_the_same_text() -> None:
+    """The watcher is shown nothing provisional, the one who joins with the request id is."""
+    async with stack(SLOW, DRAFT) as running:
+        options = Options(max_tokens=LENGTH, ignore_eos=True, request_id="r")
+        shown = Options(max_tokens=LENGTH, ignore_eos=True, request_id="r", provisional=True)
+        first = running.client.generate(PROMPT, **options)
+        async with aclosing(first) as stream:
+            started = await anext(stream)
+            assert isinstance(started, Started)
+            await anext(stream)
+            watched, joined, rest = await asyncio.gather(
+                everything(running.client.watch(started.session_id, timeout=60.0)),
+                everything(running.client.generate(PROMPT, **shown)),
+                everything(stream),
+            )
+    assert not any(isinstance(event, Provisional) for event in (*watched, *rest))
+    assert any(isinstance(event, Provisional) for event in joined)
+    assert decided(watched) == decided(joined)
+    assert decided(joined)[0] == plain(TARGET, PROMPT, LENGTH)
+
+
+async def everything(stream: AsyncGenerator[Event, None]) -> list[Event]:
+    async with aclosing(stream) as events:
+        return [event async for event in events]
