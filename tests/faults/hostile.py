@@ -107,6 +107,32 @@ def right_once(known: Known, rng: random.Random) -> Iterator[Response]:
     yield Response(proposals=[more])
 
 
+def repeated(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Every chunk three times, the last one before its predecessor again, overlaps of every width."""
+    tokens = known.right(4)
+    if known.asked < 20:
+        tokens = tokens[:1]
+    first, second = known.proposal(tokens), common_pb2.Proposal()
+    second.CopyFrom(first)
+    second.offset = rng.randrange(len(tokens))
+    del second.tokens[: second.offset]
+    yield Response(proposals=[first, first])
+    yield Response(proposals=[second, first])
+    yield Response(proposals=[second])
+
+
+def gaps(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Chunks that never come: a chain's middle, its beginning, and a base that is far ahead."""
+    tokens = known.right(4)
+    yield Response(proposals=[known.proposal(tokens[:1])])
+    later = known.proposal(tokens[2:], offset=2)
+    later.ClearField("prefix_hash")
+    later.chain = known.chain = known.chain - 1
+    yield Response(proposals=[later])
+    yield Response(proposals=[known.proposal(tokens[1:], offset=1)])
+    yield Response(proposals=[known.proposal(tokens[:1], base=len(known.text) + 7)])
+
+
 def right_for_long(known: Known, rng: random.Random) -> Iterator[Response]:
     """Right long enough to be trusted, then wrong at every position."""
     right = known.right(min(8, known.asked))
@@ -153,7 +179,7 @@ def within(attack: Attack) -> Attack:
     return sparing
 
 
-SPARING = (garbage, last_chain, wrong_hash, right_once, right_for_long, refuse, vanish)
+SPARING = (garbage, last_chain, wrong_hash, right_once, repeated, gaps, right_for_long, refuse, vanish)
 ATTACKS: dict[str, Attack] = {
     **{attack.__name__: within(attack) for attack in SPARING},
     "flood": flood,

@@ -33,10 +33,10 @@ class Stack:
         self.orchestrator = self.orchestrate(self.drafter.address)
         self.orchestrator.ready()
 
-    def orchestrate(self, drafter: str) -> Service:
-        """Launch an orchestrator with this stack's verifier and log."""
-        redis = ("--redis-url", self.redis.url)
-        return self.parts.start("orchestrate", "--verifier", self.verifier.address, "--drafter", drafter, *redis)
+    def orchestrate(self, drafter: str, *verifiers: str) -> Service:
+        """Launch an orchestrator with this stack's log, and its verifier if none is named."""
+        named = [part for each in verifiers or (self.verifier.address,) for part in ("--verifier", each)]
+        return self.parts.start("orchestrate", *named, "--drafter", drafter, "--redis-url", self.redis.url)
 
     def mend(self) -> None:
         """Start again what a test has ended, wake what it left stopped."""

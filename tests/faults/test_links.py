@@ -1,0 +1,166 @@
+"""Links that break, hang and slow down between living processes: the text is the target's, nothing is decided twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bench.wan.link import Link
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from tests.faults.parts import Service
+from tests.faults.stack import PLAIN, TARGET, Stack
+from tests.faults.steps import steps_of
+from tests.faults.streams import Stream, plain
+
+LENGTH = 300
+SAMPLED = Sampling(temperature=0.8, seed=5)
+# Longer than a whole credit's worth of steps: the verifier has paused when the link is back.
+LONG_CUT_S = 5.0
+
+
+@contextmanager
+def orchestrated(stack: Stack, drafter: str, *verifiers: str) -> Iterator[Service]:
+    """An orchestrator of its own; nothing in it may have gone wrong."""
+    orchestrator = stack.orchestrate(drafter, *verifiers)
+    try:
+        orchestrator.ready()
+        yield orchestrator
+        assert orchestrator.lives
+        assert "Traceback" not in orchestrator.said()
+    finally:
+        orchestrator.kill()
+
+
+def greedy(orchestrator: Service, drafting: bool = True) -> Stream:
+    return Stream(orchestrator.address, max_tokens=LENGTH, drafting=drafting, ngram=False)
+
+
+def sampled(orchestrator: Service) -> Stream:
+    return Stream(orchestrator.address, max_tokens=LENGTH, ngram=False, temperature=0.8, seed=5)
+
+
+def forwards(stream: Stream) -> int:
+    """The session's own account of what the target computed for it; it has ended as asked."""
+    assert stream.finished is not None, stream.error
+    assert stream.finished.reason is FinishReason.LENGTH
+    assert stream.finished.stats.output_tokens == LENGTH
+    return stream.finished.stats.target_forwards
+
+
+@pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafted"])
+def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafting: bool) -> None:
+    """What is decided meanwhile is delivered, once: every step of the verifier's is in the text, none was repeated."""
+    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+        before = steps_of(healthy.verifier.address)
+        with greedy(served, drafting) as stream:
+            stream.until(60)
+            link.cut(LONG_CUT_S)
+            assert stream.rest() == plain(PLAIN, LENGTH)
+            steps = steps_of(healthy.verifier.address) - before - 1
+            assert forwards(stream) == steps
+            assert steps == LENGTH or drafting
+        assert list(healthy.log(stream.session_id).tokens) == stream.tokens
+
+
+def test_a_link_cut_again_and_again_while_sampled_text_is_drafted(healthy: Stack) -> None:
+    rng = random.Random(3)
+    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+        before = steps_of(healthy.verifier.address)
+        with sampled(served) as stream:
+            for _ in range(6):
+                stream.until(len(stream.tokens) + rng.randrange(10, 40))
+                link.cut(rng.choice([0.0, 0.3]))
+            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
+            assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
+
+
+def test_a_link_that_hangs_loses_nothing(healthy: Stack) -> None:
+    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+        before = steps_of(healthy.verifier.address)
+        with sampled(served) as stream:
+            stream.until(60)
+            link.stall(3.0)
+            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
+            assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
+
+
+def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
+    """Proposals arrive seconds too late, and after a reconnect they speak of another connection's text."""
+    with Link(healthy.drafter.address) as link, orchestrated(healthy, link.address) as served:
+        link.shape(rtt_ms=2000, jitter_ms=500)
+        with greedy(served) as slow:
+            assert slow.rest() == plain(PLAIN, LENGTH)
+        link.shape(rtt_ms=20)
+        with sampled(served) as stream:
+            stream.until(40)
+            link.stall(0.5)
+            stream.until(120)
+            link.cut(0.2)
+            stream.until_accepted()
+            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
+            forwards(stream)
+
+
+# Two verifiers
+
+
+def until_it_serves(orchestrator: Service, verifier: Service) -> None:
+    """Until new sessions go to the verifier that was named first: an orchestrator is ready when any is there."""
+    for _ in range(100):
+        before = steps_of(verifier.address)
+        with Stream(orchestrator.address, max_tokens=2) as stream:
+            stream.rest()
+        if steps_of(verifier.address) > before + 1:
+            return
+    raise AssertionError("the verifier that was named first never served")
+
+
+@pytest.fixture(scope="module")
+def other(running_stack: Stack) -> Iterator[Service]:
+    """Give a second verifier of the same target."""
+    verifier = running_stack.parts.start("verify", TARGET)
+    verifier.ready()
+    yield verifier
+    verifier.kill()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_verifier_is_replaced_while_proposals_are_in_flight(
+    healthy: Stack, other: Service, temperature: float
+) -> None:
+    """The drafter is some ms away, so that one is under way all the time."""
+    with (
+        Link(healthy.drafter.address) as link,
+        orchestrated(healthy, link.address, healthy.verifier.address, other.address) as served,
+    ):
+        until_it_serves(served, healthy.verifier)
+        link.shape(rtt_ms=10)
+        with sampled(served) if temperature else greedy(served) as stream:
+            stream.until_accepted()
+            healthy.verifier.kill()
+            before = steps_of(other.address)
+            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED if temperature else None)
+            assert 0 < steps_of(other.address) - before - 1 <= forwards(stream)
+
+
+def test_a_session_goes_back_to_the_verifier_that_keeps_it(healthy: Stack, other: Service) -> None:
+    """Where the link is back at once; otherwise the other verifier takes over."""
+    with (
+        Link(healthy.verifier.address) as link,
+        orchestrated(healthy, healthy.drafter.address, link.address, other.address) as served,
+    ):
+        until_it_serves(served, healthy.verifier)
+        others = steps_of(other.address)
+        with greedy(served) as stream:
+            stream.until(40)
+            link.cut(0.0)
+            stream.until(120)
+            assert steps_of(other.address) == others + 1
+            link.cut(20.0)
+            assert stream.rest() == plain(PLAIN, LENGTH)
+        assert steps_of(other.address) > others + 2
+        forwards(stream)
