@@ -18,13 +18,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def command_lines() -> list[str]:
-    """Every `specwire ...` line of the README's indented blocks, without its comment."""
-    found = re.findall(r"^    (specwire .*)$", README, re.MULTILINE)
+    """Every `specwire ...` line of the README's and the other pages' indented blocks, without its comment."""
+    found = [line for page in PAGES for line in re.findall(r"^    (specwire .*)$", page.read_text(), re.MULTILINE)]
     return [line.partition("#")[0].strip() for line in found]
 
 
 @pytest.mark.parametrize("line", command_lines())
-def test_command_lines_of_the_readme_parse(line: str) -> None:
+def test_command_lines_parse(line: str) -> None:
     """As far as argparse: unknown options and missing arguments exit with 2 before anything is started."""
     words = shlex.split(line)[1:]
     assert cli.parse(words).command == words[0]
