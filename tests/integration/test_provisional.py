@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -101,6 +102,27 @@ def test_a_slow_reader_gets_the_same_text(address: str) -> None:
     assert shown.text == " ".join(map(str, shown.tokens))
 
 
+def test_a_verifier_that_is_replaced_takes_nothing_back_but_guesses() -> None:
+    """What is provisional goes on where the decided text ends, also while nobody decides."""
+    with parts() as owned:
+        verifier, drafter = owned.start("verify", TARGET), owned.start("draft", DRAFT)
+        peers = ("--verifier", verifier.ready(), "--drafter", drafter.ready())
+        at = owned.start("orchestrate", *peers, "--redis-url", "memory:").ready()
+        tokens: list[int] = []
+        replaced = False
+        with Client(at) as client:
+            for event in client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, provisional=True, timeout=LIMIT_S):
+                if isinstance(event, Chunk):
+                    tokens += event.tokens
+                    if len(tokens) > LENGTH // 3 and not replaced:
+                        verifier.restart()
+                        replaced = True
+                elif isinstance(event, Provisional):
+                    assert event.position == len(PROMPT) + len(tokens)
+        assert replaced
+        assert tokens == plain("scripted:7:vocab=64", LENGTH)
+
+
 # The command
 
 
@@ -110,15 +132,23 @@ def command(address: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "deploy", "generate", prompt, *asked]
 
 
-def on_a_terminal(arguments: list[str]) -> tuple[int, str]:
-    """Run a program whose stdout is a terminal: its exit code and all that it wrote there."""
+def on_a_terminal(arguments: list[str], guesses: int | None = None) -> tuple[int, str]:
+    """Run a program whose stdout is a terminal: its exit code and all that it wrote there.
+
+    guesses: a SIGINT follows once so many have been shown.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(arguments, cwd=ROOT, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as program:
         os.close(theirs)
         try:
-            written = b"".join(_until_closed(ours))
+            written = b""
+            for part in _until_closed(ours):
+                written += part
+                if guesses is not None and written.count(MARKED.encode()) >= guesses:
+                    program.send_signal(signal.SIGINT)
+                    guesses = None
             return program.wait(LIMIT_S), written.decode()
         finally:
             program.kill()
@@ -132,14 +162,24 @@ def _until_closed(terminal: int) -> Iterator[bytes]:
             yield os.read(terminal, 65536)
 
 
+def on_screen(written: str) -> str:
+    screen = Screen(COLUMNS, LINES)
+    screen.write(written)
+    return screen.text
+
+
 def test_a_terminal_shows_guesses_and_at_the_end_the_text_alone(address: str) -> None:
     code, written = on_a_terminal(command(address))
     assert code == 0
     assert MARKED in written
-    shown, wanted = Screen(COLUMNS, LINES), Screen(COLUMNS, LINES)
-    shown.write(written)
-    wanted.write(" ".join(map(str, plain("scripted:7:vocab=64", LENGTH))) + "\n")
-    assert shown.text == wanted.text
+    assert on_screen(written) == on_screen(" ".join(map(str, plain("scripted:7:vocab=64", LENGTH))))
+
+
+def test_an_interrupted_command_takes_its_guess_back(address: str) -> None:
+    code, written = on_a_terminal(command(address, "--max-tokens", "500"), guesses=20)
+    assert code == 128 + signal.SIGINT
+    words = list(map(str, plain("scripted:7:vocab=64", 500)))
+    assert on_screen(written) in [on_screen(" ".join(words[:count])) for count in range(1, 500)]
 
 
 def test_elsewhere_only_decided_text_is_written(address: str) -> None:
