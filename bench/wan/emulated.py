@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -65,18 +66,27 @@ class Measured:
 def measure_cells(
     expected: Sequence[Expected], repeats: int, tokens: int, progress: Callable[[Measured], None]
 ) -> list[Measured]:
-    """Measure cells, LANES at a time, those first that take longest. The first failure ends all."""
+    """Measure cells, LANES at a time, the longest first. A failure ends all, after the sessions under way."""
     longest_first = sorted(expected, key=lambda one: -sum(tokens / speed for speed in one.speeds.values()))
     found: dict[str, Measured] = {}
+    given_up = threading.Event()
     with ThreadPoolExecutor(LANES) as lanes:
-        for measured in lanes.map(lambda one: measure_cell(one, repeats, tokens), longest_first):
-            found[measured.cell.name] = measured
-            progress(measured)
+        try:
+            for measured in lanes.map(lambda one: measure_cell(one, repeats, tokens, given_up), longest_first):
+                found[measured.cell.name] = measured
+                progress(measured)
+        finally:
+            given_up.set()
     return [found[one.cell.name] for one in expected]
 
 
-def measure_cell(expected: Expected, repeats: int, tokens: int = TOKENS) -> Measured:
-    """All disciplines of one cell, interleaved."""
+def measure_cell(expected: Expected, repeats: int, tokens: int, given_up: threading.Event) -> Measured:
+    """All disciplines of one cell, interleaved; BenchError once `given_up` is set."""
+
+    def ran(_: Sample) -> None:
+        if given_up.is_set():
+            raise BenchError(f"{expected.cell.name}: given up")
+
     policies = {name: expected.settings.get(name, "auto") for name in DISCIPLINES}
     plans = {name: orchestration(policy) for name, policy in policies.items()}
     with ExitStack() as owned:
@@ -87,7 +97,7 @@ def measure_cell(expected: Expected, repeats: int, tokens: int = TOKENS) -> Meas
         rows = _rows(owned, started, plans)
         for row in rows:
             row.run(PROMPT, min(tokens, WARM_UP.get(row.key, LEAST_WARM_UP)))
-        samples = take_turns(rows, [PROMPT], tokens, repeats_by_discipline(expected, repeats, tokens))
+        samples = take_turns(rows, [PROMPT], tokens, repeats_by_discipline(expected, repeats, tokens), ran)
         return Measured(expected, samples, started.links[0].late_ms(), where.isolated)
 
 
