@@ -63,12 +63,11 @@ async def start(
         detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
 
     Raises:
-        InvalidParameter: detach_grace is negative or no number.
+        InvalidParameter: as `check_grace`.
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
-    if not 0 <= detach_grace <= MOST_DETACH_GRACE_S:  # nor NaN
-        raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {detach_grace}")
+    check_grace(detach_grace)
     share_interpreter()
     worker = Worker(_loader(options, patient, detach_grace))
     info = await worker.start()
@@ -80,6 +79,12 @@ async def start(
         await worker.stop()
         raise
     return RunningVerifier(worker, servicer, server, info)
+
+
+def check_grace(seconds: float) -> None:
+    """InvalidParameter unless it is a time for which a verifier may keep what nobody asks for."""
+    if not 0 <= seconds <= MOST_DETACH_GRACE_S:  # nor NaN
+        raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {seconds:g}")
 
 
 def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) -> Load[common_pb2.GetModelInfoResponse]:
@@ -134,6 +139,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
+    try:
+        check_grace(args.detach_grace)
+    except InvalidParameter as error:
+        say(f"specwire verify: error: {error}")
+        return 2
 
     def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
         return start(replace(options, ngram=args.ngram), args.patient, args.detach_grace)

@@ -43,7 +43,7 @@ class Preview:
         self._chains.offer(proposal, text)
 
     def follow(self, text: Text) -> None:
-        """Align with the decided text. Where it went back, the verifier was lost, and all chains with it."""
+        """Align with the decided text. Where it went back, the chains behind it are void."""
         if len(text) < self._decided or text.hash_at(self._decided) != self._hash:
             self._chains.clear()
         elif len(text) > self._decided:

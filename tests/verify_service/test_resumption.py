@@ -145,6 +145,27 @@ def test_a_connection_comes_back_while_a_step_is_under_way(at: str) -> None:
     assert rig.engine.steps == TRUTH_LENGTH
 
 
+def test_a_prompt_that_is_half_fed_is_not_fed_again() -> None:
+    rig = Rig(context=2048)
+    prompt = tuple(index % 64 for index in range(1200))
+    fed: list[int] = []
+    forward = rig.lm.forward
+
+    def counting(feeds: Any) -> Any:
+        fed.extend(len(feed.tokens) for feed in feeds)
+        return forward(feeds)
+
+    rig.lm.forward = counting  # type: ignore[method-assign]
+    rig.open(1, prompt, max_tokens=1)
+    rig.step()
+    cut(rig)
+    rig.open(5, prompt, link=1, attach=2, session_id="session-1", max_tokens=1)
+    rig.run()
+    assert len(fed) > 1
+    assert sum(fed) == len(prompt)
+    assert rig.tokens[5] == oracle(rig.lm, prompt, 1)
+
+
 # Where the log wins
 
 

@@ -46,6 +46,14 @@ async def first_line(process: Process) -> str:
     return (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode()
 
 
+@pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
+async def test_a_grace_that_is_no_time_is_bad_usage(grace: str) -> None:
+    code, out, err = await outcome(await launch("scripted:3", f"--detach-grace={grace}"))
+    assert (code, out) == (2, "")
+    assert "detach_grace" in err
+    assert err.count("\n") == 1
+
+
 async def test_serves_until_a_signal() -> None:
     process = await launch("scripted:3", "--json")
     try:

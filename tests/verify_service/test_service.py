@@ -170,6 +170,25 @@ async def test_lost_link_gives_its_slots_back() -> None:
             await peer.until_finished(1)
 
 
+async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: LanguageModel) -> None:
+    truth = oracle(target, PROMPT, 40)
+    credit = len(PROMPT) + 8
+    async with serving(MODEL) as running:
+        async with connected(running) as peer:
+            await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=credit))
+            await peer.receive()
+        async with connected(running) as peer:
+            await peer.open(4, PROMPT, session_id="session-1", attach=2, progress=verify_pb2.Progress(credit=credit))
+            opened = (await peer.receive()).opened[0]
+            assert (opened.handle, opened.attach, opened.position, opened.resumed) == (4, 2, len(PROMPT), True)
+            assert {(verdict.handle, verdict.attach) for verdict in opened.tail} <= {(4, 2)}
+            delivered = [token for verdict in opened.tail for token in verdict.tokens]
+            assert delivered == truth[: len(delivered)]
+            await peer.send(progress=[verify_pb2.Progress(handle=4, credit=1 << 20)])
+            await peer.until_finished(4)
+            assert delivered + peer.tokens[4] == truth
+
+
 async def test_full_verifier_refuses() -> None:
     async with serving(MODEL, slots=1) as running, connected(running) as peer:
         await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
