@@ -8,7 +8,7 @@ from statistics import median
 
 from deploy.near_tie import Parting
 from deploy.render import table
-from specwire.client import Completion
+from specwire.client import Completion, Stats
 
 HEAD = (
     "prompt",
@@ -50,9 +50,14 @@ def counts(completion: Completion) -> str:
     """Return how the tokens of a completion came to be decided."""
     stats = completion.stats
     return (
-        f"{stats.output_tokens} tokens: {stats.accepted} accepted, {stats.recovered} recovered, {stats.bonus} bonus, "
+        f"{stats.output_tokens} tokens: {stats.accepted} accepted{from_the_text(stats)}, {stats.recovered} recovered, {stats.bonus} bonus, "
         f"{stats.direct} direct; {stats.target_forwards} target forwards"
     )
+
+
+def from_the_text(stats: Stats) -> str:
+    """Return, in brackets, how many were accepted that the verifier had copied from the text; nothing if none was."""
+    return f" ({stats.accepted_ngram} copied from the text)" if stats.accepted_ngram else ""
 
 
 def _row(name: str, pairs: Sequence[Pair]) -> tuple[str, ...]:

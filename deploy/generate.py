@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import stack
+from deploy.comparison import from_the_text
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.render import Painter, wants_colour
@@ -222,6 +223,6 @@ def summary(completion: Completion) -> str:
     return (
         f"{stats.output_tokens} tokens in {stats.duration_us / 1e6:.2f} s ({tokens_per_second(completion):.0f}/s), "
         f"first after {stats.time_to_first_token_us / 1e3:.0f} ms, {stats.target_forwards} target forwards, "
-        f"{stats.accepted} of {stats.proposed} proposed accepted, end: {completion.finish_reason.name.lower()}, "
+        f"{stats.accepted} of {stats.proposed} proposed accepted{from_the_text(stats)}, end: {completion.finish_reason.name.lower()}, "
         f"seed {completion.seed}"
     )

@@ -57,6 +57,11 @@ def test_counts() -> None:
     assert counts(pair((1, 2, 3, 4)).on) == expected
 
 
+def test_counts_say_what_was_copied() -> None:
+    copied = Stats(output_tokens=4, target_forwards=1, proposed=5, accepted=4, proposed_ngram=3, accepted_ngram=3)
+    assert counts(completion((1, 2, 3, 4), copied)).startswith("4 tokens: 4 accepted (3 copied from the text), 0 rec")
+
+
 def test_a_completion_without_tokens_divides_by_nothing() -> None:
     empty = completion((), Stats())
     assert report([Pair("none", empty, empty)], []).count("0.0") >= 2
