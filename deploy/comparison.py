@@ -50,7 +50,8 @@ def counts(completion: Completion) -> str:
     """Return how the tokens of a completion came to be decided."""
     stats = completion.stats
     return (
-        f"{stats.output_tokens} tokens: {stats.accepted} accepted{from_the_text(stats)}, {stats.recovered} recovered, {stats.bonus} bonus, "
+        f"{stats.output_tokens} tokens: {stats.accepted} accepted{from_the_text(stats)}, "
+        f"{stats.recovered} recovered, {stats.bonus} bonus, "
         f"{stats.direct} direct; {stats.target_forwards} target forwards"
     )
 

@@ -223,6 +223,6 @@ def summary(completion: Completion) -> str:
     return (
         f"{stats.output_tokens} tokens in {stats.duration_us / 1e6:.2f} s ({tokens_per_second(completion):.0f}/s), "
         f"first after {stats.time_to_first_token_us / 1e3:.0f} ms, {stats.target_forwards} target forwards, "
-        f"{stats.accepted} of {stats.proposed} proposed accepted{from_the_text(stats)}, end: {completion.finish_reason.name.lower()}, "
-        f"seed {completion.seed}"
+        f"{stats.accepted} of {stats.proposed} proposed accepted{from_the_text(stats)}, "
+        f"end: {completion.finish_reason.name.lower()}, seed {completion.seed}"
     )
