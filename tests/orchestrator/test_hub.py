@@ -13,10 +13,12 @@ import pytest
 import draft_service.server
 import orchestrator.server
 from draft_service.dialling import DiallingDrafter, JoinRefused
+from orchestrator.link import QUARANTINE
 from orchestrator.options import OrchestratorOptions
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority
@@ -24,6 +26,7 @@ from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, s
 
 LIMIT_S = 20.0
 INFO = common_pb2.GetModelInfoResponse
+Joining = grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
 
 
 @asynccontextmanager
@@ -105,21 +108,25 @@ async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.Capt
 
 
 @asynccontextmanager
-async def joining(
-    address: str,
-) -> AsyncIterator[grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]]:
+async def joining(address: str) -> AsyncIterator[Joining]:
     async with open_channel(address) as channel:
         call = draft_pb2_grpc.DraftHubServiceStub(channel).Join(timeout=LIMIT_S)
         yield call
         call.cancel()
 
 
-async def ending(call: grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]) -> tuple[str, str]:
-    """The status that the stream ends with."""
+async def failure(call: Joining) -> grpc.aio.AioRpcError:
+    """What the stream ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while isinstance(await call.read(), draft_pb2.JoinResponse):
             pass
-    return caught.value.code().name, caught.value.details() or ""
+    return caught.value
+
+
+async def ending(call: Joining) -> tuple[str, str]:
+    """The status that the stream ends with."""
+    error = await failure(call)
+    return error.code().name, error.details() or ""
 
 
 async def fitting(running: Stack) -> common_pb2.GetModelInfoResponse:
@@ -159,11 +166,14 @@ async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
             await call.read()
             flood = draft_pb2.ConnectDraftResponse(proposals=[common_pb2.Proposal(handle=1, tokens=[1] * 5000)])
             await call.write(draft_pb2.JoinRequest(said=flood))
-            code, details = await ending(call)
-        assert code == "RESOURCE_EXHAUSTED"
-        assert "it is let in again after 60 s" in details
+            cut = await failure(call)
+        assert cut.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "it is let in again after 60 s" in str(cut.details())
+        assert retry_after(cut) == QUARANTINE
         async with joining(running.orchestrator.address) as call:
-            assert (await ending(call))[0] == "RESOURCE_EXHAUSTED"
+            barred = await failure(call)
+        assert barred.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 0 < (retry_after(barred) or 0) <= QUARANTINE
         assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
 
 
