@@ -31,6 +31,8 @@ DrafterLine = Line[draft_pb2.ConnectDraftRequest]
 # Seconds for which a session prefers a verifier whose link it lost to another, and how often that may fail meanwhile.
 PREFERENCE = 2.0
 HOPELESS_FAILURES = 3
+# Draft tokens for sessions that were closed while they were under way: of this many sessions at once.
+MOST_STRAYS = 64 * MOST_OWED
 # Wider forwards are not of one session's window.
 MOST_OBSERVED_ROWS = 32
 
@@ -202,7 +204,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
     def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
         super().__init__(link, on_change)
         self._accept = accept
-        self._strays = Quota()
+        self._strays = Quota(MOST_STRAYS)
 
     def _refusal(self, info: Info) -> str | None:
         return self._accept(info)

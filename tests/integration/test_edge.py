@@ -129,6 +129,15 @@ def test_it_waits_for_its_verifier(owned: Parts, dead_address: str) -> None:
         assert generated(ready(command)["address"]) == expected()
 
 
+def test_a_start_that_waits_can_be_given_up(dead_address: str) -> None:
+    with running(*edge(dead_address)) as command:
+        assert eventually(lambda: f"cannot connect to {dead_address}" in command.said(), LIMIT_S)
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(LIMIT_S) == 0
+        assert command.nothing_left()
+        assert "Traceback" not in command.said()
+
+
 @pytest.mark.parametrize("flags", [(), ("--tls",)])
 def test_a_verifier_that_is_never_there(dead_address: str, flags: tuple[str, ...]) -> None:
     said = failure(*edge(dead_address, "--start-timeout", "0.5", *flags))

@@ -1,0 +1,69 @@
+"""An orchestrator among peers that speak TLS, and one that does not fit in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from orchestrator.options import OrchestratorOptions
+from orchestrator.sessions import StartError
+from specwire.client import AsyncClient
+from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.tls import ClientTls
+from tests.certificates import Authority
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, plain
+
+OURS, OTHERS = Authority(), Authority("another authority")
+LIMIT_S = 20.0
+
+
+@asynccontextmanager
+async def peers() -> AsyncIterator[tuple[str, str]]:
+    """The addresses of a verifier and a drafter that want certificates and show theirs."""
+    tls = OURS.server(client_ca=OURS)
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=tls))
+        parts.push_async_callback(verifier.stop, 0.0)
+        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, tls=tls))
+        parts.push_async_callback(drafter.stop, 0.0)
+        yield verifier.address, drafter.address
+
+
+def options(verifier: str, drafter: str, tls: ClientTls | None, start_timeout: float = LIMIT_S) -> OrchestratorOptions:
+    return OrchestratorOptions((verifier,), (drafter,), tls=OURS.server(), peer_tls=tls, start_timeout=start_timeout)
+
+
+async def test_every_hop_is_encrypted() -> None:
+    async with peers() as addresses:
+        running = await orchestrator.server.start(options(*addresses, OURS.client(OURS.sign())))
+        try:
+            async with AsyncClient(running.address, tls=OURS.client()) as client:
+                done = await client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
+        finally:
+            await running.stop(0.0)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+    assert done.stats.accepted > 10
+
+
+async def test_a_peer_that_is_not_trusted_ends_the_start_at_once() -> None:
+    async with peers() as (verifier, drafter):
+        with pytest.raises(StartError, match="is not trusted: unable to get local issuer certificate"):
+            await orchestrator.server.start(options(verifier, drafter, OTHERS.client()))
+
+
+@pytest.mark.parametrize(
+    ("tls", "hint"),
+    [(None, "it may want TLS"), (OURS.client(OTHERS.sign()), "it may want a client's certificate that it trusts")],
+    ids=["plaintext", "wrong certificate"],
+)
+async def test_a_peer_that_hangs_up_is_named(tls: ClientTls | None, hint: str) -> None:
+    async with peers() as (verifier, drafter):
+        with pytest.raises(StartError) as caught:
+            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=0.5))
+    each = (f"{address} closed the connection at once: {hint}" for address in (verifier, drafter))
+    assert str(caught.value) == f"not ready within 0.5 s: {'; '.join(each)}"
