@@ -15,6 +15,7 @@ from bench.wan.link import Link
 from bench.wan.places import Place, Places
 
 START_LIMIT_S = 180.0
+MOST_SAID = 500
 SLOTS = "4"
 AUTO = "auto"
 
@@ -52,7 +53,8 @@ class Service:
         try:
             return str(self._child.answer(START_LIMIT_S)["address"])
         except BenchError as error:
-            raise BenchError(f"{error}: {self._said.read_text(errors='replace')[-500:].strip()}") from error
+            said = self._said.read_text(errors="replace")[-MOST_SAID:].strip()
+            raise BenchError(f"{self._child.name}: did not become ready: {said}") from error
 
     def stop(self) -> None:
         self._child.stop()
