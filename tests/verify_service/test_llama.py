@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from specwire.core.text import hash_of
 from specwire.v1 import common_pb2
@@ -15,25 +15,6 @@ from tests.verify_service.peer import connected, serving
 PROMPT = [5, 17, 80, 3]
 COUNT = 48
 NEAR_TIE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(4)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
-    config.eos_token_id = None
-    path = tmp_path_factory.mktemp("models") / "llama"
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

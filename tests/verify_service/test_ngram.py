@@ -10,11 +10,10 @@ from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
 from specwire.core.sampling import Sampling
 from specwire.core.tail import Verdict
+from specwire.v1 import common_pb2
+from tests.verify_service.peer import connected, serving
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle
-from tests.verify_service.test_llama import llama
-from tests.verify_service.test_never_slower import COUNT, PLAIN_US, Virtual, good, silent
-
-__all__ = ["llama"]
+from tests.verify_service.virtual import COUNT, PLAIN_US, Virtual, good, silent
 
 LOOPING = "scripted:5:memory=2"
 PROMPTS = {1: (7, 3, 9), 2: (4, 4, 4, 4, 4), 3: (8, 20, 31, 8, 20, 31, 8)}
@@ -122,3 +121,18 @@ def test_rolled_back_caches_of_a_real_model_hold_the_text(llama: Path, sampling:
         refused = sum(Outcome.RECOVERED in outcomes for outcomes in rig.outcomes.values())
     assert texts[0] == texts[1]
     assert refused > 0
+
+
+async def test_over_the_wire_a_request_may_forbid_it_and_a_verdict_says_whose_tokens_were_tested() -> None:
+    kinds: dict[int, set[int]] = {1: set(), 2: set()}
+    stopping = common_pb2.Stopping(max_tokens=200)
+    async with serving(f"{LOOPING}:delay_ms=1") as running, connected(running) as peer:
+        await peer.open(1, PROMPTS[1], stopping=stopping)
+        await peer.open(2, PROMPTS[1], stopping=stopping, no_ngram=True)
+        while not {1, 2} <= peer.finished.keys():
+            for verdict in (await peer.receive()).verdicts:
+                assert bool(verdict.tested) == bool(verdict.kind)
+                kinds[verdict.handle].add(verdict.kind)
+    assert peer.tokens[1] == peer.tokens[2]
+    assert common_pb2.SOURCE_KIND_NGRAM in kinds[1]
+    assert kinds[2] == {common_pb2.SOURCE_KIND_UNSPECIFIED}
