@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from specwire.client import AsyncClient, Chunk
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain
 from tests.integration.stack_process import Command, eventually, running
+from tests.rpc.relay import Relay
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -97,6 +100,23 @@ def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
         assert command.wait(LIMIT_S) == 0
         assert command.said().splitlines()[-1] == "specwire edge: draining"
         assert command.nothing_left()
+
+
+async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str, str]) -> None:
+    """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice."""
+    relay, length = Relay(cloud.address, delay=0.05), 300
+    async with relay.relaying():
+        with running(*edge(relay.address, "--tls-ca", files["ca"])) as command:
+            address = (await asyncio.to_thread(ready, command))["address"]
+            async with AsyncClient(address) as client:
+                tokens: list[int] = []
+                async for event in client.generate((1, 2, 3), max_tokens=length, ignore_eos=True, timeout=LIMIT_S):
+                    before = len(tokens)
+                    tokens += event.tokens if isinstance(event, Chunk) else ()
+                    if any(before < cut <= len(tokens) for cut in (80, 160)):
+                        relay.break_off()
+            assert tokens == plain(TARGET, length, prompt=(1, 2, 3))
+            assert command.said().count(f"link to {relay.address} lost") == 2
 
 
 def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:

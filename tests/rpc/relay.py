@@ -27,9 +27,13 @@ class Relay:
         finally:
             self.hears.set()
             listener.close()
-            for end in self._ends:
-                end.close()
+            self.break_off()
             await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
+
+    def break_off(self) -> None:
+        """End every connection; new ones are welcome."""
+        for end in self._ends:
+            end.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(2 * self.delay)
