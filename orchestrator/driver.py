@@ -25,7 +25,6 @@ from orchestrator.store import SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.chain import SourceKind
 from specwire.core.controller import Controller, Fixed, Planner, parse_plan
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import InvalidParameter
@@ -84,6 +83,7 @@ class SessionDriver:
         self._controller: Planner | None = None
         self._verdicts = 0
         self._timings = self._appending = Timings(verify_pb2.StepTimings())
+        self._store_is_kept = store.durability != "memory"
         self._appender = Appender(store, record.session_id, fence, options.store_timeout)
         self._options = options
         self._place = place
@@ -209,9 +209,7 @@ class SessionDriver:
             self.stats.count_verdict(event, verdict.tested)
         self.apply(event)
         if self._controller is not None and self.drafter is not None:
-            accepted = sum(1 for outcome in verdict.outcomes if outcome == common_pb2.OUTCOME_ACCEPTED)
-            tested = verdict.tested if event.kind is SourceKind.DRAFTER else 0
-            self._controller.observe_verdict(tested, min(accepted, tested), verdict.proposal_delay_us)
+            self._controller.observe_verdict(messages.decided(event, verdict))
             self._verdicts += 1
             if self._verdicts % PLAN_EVERY == 0:
                 self._plan()
@@ -246,9 +244,9 @@ class SessionDriver:
                 self.drafter.link.cut("the drafter sent more tokens than it was asked for")
             return
         self._drafter_retry = RETRY
-        if self._controller is not None:
-            self._controller.observe_proposal(len(proposal.tokens), proposal.draft_us, proposal.expected)
         known = replace(convert.proposal_from_wire(proposal), source=self._source)
+        if self._controller is not None:
+            self._controller.observe_proposal(known, proposal.draft_us)
         self.apply(ev.ProposalArrived(known))
         if self.provisional is not None:
             self.provisional.offer(known)
@@ -350,6 +348,13 @@ class SessionDriver:
         with suppress(AssertionError):  # an invariant may be what is broken
             self.apply(ev.OwnerLost())
         self._finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+
+    def leave(self) -> None:
+        """This process stops. The log keeps a session that its request id can find as it is: that is no end of it."""
+        if self.record.request_id and self._store_is_kept:
+            self._abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
+        else:
+            self.cancel()
 
     # The end
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.store import SessionRecord
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
+from specwire.core.controller import Decided
 from specwire.core.drafting import Pace
 from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
 from specwire.core.events import VerdictArrived
@@ -62,3 +65,11 @@ def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
     reason = convert.reason_from_wire(verdict.finish_reason)
     kind = convert.kind_from_wire(verdict.kind)
     return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind)
+
+
+def decided(event: VerdictArrived, verdict: verify_pb2.Verdict) -> Decided:
+    """A verdict as the planner is told of it: what was tested beside the verifier is not its drafter's doing."""
+    drafted = event.kind is SourceKind.DRAFTER
+    tested = verdict.tested if drafted else 0
+    accepted = min(event.outcomes.count(Outcome.ACCEPTED), tested)
+    return Decided(event.position, event.tokens, tested, accepted, verdict.proposal_delay_us)

@@ -8,11 +8,14 @@ off        no gain is expected: plain decoding, with a probe now and then
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from specwire.core.agreement import Agreement
+from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.speed import (
     DECAY,
@@ -22,6 +25,7 @@ from specwire.core.speed import (
     lockstep_rate,
     smoothed,
     stream_rate,
+    waiting_rate,
 )
 
 MOST_WINDOW = 16
@@ -31,7 +35,7 @@ PROBE_WINDOW = 2
 FIRST_WINDOW = 4
 # Of a stream: chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
 MOST_CHUNK = 4
-CHUNK_SHARE = 0.25
+CHUNK_SHARE = 0.125
 FIRST_PACE = Pace(1, 32)
 MOST_RUN_AHEAD = 128
 
@@ -44,8 +48,13 @@ FLOOR_STEP = 0.05
 MOST_FLOOR = 0.9
 EXTRA_WINDOW = 3
 
+LEAST_OVERHEAD_US = 200.0
+# A far drafter is not given up before so many of its tokens were held against the text.
+LEAST_COMPARED = 24.0
+
 # What one session learnt counts in the next for so many tests a position.
 INHERITED_TESTS = 16.0
+INHERITED_COMPARISONS = 64.0
 
 
 class Discipline(StrEnum):
@@ -96,12 +105,28 @@ def parse_plan(spec: str) -> Plan | None:
     raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
 
 
+class Decided(NamedTuple):
+    """What a planner is told of a verdict.
+
+    Attributes:
+        position, tokens: the decided tokens and where the first of them stands.
+        tested, accepted: draft tokens of the drafter in the window, and of those the accepted ones.
+        delay_us: from an earlier verdict to the proposal that answered it, 0 if none came.
+    """
+
+    position: int
+    tokens: Sequence[int]
+    tested: int
+    accepted: int
+    delay_us: int
+
+
 class Planner(Protocol):
     """Told what happened, it says how to draft next."""
 
     def successor(self) -> Planner: ...
-    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None: ...
-    def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None: ...
+    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None: ...
+    def observe_verdict(self, decided: Decided) -> None: ...
     def plan(self) -> Plan: ...
 
 
@@ -114,10 +139,10 @@ class Fixed:
     def successor(self) -> Fixed:
         return self
 
-    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None:
+    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
         pass
 
-    def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None:
+    def observe_verdict(self, decided: Decided) -> None:
         pass
 
     def plan(self) -> Plan:
@@ -163,6 +188,7 @@ class Controller:
         self._forward = forward
         self._shared = shared_host
         self._acceptance = AcceptanceByPosition()
+        self._agreement = Agreement()
         self._calibration = Calibration()
         self._draft_us: float | None = None
         self._overhead_us: float | None = None
@@ -176,35 +202,38 @@ class Controller:
         """
         heir = Controller(self._forward, self._shared)
         heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
+        heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
         heir._calibration = replace(self._calibration, announced=0.0)
         heir._draft_us = self._draft_us
         heir._overhead_us = self._overhead_us
         heir._since_probe = self._since_probe
         return heir
 
-    def observe_proposal(self, tokens: int, draft_us: int, expected: float = 0.0) -> None:
-        """A chunk of `tokens` took `draft_us`; `expected`: see Proposal."""
-        if tokens and draft_us:
-            self._draft_us = smoothed(self._draft_us, draft_us / tokens)
+    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
+        """A chunk came that took `draft_us` to draft."""
+        if proposal.tokens and draft_us:
+            self._draft_us = smoothed(self._draft_us, draft_us / len(proposal.tokens))
         self._drafted_us = float(draft_us)
-        self._calibration.announce(expected)
+        self._calibration.announce(proposal.expected)
+        self._agreement.proposal(proposal)
 
-    def observe_verdict(self, tested: int, accepted: int, delay_us: int) -> None:
-        """`delay_us`: from the previous verdict to the proposal that followed it, 0 if none came."""
-        if tested:
-            self._acceptance.observe(tested, accepted)
-            self._calibration.settle(accepted)
-        if delay_us:
-            self._overhead_us = smoothed(self._overhead_us, max(0.0, delay_us - self._drafted_us))
+    def observe_verdict(self, decided: Decided) -> None:
+        self._agreement.decided(decided.position, decided.tokens)
+        if decided.tested:
+            self._acceptance.observe(decided.tested, decided.accepted)
+            self._calibration.settle(decided.accepted)
+        if decided.delay_us:
+            overhead_us = max(0.0, decided.delay_us - self._drafted_us)
+            self._overhead_us = smoothed(self._overhead_us, overhead_us, least=LEAST_OVERHEAD_US)
         self._since_probe += 1
 
     def plan(self) -> Plan:
         """The settings for what is drafted next."""
         if self._draft_us is None:
             return self._measuring()
-        rates = self._acceptance.rates(MOST_WINDOW)
         if not self._shared:
-            return self._remote(rates, self._draft_us)
+            return self._remote(self._draft_us)
+        rates = self._acceptance.rates(MOST_WINDOW)
         speeds = [self._speed(rates, window, self._draft_us) for window in range(MOST_WINDOW + 1)]
         best = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
@@ -224,22 +253,29 @@ class Controller:
         """Expected tokens per microsecond in lockstep; window 0 is plain decoding."""
         return lockstep_rate(rates, window, draft_us, self._forward, self._overhead_us or 0.0)
 
-    def _remote(self, rates: list[float], draft_us: float) -> Plan:
+    def _remote(self, draft_us: float) -> Plan:
         """A drafter on hardware of its own streams; the verifier waits for it where a round of waiting is faster."""
+        agreement = self._agreement.rate
+        rates = self._acceptance.rates(MOST_WINDOW, agreement)
         plain = 1.0 / self._forward.at(1)
         delay_us = self._overhead_us or 0.0
         chunk = max(1, min(MOST_CHUNK, int(CHUNK_SHARE * self._forward.at(1) / draft_us)))
-        stream = stream_rate(rates, MOST_WINDOW, draft_us, self._forward, delay_us, chunk)
-        speeds = [self._speed(rates, window, draft_us) for window in range(MOST_WINDOW + 1)]
-        window = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
-        waiting = speeds[window] > stream
-        gain = max(stream, speeds[window]) / plain
-        if gain < LEAST_GAIN:
+        # A verdict finds a drafter that streams in the middle of a token.
+        met_us = delay_us + draft_us / 2
+        windows = range(1, MOST_WINDOW + 1)
+        speeds = {(Discipline.STREAM, 0): stream_rate(rates, agreement, draft_us, self._forward, met_us, chunk)}
+        for window in windows:
+            waiting = waiting_rate(rates, agreement, draft_us, self._forward, met_us, window)
+            speeds[Discipline.STREAM, window] = waiting
+            speeds[Discipline.LOCKSTEP, window] = self._speed(rates, window, draft_us)
+        best = max(speeds, key=speeds.__getitem__)
+        gain = speeds[best] / plain
+        if gain < LEAST_GAIN and self._agreement.compared >= LEAST_COMPARED:
             return self._off_or_probe()
-        due = window if waiting else 0
-        reason = f"gain {gain:.2f}, waiting for {window}" if waiting else f"gain {gain:.2f}"
-        pace = Pace(min(chunk, due or chunk), self._run_ahead(rates, draft_us, delay_us))
-        return Plan(Discipline.STREAM, pace, due, reason)
+        discipline, due = best
+        reason = f"gain {gain:.2f}, waiting for {due}" if due else f"gain {gain:.2f}"
+        ahead = due if discipline is Discipline.LOCKSTEP else self._run_ahead(rates, draft_us, delay_us)
+        return Plan(discipline, Pace(due or chunk, max(due, ahead)), due, reason)
 
     def _run_ahead(self, rates: list[float], draft_us: float, delay_us: float) -> int:
         """What is decided during a round trip at the best conceivable speed, and a window for the step behind it."""

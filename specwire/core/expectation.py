@@ -85,8 +85,8 @@ class Expectation:
             self.deviation_us = delay_us / 4
         else:
             self._judge(delay_us <= self._latest())
-            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), MEMORY)
-        self.delay_us = smoothed(self.delay_us, delay_us, MEMORY)
+            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), MEMORY, LEAST_SLACK_US)
+        self.delay_us = smoothed(self.delay_us, delay_us, MEMORY, LEAST_SLACK_US)
 
     def _asked(self, base: int, offset: int) -> float | None:
         return self._verdicts.get(base) if offset == 0 else self._since_us

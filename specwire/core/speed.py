@@ -88,10 +88,10 @@ class AcceptanceByPosition:
         index = min(index, len(self._tested) - 1)
         return (self._accepted[index] + PRIOR_WEIGHT * prior) / (self._tested[index] + PRIOR_WEIGHT)
 
-    def rates(self, most: int) -> list[float]:
-        """rate(0), ..., rate(most - 1), in one pass."""
+    def rates(self, most: int, prior: float | None = None) -> list[float]:
+        """rate(0), ..., rate(most - 1), in one pass. prior: what the first is expected to be, where more is known."""
         rates: list[float] = []
-        prior = self._prior
+        prior = self._prior if prior is None else prior
         for index in range(most):
             bounded = min(index, len(self._tested) - 1)
             prior = (self._accepted[bounded] + PRIOR_WEIGHT * prior) / (self._tested[bounded] + PRIOR_WEIGHT)
@@ -119,24 +119,42 @@ def lockstep_rate(
 
 
 def stream_rate(
-    rates: Sequence[float], most: int, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int = 1
+    rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int
 ) -> float:
     """Tokens per microsecond when the drafter streams, on hardware of its own, and the verifier never waits.
 
-    A renewal argument. After a contradiction the verifier goes on alone until the new chain, `delay_us` and a chunk
-    later, has caught up with it; the chain lives on only if it guessed each of those tokens too. While it lives, a step
-    tests what was drafted during the last one, at most `most` tokens.
+    A renewal argument. After a contradiction the verifier goes on alone. A new chain catches up with it `delay_us` and a
+    chunk later, if it guessed each of the n tokens decided meanwhile; every wrong one begins a chain anew, so the steps
+    alone are those until the first run of n right guesses. While a chain lives, a step tests what was drafted during the
+    last one, at most len(rates) tokens.
+
+    agreement: P(a draft token is the decided one), tested or not.
     """
     plain_us = forward.at(1)
     lead_us = plain_us - draft_us
     if lead_us <= 0:
         return 1.0 / plain_us
-    alone = ceil((delay_us + chunk * draft_us) / lead_us)
-    window = _best_window(rates, max(1, min(most, int(plain_us / draft_us))), forward)
-    accepted = prod(rates[:window])
-    visits = rates[0] ** alone / (1.0 - min(accepted * rates[0], 0.999))
-    tokens = alone + visits * expected_tokens(rates, window)
-    return tokens / (alone * plain_us + visits * forward.at(window + 1))
+    run = agreement ** ceil((delay_us + chunk * draft_us) / lead_us)
+    alone = (1.0 - run) / (1.0 - agreement) if agreement < 1.0 else 1.0
+    tokens, time_us = _live(rates, agreement, draft_us, forward)
+    return (alone + run * tokens) / (alone * plain_us + run * time_us)
+
+
+def waiting_rate(
+    rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int
+) -> float:
+    """The same when the verifier waits for the new chain's first chunk instead of going on alone."""
+    tokens, time_us = _live(rates, agreement, draft_us, forward)
+    survives = prod(rates[:chunk]) * agreement
+    first_us = delay_us + chunk * draft_us + forward.at(chunk + 1)
+    return (expected_tokens(rates, chunk) + survives * tokens) / (first_us + survives * time_us)
+
+
+def _live(rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes) -> tuple[float, float]:
+    """Tokens, and microseconds, of the steps that a live chain feeds until it is contradicted."""
+    window = _best_window(rates, max(1, min(len(rates), int(forward.at(1) / draft_us))), forward)
+    steps = 1.0 / (1.0 - min(prod(rates[:window]) * agreement, 0.999))
+    return steps * expected_tokens(rates, window), steps * forward.at(window + 1)
 
 
 def _best_window(rates: Sequence[float], most: int, forward: ForwardTimes) -> int:
@@ -153,11 +171,14 @@ def worth_waiting(
     return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
 
 
-def smoothed(known: float | None, value: float, weight: float = 0.2) -> float:
-    """Exponentially weighted mean, with single outliers bounded to three times what is known."""
+def smoothed(known: float | None, value: float, weight: float = 0.2, least: float = 0.0) -> float:
+    """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if that is more.
+
+    What can be near zero and yet grow needs a `least`, or it stays near zero.
+    """
     if known is None:
         return value
-    return known + weight * (min(value, 3.0 * known) - known)
+    return known + weight * (min(value, 3.0 * max(known, least)) - known)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from specwire.core.chain import Proposal
 from specwire.core.controller import (
     MOST_WINDOW,
     PROBE_EVERY,
     PROBE_WINDOW,
     Controller,
+    Decided,
     Discipline,
     Fixed,
     InvalidPlan,
@@ -28,9 +30,23 @@ def controller(shared: bool = True, forward: dict[int, float] | None = None) -> 
 def learn(
     subject: Controller, draft_us: int, accepted: int, tested: int = 8, delay_us: int = 0, times: int = 200
 ) -> None:
-    for _ in range(times):
-        subject.observe_proposal(tested, draft_us * tested)
-        subject.observe_verdict(tested, accepted, delay_us)
+    for chain in range(times):
+        observe(subject, chain, tested, accepted, draft_us * tested, delay_us)
+
+
+def observe(
+    subject: Controller | Fixed,
+    chain: int,
+    tested: int,
+    accepted: int,
+    drafting_us: int,
+    delay_us: int,
+    expected: float = 0.0,
+) -> None:
+    """A chain of `tested` tokens of which the first `accepted` are right, then one more decided token."""
+    base = 100 * chain
+    subject.observe_proposal(Proposal(1, chain, base, 0, tuple(range(tested)), 7, expected), drafting_us)
+    subject.observe_verdict(Decided(base, (*range(accepted), 999), tested, accepted, delay_us))
 
 
 def consistent(plan: Plan) -> bool:
@@ -69,9 +85,8 @@ def test_a_better_drafter_gets_a_longer_window() -> None:
 def remote(accepted: int, delay_us: int, draft_us: int = 500) -> Plan:
     """The plan for a drafter on hardware of its own that has answered after `delay_us` for a while."""
     subject = controller(shared=False)
-    for _ in range(40):
-        subject.observe_proposal(8, 8 * draft_us)
-        subject.observe_verdict(8, accepted, delay_us + 8 * draft_us)
+    for chain in range(40):
+        observe(subject, chain, 8, accepted, 8 * draft_us, delay_us + 8 * draft_us)
     return subject.plan()
 
 
@@ -107,7 +122,7 @@ def test_off_is_probed_now_and_then() -> None:
     learn(subject, 20_000, 0)
     plans = []
     for _ in range(3 * PROBE_EVERY):
-        subject.observe_verdict(0, 0, 0)
+        subject.observe_verdict(Decided(0, (999,), 0, 0, 0))
         plans.append(subject.plan())
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
     assert 2 <= len(probes) <= 4
@@ -140,9 +155,8 @@ def test_overhead_of_the_cycle_counts_against_drafting() -> None:
 def test_a_floor_is_used_only_while_the_drafters_estimates_hold() -> None:
     def floor(expected: float) -> float:
         subject = controller()
-        for _ in range(100):
-            subject.observe_proposal(8, 8 * 500, expected)
-            subject.observe_verdict(8, 4, 5_000)
+        for chain in range(100):
+            observe(subject, chain, 8, 4, 8 * 500, 5_000, expected)
         return subject.plan().pace.confidence_floor
 
     assert floor(expected=4.0) > 0.05
@@ -161,8 +175,7 @@ def test_the_same_events_give_the_same_plans() -> None:
         subject = controller()
         result = []
         for step in range(300):
-            subject.observe_proposal(4, 2_000 + step % 7)
-            subject.observe_verdict(4, step % 5, 3_000)
+            observe(subject, step, 4, step % 5, 2_000 + step % 7, 3_000)
             result.append(subject.plan())
         return result
 
@@ -195,8 +208,7 @@ def test_a_fixed_plan_stays() -> None:
     plan = parse_plan("lockstep:4")
     assert plan == Plan(Discipline.LOCKSTEP, Pace(4, 4), 4, "fixed")
     planner = Fixed(plan).successor()
-    planner.observe_proposal(4, 1000)
-    planner.observe_verdict(4, 0, 9000)
+    observe(planner, 0, 4, 0, 1000, 9000)
     assert planner.plan() == plan
 
 

@@ -13,7 +13,7 @@ from random import Random
 
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.chain import Proposal
+from specwire.core.chain import Proposal, SourceKind
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.limits import Ending, FinishReason, Stopping
 from specwire.core.sampling import Sampling
@@ -198,7 +198,7 @@ class World(Facts):
             self._deliver_tail(tail or ())
         if self.verifier is None:
             self.verifier = VerifySession.opened(
-                opening.tokens, len(self.prompt), Sampling(), self.ending, allowance, VOCABULARY
+                opening.tokens, len(self.prompt), Sampling(), self.ending, allowance, VOCABULARY, ngram=True
             )
             if self.verifier.finish is not None:
                 self._send(Verdict(len(opening.tokens), (), (), 0, self.verifier.finish))
@@ -220,27 +220,33 @@ class World(Facts):
 
     def begin_forward(self, number: int) -> None:
         if self.verifier is not None and self.verifier.room > 0 and self.forward is None:
-            self.forward = self.verifier, self.verifier.window(number)
+            self.forward = self.verifier, *self._window(self.verifier, number)
 
     def end_forward(self, _: int) -> None:
         """It may have begun before the link was cut."""
         if self.forward is None:
             return
-        (session, window), self.forward = self.forward, None
+        (session, window, kind), self.forward = self.forward, None
         if session is not self.verifier and session is not self.kept:
             return
-        verdict = self._decide(session, window)
+        verdict = self._decide(session, window, kind)
         if session is self.verifier:
             self._send(verdict)
 
     def decide_unheard(self, number: int) -> None:
         """A step of the session that has no link."""
         if self.kept is not None and self.kept.room > 0 and self.forward is None:
-            self._decide(self.kept, self.kept.window(number))
+            self._decide(self.kept, *self._window(self.kept, number))
 
-    def _decide(self, session: VerifySession, window: Sequence[int]) -> Verdict:
+    def _window(self, session: VerifySession, number: int) -> tuple[tuple[int, ...], SourceKind]:
+        """Of a chain, or every other time copied from the text."""
+        session.look()
+        kind = SourceKind.NGRAM if number % 2 else SourceKind.DRAFTER
+        return session.window(number, kind), kind
+
+    def _decide(self, session: VerifySession, window: Sequence[int], kind: SourceKind) -> Verdict:
         rows = [self.script.next([*session.text.tokens, *window[:index]]) for index in range(len(window) + 1)]
-        verdict = session.resolve(rows, window)
+        verdict = session.resolve(rows, window, kind)
         require(len(verdict.tokens) >= 1, "a step decided nothing")
         self.decided += len(verdict.tokens)
         return verdict
