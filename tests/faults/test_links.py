@@ -51,18 +51,18 @@ def forwards(stream: Stream) -> int:
     return stream.finished.stats.target_forwards
 
 
-@pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafted"])
-def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafting: bool) -> None:
+@pytest.mark.parametrize("drafted", [False, True], ids=["greedy-plain", "sampled-drafted"])
+def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafted: bool) -> None:
     """What is decided meanwhile is delivered, once: every step of the verifier's is in the text, none was repeated."""
     with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
         before = steps_of(healthy.verifier.address)
-        with greedy(served, drafting) as stream:
+        with sampled(served) if drafted else greedy(served, drafting=False) as stream:
             stream.until(60)
             link.cut(LONG_CUT_S)
-            assert stream.rest() == plain(PLAIN, LENGTH)
+            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED if drafted else None)
             steps = steps_of(healthy.verifier.address) - before - 1
             assert forwards(stream) == steps
-            assert steps == LENGTH or drafting
+            assert drafted or steps == LENGTH
         assert list(healthy.log(stream.session_id).tokens) == stream.tokens
 
 
@@ -78,14 +78,17 @@ def test_a_link_cut_again_and_again_while_sampled_text_is_drafted(healthy: Stack
             assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
 
 
-def test_a_link_that_hangs_loses_nothing(healthy: Stack) -> None:
+@pytest.mark.parametrize("seconds", [3.0, 12.0], ids=["outlived", "given-up"])
+def test_a_link_that_hangs(healthy: Stack, seconds: float) -> None:
+    """For less than it takes to notice, and for more: then both ends believe in different links for a while."""
     with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
         before = steps_of(healthy.verifier.address)
         with sampled(served) as stream:
             stream.until(60)
-            link.stall(3.0)
+            link.stall(seconds)
             assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
             assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
+        assert ("link to" in served.said()) == (seconds > 10.0)
 
 
 def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
