@@ -1,8 +1,8 @@
 """How often a drafter's tokens are the decided ones, tested or not.
 
-Far from the verifier most chains are contradicted before a token of theirs can be tested, and then acceptance by position
-learns next to nothing. Under greedy and coupled a draft token is right exactly if it equals the decided one, so chains
-are compared with the text, whoever decided it and whenever they arrived.
+Far from the verifier most chains are contradicted before a token of theirs can be tested, and then acceptance by
+position learns next to nothing. Under greedy and coupled a draft token is right exactly if it equals the decided one,
+so chains are compared with the text, whoever decided it and whenever they arrived.
 """
 
 from __future__ import annotations

@@ -123,10 +123,10 @@ def stream_rate(
 ) -> float:
     """Tokens per microsecond when the drafter streams, on hardware of its own, and the verifier never waits.
 
-    A renewal argument. After a contradiction the verifier goes on alone. A new chain catches up with it `delay_us` and a
-    chunk later, if it guessed each of the n tokens decided meanwhile; every wrong one begins a chain anew, so the steps
-    alone are those until the first run of n right guesses. While a chain lives, a step tests what was drafted during the
-    last one, at most len(rates) tokens.
+    A renewal argument. After a contradiction the verifier goes on alone. A new chain catches up with it `delay_us` and
+    a chunk later, if it guessed each of the n tokens decided meanwhile; every wrong one begins a chain anew, so the
+    steps alone are those until the first run of n right guesses. While a chain lives, a step tests what was drafted
+    during the last one, at most len(rates) tokens.
 
     agreement: P(a draft token is the decided one), tested or not.
     """
@@ -172,7 +172,7 @@ def worth_waiting(
 
 
 def smoothed(known: float | None, value: float, weight: float = 0.2, least: float = 0.0) -> float:
-    """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if that is more.
+    """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if more.
 
     What can be near zero and yet grow needs a `least`, or it stays near zero.
     """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specwire.core import effects as fx
 from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
 from specwire.core.drafting import DraftSession
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.session import Session
@@ -37,7 +38,7 @@ class Facts:
     session: Session
     verifier: VerifySession | None = None
     kept: VerifySession | None = None
-    forward: tuple[VerifySession, tuple[int, ...]] | None = None
+    forward: tuple[VerifySession, tuple[int, ...], SourceKind] | None = None
     drafter: DraftSession | None = None
     drafter_up = False
 
