@@ -27,6 +27,7 @@ FILE = Path(__file__).resolve().parent / "traces.json"
 PROMPTS = 32
 TOKENS = 256
 DTYPE = "bfloat16"
+SAY_EVERY = 64
 # Rows of a prompt fed at once.
 PREFILL_ROWS = 512
 
@@ -66,27 +67,27 @@ def record() -> list[str]:
     target = load_model(str(TARGET), slots=PROMPTS, dtype=DTYPE, threads=cores())
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    outputs = _decode(target, prompts)
+    outputs = decode(target, prompts, TOKENS)
     drafter = load_model(str(DRAFT), slots=1, dtype=DTYPE, threads=cores())
-    return [_compare(drafter, prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+    return [compare(drafter, prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
-def _decode(target: LanguageModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def decode(target: LanguageModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """What the target says greedily, end-of-text included, all prompts in one batch."""
     texts = [list(prompt) for prompt in prompts]
     for slot, text in enumerate(texts):
         for start in range(0, len(text) - 1, PREFILL_ROWS):
             target.forward([Feed(slot, start, text[start : min(start + PREFILL_ROWS, len(text) - 1)], 0)])
-    for done in range(TOKENS):
+    for done in range(1, tokens + 1):
         feeds = [Feed(slot, len(text) - 1, text[-1:], 1) for slot, text in enumerate(texts)]
         for text, token in zip(texts, target.forward(feeds).argmax(1).tolist(), strict=True):
             text.append(token)
-        if done % 64 == 63:
-            say(f"traces: {done + 1} of {TOKENS} tokens")
+        if done % SAY_EVERY == 0:
+            say(f"traces: {done} of {tokens} tokens")
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def _compare(drafter: LanguageModel, prompt: Sequence[int], output: Sequence[int]) -> str:
+def compare(drafter: LanguageModel, prompt: Sequence[int], output: Sequence[int]) -> str:
     """Bits of one text: the drafter is shown the target's text and asked at every token."""
     drafter.discard(0)
     text = [*prompt, *output]

@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.wan.traces import PROMPTS, TOKENS, acceptance, from_position, recorded, with_acceptance, write
+from bench.wan.traces import (
+    PROMPTS,
+    TOKENS,
+    acceptance,
+    compare,
+    decode,
+    from_position,
+    recorded,
+    with_acceptance,
+    write,
+)
+from specwire.lm import load_model
+from tests.faults.streams import plain
 
 
 def test_the_recorded_traces_are_whole() -> None:
@@ -33,6 +45,18 @@ def test_a_trace_begins_at_a_position() -> None:
     for position in range(12):
         turned = from_position(trace, position)
         assert [turned[(position + index) % 5] for index in range(10)] == list(trace * 2)
+
+
+def test_a_trace_is_what_a_scripted_drafter_was_told_to_do(tmp_path: Path) -> None:
+    """Recorded from a drafter that plays a known trace, behind prompts of different lengths."""
+    prompts = [(5, 6, 7), tuple(range(1, 41))]
+    outputs = decode(load_model("scripted:7", slots=2), prompts, 60)
+    assert outputs == [plain("scripted:7", 60, prompt) for prompt in prompts]
+    known = "1101001110" * 6
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (tmp_path / "trace").write_text(from_position(known, len(prompt)))
+        drafter = load_model(f"scripted:7:trace={tmp_path / 'trace'}", slots=1)
+        assert compare(drafter, prompt, output) == known
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
