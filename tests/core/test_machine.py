@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import Chains
+from specwire.core.chain import Chains, SourceKind
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.session import Session
@@ -232,7 +232,7 @@ def credit_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def window_one_too_wide(patch: pytest.MonkeyPatch) -> None:
-    def window(self: VerifySession, most: int) -> tuple[int, ...]:
+    def window(self: VerifySession, most: int, kind: SourceKind) -> tuple[int, ...]:
         return self.chains.window(self.position, min(most, self.room))
 
     patch.setattr(VerifySession, "window", window)
