@@ -98,7 +98,7 @@ def test_near_and_fast_drafters_are_waited_for() -> None:
 
 
 def test_far_drafters_stream_and_nobody_waits() -> None:
-    near, far = remote(accepted=3, delay_us=25_000), remote(accepted=3, delay_us=60_000)
+    near, far = remote(accepted=2, delay_us=25_000), remote(accepted=2, delay_us=60_000)
     assert (near.discipline, near.due) == (far.discipline, far.due) == (Discipline.STREAM, 0)
     assert far.pace.run_ahead > near.pace.run_ahead > near.pace.chunk
 
