@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import grpc
@@ -16,12 +17,17 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 
+logger = logging.getLogger(__name__)
+
 Context = grpc.aio.ServicerContext[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
 Requests = AsyncIterator[draft_pb2.JoinRequest]
 
 HELLO_LIMIT = 10.0
 MOST_JOINED = 64
-MOST_NAME = 1024
+# Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything.
+STRINGS = ("model", "architecture", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "host_id")
+NUMBERS = ("vocabulary", "context", "slots")
+MOST_CHARACTERS = 1024
 
 
 class JoinedLine:
@@ -47,6 +53,7 @@ class JoinedLine:
             self._outbox.push(draft_pb2.JoinResponse(told=part))
 
     def cut(self, reason: str) -> None:
+        logger.warning("%s is cut off: %s", self.address, reason)
         self.flooded = True
         message = f"{reason}; it is let in again after {QUARANTINE:g} s"
         self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message, QUARANTINE)
@@ -133,11 +140,16 @@ async def _hello(requests: Requests) -> Info:
         raise InvalidParameter("model", "the stream ended before the drafter's model was told") from None
     if not first.HasField("model"):
         raise InvalidParameter("model", "must be in the first message")
-    if len(first.model.model) > MOST_NAME:
-        raise InvalidParameter("model.model", f"has {len(first.model.model)} characters, at most {MOST_NAME} are taken")
-    first.model.ClearField("tokenizer_json")
-    first.model.ClearField("chat_template")
-    return first.model
+    return _kept(first.model)
+
+
+def _kept(described: Info) -> Info:
+    """What is kept of a description; InvalidParameter if a part is too long."""
+    for field in STRINGS:
+        length = len(getattr(described, field))
+        if length > MOST_CHARACTERS:
+            raise InvalidParameter(f"model.{field}", f"has {length} characters, at most {MOST_CHARACTERS} are taken")
+    return Info(**{field: getattr(described, field) for field in (*STRINGS, *NUMBERS)})
 
 
 async def _read(requests: Requests, drafter: DrafterPeer) -> None:

@@ -158,6 +158,17 @@ async def test_a_hello_must_come_first_and_once() -> None:
         await until(lambda: running.orchestrator.orchestrator.drafters == [])
 
 
+async def test_of_a_description_only_what_is_needed_is_kept() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running, joining(running.orchestrator.address) as call:
+        told = await fitting(running)
+        told.eos_ids.extend([1] * 100_000)
+        told.tokenizer_json = told.chat_template.encode() + b"x" * 100_000
+        await call.write(draft_pb2.JoinRequest(model=told))
+        await call.read()
+        kept = running.orchestrator.orchestrator.drafters[0].info
+        assert kept == await fitting(running)
+
+
 async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running:
         text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, ignore_eos=True))
