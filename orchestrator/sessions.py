@@ -239,14 +239,14 @@ class Orchestrator:
             del self.sessions[session_id]
 
     async def stop(self) -> None:
-        """Cancel what still runs, then close links and log; every task has ended when this returns."""
+        """Leave what still runs, then close links and log; every task has ended when this returns."""
         opening = list(self._opening.values())
         for each in opening:
             each.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
         drivers = list(self.sessions.values())
         for driver in drivers:
-            driver.cancel()
+            driver.leave()
         await asyncio.gather(*(driver.ended(timeout=2.0) for driver in drivers))
         for task in self._tasks:
             task.cancel()

@@ -110,6 +110,20 @@ def test_sigterm_while_text_streams(healthy: Stack) -> None:
     assert "Traceback" not in healthy.orchestrator.said()
 
 
+def test_sigterm_leaves_a_session_that_can_be_asked_for_again_as_it_is(healthy: Stack) -> None:
+    with healthy.generate(LONG, request_id="left-at-a-shutdown") as stream:
+        stream.until(50)
+        healthy.orchestrator.send(signal.SIGTERM)
+        stream.rest()
+        assert healthy.orchestrator.wait() == 0
+    assert stream.error is not None
+    assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+    log = healthy.log(stream.session_id)
+    assert log.reason is None
+    assert list(log.tokens[: len(stream.tokens)]) == stream.tokens
+    assert list(log.tokens) == plain(PLAIN, LONG)[: len(log.tokens)]
+
+
 def assert_told(stream: Stream) -> None:
     """The stream ended with a status, or with the reason."""
     if stream.finished is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
 from specwire.core.verification import Allowance
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.commands import Admitted, Code, LinkLost, Scoring
+from verify_service.commands import Admitted, Code, LinkLost, Proposed, Scoring
 from verify_service.engine import DETACH_GRACE_US
 
 PROMPT = (7, 3, 9)
@@ -352,3 +353,113 @@ def test_without_a_grace_nothing_is_kept() -> None:
     cut(rig)
     rig.step()
     assert list(rig.engine.roster) == []
+
+
+# At random
+
+
+class Owner:
+    """An orchestrator of one session: its log may lag behind what it was told, and its drafts may be wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.rig = Rig("scripted:5:eos=0.01", slots=2)
+        self.sampling = self.random.choice([GREEDY, COUPLED])
+        self.truth = oracle(self.rig.lm, PROMPT, 60, self.sampling)
+        self.log: list[int] = []
+        self.attach = 0
+        self.owners = 1
+        self.buffer = self.random.randint(2, 12)
+        self.open()
+
+    @property
+    def told(self) -> list[int]:
+        """Everything that was decided, as far as it knows."""
+        return [*self.log[: self.opened_at], *self.rig.tokens.get(self.handle, [])]
+
+    @property
+    def handle(self) -> int:
+        return self.owners * 1000 + self.attach
+
+    def open(self) -> None:
+        """On a link of its own, from the log."""
+        self.attach += 1
+        self.opened_at = len(self.log)
+        self.rig.open(
+            self.handle,
+            PROMPT,
+            link=self.handle,
+            session_id="s",
+            fence=self.owners,
+            attach=self.attach,
+            max_tokens=60,
+            sampling=self.sampling,
+            decided=self.log,
+            allowance=self.allowance(),
+        )
+
+    def allowance(self) -> Allowance:
+        durable = len(PROMPT) + len(self.log)
+        return Allowance(durable, durable + self.buffer)
+
+    def act(self, kinds: int = 8) -> None:
+        """One of the first `kinds` things; 6 of them may happen within a step."""
+        match self.random.randrange(kinds):
+            case 0:
+                self.log = self.told[: self.random.randint(len(self.log), len(self.told))]
+                self.rig.tick(self.handle, progress=((self.handle, self.allowance()),))
+            case 1:
+                cut(self.rig, self.handle)
+                self.open()
+            case 2:
+                self.open()  # the verifier has not noticed yet
+            case 3:
+                self.owners, self.attach = self.owners + 1, 0
+                self.open()
+            case 4:
+                text = [*PROMPT, *self.told]
+                wrong = self.random.randrange(4)
+                guess = [*self.truth[len(self.told) :][:wrong], 1, 2]
+                self.rig.tick(
+                    self.handle, proposals=(Proposed(self.handle, chain(self.random.randrange(99), text, guess)),)
+                )
+            case 5:
+                self.rig.open(
+                    9,
+                    (4, 4),
+                    link=9,
+                    session_id=f"other-{self.random.randrange(3)}",
+                    fence=self.attach + 9000,
+                    attach=self.random.randrange(99),
+                    max_tokens=3,
+                )
+            case _:
+                self.rig.step()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_cut_the_text_is_the_target_s(seed: int) -> None:
+    owner = Owner(seed)
+    forward = owner.rig.lm.forward
+
+    def disturbed(feeds: Any) -> Any:
+        logits = forward(feeds)
+        if owner.random.random() < 0.2:
+            owner.act(kinds=6)
+        return logits
+
+    owner.rig.lm.forward = disturbed  # type: ignore[method-assign]
+    for _ in range(300):
+        owner.act()
+        assert owner.told == owner.truth[: len(owner.told)]
+    owner.rig.lm.forward = forward  # type: ignore[method-assign]
+    owner.open()
+    for _ in range(60):
+        owner.rig.run()
+        owner.log = owner.told
+        owner.rig.tick(owner.handle, progress=((owner.handle, owner.allowance()),))
+    end = owner.truth.index(0) + 1 if 0 in owner.truth else len(owner.truth)
+    assert owner.told == owner.truth[:end]
+    assert owner.handle in owner.rig.finished
+    assert any(each.resumed for report in owner.rig.reports for each in report.admitted)
+    assert any(each.tail for report in owner.rig.reports for each in report.admitted)
