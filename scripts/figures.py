@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "results" / "main.json"
 WAN = ROOT / "bench" / "results" / "wan.json"
+COPY = ROOT / "bench" / "results" / "copy.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
 
 
@@ -80,6 +81,18 @@ def _wan_row(measured: dict[str, Any], names: list[str]) -> list[str]:
     return [*speeds, interval(found["default"]["to_plain"]), interval(found["default"]["to_textbook"])]
 
 
+def copy_table(results: dict[str, Any]) -> str:
+    """Render the rows of `make bench-copy`, each source's acceptance beside the speed, and what a look-up takes."""
+    rows = [["who may propose", "tokens/s", "x plain", "tokens per forward", "accepted: drafter", "n-gram"]]
+    for row in results["rows"]:
+        accepted = ["" if share is None else f"{share:.2f}" for share in row["acceptance"].values()]
+        speed = f"{row['tokens_per_second']['value']:.0f}"
+        rows.append([row["label"], speed, interval(row["to_plain"]), f"{row['tokens_per_forward']:.2f}", *accepted])
+    arguments, proposal = results["arguments"], results["bars"][-1]
+    how = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats, interleaved"
+    return f"{grid(rows)}\n\n{how}; {arguments['dtype']}. Microseconds per proposal: {interval(proposal)}."
+
+
 def pair_table(figures: dict[str, Any]) -> str:
     """Render what `python -m demo_pair.train.evaluate` measured."""
     loss, acceptance = figures["held_out_loss"], figures["acceptance_first"]
@@ -98,6 +111,7 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "README.md", "speed", BENCH, speed_table),
     (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
     (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),
     (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
 ]
 
