@@ -106,17 +106,20 @@ def schedule(
         candidates = [replace(candidate, spare_us=math.inf, awaited=None, guess=None) for candidate in candidates]
         if any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates):
             return Plan((), now_us + PATIENCE_US)
-    shares, budget, rows, expected = [], prefill_rows, 0, 0.0
+    # A window is weighed beside the others' least parts: it delays them all.
+    decoding = sum(candidate.uncached == 1 for candidate in candidates)
+    shares, budget, rows, expected = [], prefill_rows, decoding, float(decoding)
     for candidate in sorted(candidates, key=_uncached):
-        share = _share(candidate, budget, rows, expected, V)
+        own = int(candidate.uncached == 1)
+        share = _share(candidate, budget, rows - own, expected - own, V)
         if share is None:
             continue
-        if candidate.uncached > 1:
+        if not own:
             budget -= share.fresh
         shares.append(share)
-        rows += share.rows
+        rows += share.rows - own
         if share.decides:
-            expected += _expected(candidate, share)
+            expected += _expected(candidate, share) - own
     if all(share.fresh == 1 and share.decides for share in shares):
         return Plan(tuple(shares), _wait(candidates, shares, now_us, rows, expected, V))
     return Plan(tuple(shares))

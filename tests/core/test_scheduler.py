@@ -67,6 +67,17 @@ def test_window_is_no_wider_than_the_ledger_bears_if_all_of_it_is_wrong(spare_us
     assert plan.shares[0].window == window
 
 
+def test_a_window_is_weighed_beside_all_that_it_delays() -> None:
+    """Alone, a token that is right every second time is worth 20 % more time; it is not if eight others wait for it."""
+    guesses = [guessing(0.5, tokens=1, slot=slot) for slot in range(9)]
+    assert [share.window for share in schedule(guesses[:1], 0.0, steady).shares] == [1]
+    assert {share.window for share in schedule(guesses, 0.0, steady).shares} == {0}
+
+
+def steady(rows: int) -> float:
+    return 1000.0 + 200.0 * (rows - 1)
+
+
 def test_debt_means_an_empty_window() -> None:
     assert schedule([candidate(drafted=5, spare_us=-1.0)], 0.0, flat).shares[0].window == 0
 
