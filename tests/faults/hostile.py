@@ -194,7 +194,7 @@ class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
         self.address = ""
         self._attack = attack
         self._random = random.Random(SEED)
-        self._info = model_info_to_wire(load_model(PLAIN, slots=1).info, 16)
+        self.info = model_info_to_wire(load_model(PLAIN, slots=1).info, 16)
         self._sent = threading.Event()
 
     def attacked(self) -> bool:
@@ -203,7 +203,7 @@ class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
     def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> common_pb2.GetModelInfoResponse:
-        return self._info
+        return self.info
 
     def Connect(
         self, requests: Iterator[draft_pb2.ConnectDraftRequest], context: grpc.ServicerContext
@@ -251,3 +251,37 @@ def hostile(attack: Attack) -> Iterator[HostileDrafter]:
         yield servicer
     finally:
         server.stop(0.0).wait(10.0)
+
+
+class Joined:
+    """A hostile drafter that dialled in; `code` is the status that its stream has ended with."""
+
+    def __init__(self, attack: Attack, channel: grpc.Channel) -> None:
+        self.drafter = HostileDrafter(attack)
+        self._called = threading.Event()
+        self._call = draft_pb2_grpc.DraftHubServiceStub(channel).Join(self._says())
+        self._called.set()
+
+    def _says(self) -> Iterator[draft_pb2.JoinRequest]:
+        yield draft_pb2.JoinRequest(model=self.drafter.info)
+        self._called.wait()
+        for response in self.drafter.Connect((message.told for message in self._call), self._call):
+            yield draft_pb2.JoinRequest(said=response)
+
+    def code(self) -> grpc.StatusCode:
+        """Waits for the end."""
+        code: grpc.StatusCode = self._call.code()
+        return code
+
+    def leave(self) -> None:
+        self._call.cancel()
+
+
+@contextmanager
+def joined(attack: Attack, address: str) -> Iterator[Joined]:
+    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        hostile_one = Joined(attack, channel)
+        try:
+            yield hostile_one
+        finally:
+            hostile_one.leave()

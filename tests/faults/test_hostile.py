@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
-from tests.faults.hostile import ATTACKS, hostile
+from tests.faults.hostile import ATTACKS, hostile, joined
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import Stream, plain
 
@@ -29,3 +30,22 @@ def test_no_drafter_changes_a_text(healthy: Stack, attack: str) -> None:
             orchestrator.kill()
     assert healthy.verifier.lives
     assert "Traceback" not in healthy.verifier.said()
+
+
+@pytest.mark.parametrize("attack", ["garbage", "refuse", "vanish", "flood", "giant"])
+def test_no_drafter_that_dialled_in_changes_a_text(healthy: Stack, attack: str) -> None:
+    orchestrator = healthy.parts.start("orchestrate", "--verifier", healthy.verifier.address, "--accept-drafters")
+    try:
+        address = orchestrator.ready()
+        with joined(ATTACKS[attack], address) as joining:
+            for _ in range(2):
+                with Stream(address, max_tokens=LENGTH) as stream:
+                    assert stream.rest() == plain(PLAIN, LENGTH)
+            assert joining.drafter.attacked()
+            if attack in ("flood", "giant"):
+                assert joining.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ("sent more tokens than it was asked for" in orchestrator.said()) == (attack == "flood")
+        assert "Traceback" not in orchestrator.said()
+    finally:
+        orchestrator.kill()
+    assert healthy.verifier.lives
