@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,8 @@ from specwire import sim
 
 WAITING_CHUNKS, WAITING_RUN_AHEADS = (1, 2, 4), (8, 16, 32)
 WORKERS = 2
+# So many take less time than starting a process.
+FEW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,13 @@ def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -
     )
 
 
-def expect_all(cells: Iterable[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
-    """The same of many, on two cores."""
+def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
+    """The same of many, on two cores where they are more than a few."""
+    one = partial(expect, software=software, tokens=tokens)
+    if len(cells) <= FEW:
+        return [one(cell) for cell in cells]
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(partial(expect, software=software, tokens=tokens), cells))
+        return list(pool.map(one, cells))
 
 
 def as_simulated(cell: Cell, software: Software, tokens: int) -> sim.Cell:

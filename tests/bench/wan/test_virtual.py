@@ -1,0 +1,41 @@
+"""What is expected of a cell comes from the simulator, with the cell's trace and the software that was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.wan.cells import CORNERS, SHOWN
+from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, orchestration
+from bench.wan.virtual import FEW, Software, as_simulated, expect, expect_all
+
+TOKENS = 64
+
+
+def test_a_cell_is_simulated_with_its_trace() -> None:
+    cell = as_simulated(SHOWN, Software(step_us=400.0, hop_us=900.0), TOKENS)
+    assert (cell.V_us, cell.draft_us, cell.rtt_us, cell.tokens) == (30_000.0, 8_000.0, 80_000.0, TOKENS)
+    assert (cell.step_us, cell.hop_us) == (400.0, 900.0)
+    assert cell.trace is not None
+    assert sum(cell.trace) / len(cell.trace) == pytest.approx(0.8, abs=0.002)
+
+
+def test_disciplines_have_speeds_and_baselines_have_settings_that_can_be_run() -> None:
+    found = expect(SHOWN, tokens=TOKENS)
+    assert set(found.speeds) == set(DISCIPLINES)
+    for name in set(DISCIPLINES) & set(found.settings):
+        assert orchestration(found.settings[name]).patient
+    # By arithmetic: the way there and back, then 30 ms a token.
+    assert found.speeds[PLAIN] == pytest.approx(TOKENS / (0.08 + TOKENS * 0.03), rel=0.01)
+    assert found.optimum >= max(found.speeds[PLAIN], found.speeds[TEXTBOOK])
+    assert found.speeds[DEFAULT] <= 1.1 * found.optimum
+
+
+def test_software_slows_the_disciplines_and_not_the_optimum() -> None:
+    bare, loaded = expect(SHOWN, tokens=TOKENS), expect(SHOWN, Software(1000.0, 1000.0), TOKENS)
+    assert loaded.speeds[PLAIN] < bare.speeds[PLAIN]
+    assert loaded.optimum == bare.optimum
+
+
+def test_many_cells_come_in_their_order() -> None:
+    cells = CORNERS[: FEW + 1]
+    assert [one.cell for one in expect_all(cells, tokens=16)] == list(cells)

@@ -1,0 +1,64 @@
+"""The measurement over a line in its shortest form: real processes, no word about their speed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.wan import run
+from bench.wan.disciplines import DISCIPLINES
+from bench.wan.real_pair import MeasuredPair, measure_pair
+from deploy.processes import descendants
+
+
+@pytest.mark.timeout(240)
+def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results" / "wan.json"
+    before = set(descendants(os.getpid()))
+
+    code = run.main(["--quick", "--emulated-only", "--tokens", "24", "--out", str(out)])
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert set(descendants(os.getpid())) <= before
+    found = json.loads(out.read_text())
+    (cell,) = found["emulated"]
+    assert cell["name"] == "R80-d8-a0.8-s0"
+    assert cell["texts_equal"]
+    assert len(found["raw"]) == len(DISCIPLINES)
+    assert [one["rule"] for one in found["wire"]] == ["greedy", "coupled"]
+    assert all(len(one["hops"]) == 4 for one in found["wire"])
+    held = {bar["name"]: bar["holds"] for bar in found["bars"]}
+    # What does not depend on this machine's speed.
+    assert held["R80-d8-a0.8-s0: texts that differ"]
+    assert all(holds for name, holds in held.items() if name.endswith("bytes per proposed token"))
+    assert str(tmp_path) not in out.read_text()
+    assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_pair_is_measured_over_a_line() -> None:
+    heard: list[MeasuredPair] = []
+    found = measure_pair((10.0,), 1, 12, heard.append)
+    assert found == heard
+    (one,) = found
+    assert {sample.row for sample in one.samples} == set(DISCIPLINES)
+    assert all(len(sample.run.tokens) == 12 for sample in one.samples)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cells", "R1"], "cells: no cell 'R1'"),
+        (["--tokens", "0"], "tokens: must be from 1 to 1024, not 0"),
+        (["--repeats", "99"], "repeats: must be from 1 to 64, not 99"),
+    ],
+)
+def test_wrong_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(words) == 2
+    assert message in capsys.readouterr().err
