@@ -15,6 +15,7 @@ from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain
 from tests.integration.stack_process import Command, eventually, running
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.rpc.relay import Relay
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
@@ -125,6 +126,16 @@ def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str,
         line = command.line()
         assert line.startswith("specwire edge: ready on 127.0.0.1:")
         assert line.endswith(f"(draft {DRAFT}, verifier {cloud.address}, log in memory: lost in a crash)\n")
+
+
+def test_a_log_of_its_users(cloud: Service, files: dict[str, str]) -> None:
+    with (
+        RedisServer() as redis,
+        running(*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", redis.url)) as command,
+    ):
+        told = ready(command)
+        assert (told["durable"], told["redis"]) == (True, redis.url)
+        assert generated(told["address"]) == expected()
 
 
 def test_a_second_signal_ends_it_at_once(cloud: Service, files: dict[str, str]) -> None:
