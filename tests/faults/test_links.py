@@ -16,10 +16,12 @@ from tests.faults.stack import PLAIN, TARGET, Stack
 from tests.faults.steps import steps_of
 from tests.faults.streams import Stream, plain
 
-LENGTH = 300
+LENGTH = 240
 SAMPLED = Sampling(temperature=0.8, seed=5)
 # Longer than a whole credit's worth of steps: the verifier has paused when the link is back.
 LONG_CUT_S = 5.0
+# A dead connection is noticed within 10 s.
+NOTICED_S = 12.0
 
 
 @contextmanager
@@ -66,29 +68,34 @@ def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafted: bool) -> N
         assert list(healthy.log(stream.session_id).tokens) == stream.tokens
 
 
-def test_a_link_cut_again_and_again_while_sampled_text_is_drafted(healthy: Stack) -> None:
+def test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_drafted(healthy: Stack) -> None:
     rng = random.Random(3)
     with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
         before = steps_of(healthy.verifier.address)
         with sampled(served) as stream:
-            for _ in range(6):
+            for fault, seconds in [
+                (link.cut, 0.0),
+                (link.stall, 1.0),
+                (link.cut, 0.3),
+                (link.cut, 0.0),
+                (link.stall, 0.2),
+            ]:
                 stream.until(len(stream.tokens) + rng.randrange(10, 40))
-                link.cut(rng.choice([0.0, 0.3]))
+                fault(seconds)
             assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
             assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
 
 
-@pytest.mark.parametrize("seconds", [3.0, 12.0], ids=["outlived", "given-up"])
-def test_a_link_that_hangs(healthy: Stack, seconds: float) -> None:
-    """For less than it takes to notice, and for more: then both ends believe in different links for a while."""
+def test_a_link_that_hangs_for_longer_than_it_takes_to_notice(healthy: Stack) -> None:
+    """Both ends believe in different links for a while."""
     with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
         before = steps_of(healthy.verifier.address)
         with sampled(served) as stream:
             stream.until(60)
-            link.stall(seconds)
+            link.stall(NOTICED_S)
             assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
             assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
-        assert ("link to" in served.said()) == (seconds > 10.0)
+        assert "link to" in served.said()
 
 
 def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
