@@ -25,7 +25,7 @@ from orchestrator.store import SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.controller import Controller, Fixed, Planner, parse_plan
+from specwire.core.controller import Controller, Fixed, Planner, parse_plan, time_to_plan
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import InvalidParameter
 from specwire.core.scanning import PeekingScanner
@@ -38,7 +38,6 @@ from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 logger = logging.getLogger(__name__)
 
-PLAN_EVERY = 4
 # Seconds after which a peer that refused the session for the moment is asked again; for a drafter doubled every time.
 RETRY = 1.0
 MOST_RETRY = 30.0
@@ -211,7 +210,7 @@ class SessionDriver:
         if self._controller is not None and self.drafter is not None:
             self._controller.observe_verdict(messages.decided(event, verdict))
             self._verdicts += 1
-            if self._verdicts % PLAN_EVERY == 0:
+            if time_to_plan(self._verdicts):
                 self._plan()
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:

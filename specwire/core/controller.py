@@ -53,7 +53,7 @@ LEAST_OVERHEAD_US = 200.0
 LEAST_COMPARED = 24.0
 
 # What one session learnt counts in the next for so many tests a position.
-INHERITED_TESTS = 16.0
+INHERITED_TESTS = 32.0
 INHERITED_COMPARISONS = 64.0
 
 
@@ -76,6 +76,8 @@ class Plan:
 
 
 OFF_PACE = Pace(1, 0)
+FIRST_VERDICTS = 8
+PLAN_EVERY = 4
 
 
 class InvalidPlan(ValueError):
@@ -103,6 +105,11 @@ def parse_plan(spec: str) -> Plan | None:
     except ValueError as error:
         raise InvalidPlan(f"plan: {spec!r}: {error}") from error
     raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+
+
+def time_to_plan(verdicts: int) -> bool:
+    """Whether to plan after so many verdicts of a session: often while much is learnt from each, then now and then."""
+    return verdicts <= FIRST_VERDICTS or verdicts % PLAN_EVERY == 0
 
 
 class Decided(NamedTuple):
