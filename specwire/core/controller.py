@@ -53,7 +53,7 @@ LEAST_OVERHEAD_US = 200.0
 LEAST_COMPARED = 24.0
 
 # What one session learnt counts in the next for so many tests a position.
-INHERITED_TESTS = 32.0
+INHERITED_TESTS = 16.0
 INHERITED_COMPARISONS = 64.0
 
 

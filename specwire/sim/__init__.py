@@ -1,0 +1,38 @@
+"""The simulator: the core's own objects under a virtual clock. Nothing of what decides is written again here.
+
+    from specwire.sim import AUTO, PLAIN, Cell, best_textbook, fixed, optimum, simulate, stream_wait, textbook
+
+    cell = Cell(V_us=30_000, slope=0.02, draft_us=8_000, rtt_us=80_000, acceptance=0.8, seed=1, tokens=256)
+    result = simulate(cell, AUTO)  # the default controller; also PLAIN, fixed("stream:2,32,4"), fixed("lockstep:4"),
+                                   # textbook(k), stream_wait(chunk, run_ahead), parse_policy("...")
+    result.tokens_per_second, result.elapsed_us, result.ledger_us, result.plans  # plans: (time_us, reason, plan)
+    again = simulate(cell, planner=result.planner.successor())  # the next session starts from what this one learnt
+
+    best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings
+    best_textbook(cell)                # Best(policy, result) over k
+
+A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
+"""
+
+from specwire.core.controller import InvalidPlan
+from specwire.sim.cell import Cell, InvalidCell, Result, simulate
+from specwire.sim.optimum import Best, best_textbook, optimum
+from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
+
+__all__ = [
+    "AUTO",
+    "PLAIN",
+    "Best",
+    "Cell",
+    "InvalidCell",
+    "InvalidPlan",
+    "Policy",
+    "Result",
+    "best_textbook",
+    "fixed",
+    "optimum",
+    "parse_policy",
+    "simulate",
+    "stream_wait",
+    "textbook",
+]

@@ -1,0 +1,157 @@
+"""One session, one drafter, one verifier: a cell of the grid in which disciplines are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specwire.core.controller import Planner
+from specwire.sim.clock import Clock, Machine
+from specwire.sim.drafter import Drafter
+from specwire.sim.edge import Delays, Edge, Planned
+from specwire.sim.guesses import Guesses, drawn_trace
+from specwire.sim.policy import AUTO, Policy
+from specwire.sim.verifier import ForwardCost, Verifier
+
+
+class InvalidCell(ValueError):
+    """A setting that cannot be simulated; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Microseconds throughout.
+
+    Attributes:
+        V_us, slope: the target's forward takes V(m) = V_us (1 + slope (m - 1)).
+        draft_us: a draft token.
+        rtt_us: round trip between the edge (orchestrator, and the drafter with it) and the verifier.
+        acceptance, seed: output token i is guessed right with this probability, independently of the others.
+        trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
+        confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
+        tokens: of the output.
+        prompt: tokens, all but the last one already in the caches.
+        shared_host: drafter and verifier compute on one machine, never at the same time.
+        append_us: until the session log acknowledges an append.
+        drafter_rtt_us: round trip between orchestrator and drafter.
+        hop_us: software of every message on its way from one process to the next.
+        step_us: software of the verifier between a forward and its verdicts.
+        buffer: tokens that the verifier may decide beyond what is durable.
+    """
+
+    V_us: float
+    slope: float
+    draft_us: float
+    rtt_us: float
+    acceptance: float = 0.8
+    seed: int = 0
+    trace: Sequence[bool] | None = None
+    confidence: Sequence[float] | None = None
+    tokens: int = 256
+    shared_host: bool = False
+    append_us: float = 0.0
+    drafter_rtt_us: float = 0.0
+    hop_us: float = 0.0
+    step_us: float = 0.0
+    buffer: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("V_us", "draft_us"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidCell(f"{name}: must be positive, not {getattr(self, name)}")
+        for name in ("slope", "rtt_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
+        if not 0 <= self.acceptance <= 1:
+            raise InvalidCell(f"acceptance: must be from 0 to 1, not {self.acceptance}")
+        for name in ("tokens", "buffer"):
+            if getattr(self, name) < 1:
+                raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for name in ("trace", "confidence"):
+            if getattr(self, name) is not None and not len(getattr(self, name)):
+                raise InvalidCell(f"{name}: must not be empty")
+
+    def guesses(self) -> Guesses:
+        right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
+        return Guesses(1, right, self.confidence or (sum(right) / len(right),))
+
+    @property
+    def cost(self) -> ForwardCost:
+        return ForwardCost(self.V_us, self.slope, self.slope)
+
+    @property
+    def delays(self) -> Delays:
+        return Delays(self.rtt_us / 2 + self.hop_us, self.drafter_rtt_us / 2 + self.hop_us, self.append_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a session's client saw, from its request on, and what was done for it.
+
+    Attributes:
+        tokens, elapsed_us, time_to_first_us: until the last token, and the first.
+        steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
+        forwards: steps of the verifier.
+        proposed: draft tokens sent. tested: of them, in windows. accepted: those that came during the forward included.
+        ledger_us: the last balance that the verifier told.
+        plans: each change of plan, with its time and reason.
+        planner: may go on with another session, by `successor`.
+    """
+
+    tokens: int
+    elapsed_us: float
+    time_to_first_us: float
+    steady_tokens_per_second: float
+    forwards: int
+    proposed: int
+    tested: int
+    accepted: int
+    ledger_us: float
+    plans: tuple[Planned, ...]
+    planner: Planner
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.elapsed_us * 1e6
+
+
+def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
+    """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
+    clock = Clock()
+    target = Machine(clock)
+    verifier = Verifier(clock, target, cell.cost, cell.step_us, policy.patient)
+    drafter = Drafter(clock, target if cell.shared_host else Machine(clock), cell.draft_us)
+    forward = cell.cost.measured()
+    edge = Edge(
+        clock,
+        verifier,
+        drafter if policy.drafting else None,
+        planner or policy.planner(forward, cell.shared_host),
+        forward,
+        cell.guesses(),
+        cell.delays,
+        cell.tokens,
+        cell.buffer,
+        lambda _: clock.stop(),
+    )
+    edge.start()
+    clock.run()
+    return _result(edge, verifier)
+
+
+def _result(edge: Edge, verifier: Verifier) -> Result:
+    stats, counts = edge.stats, verifier.counts
+    rest_us = stats.last_us - stats.first_us
+    return Result(
+        tokens=stats.tokens,
+        elapsed_us=stats.last_us,
+        time_to_first_us=stats.first_us,
+        steady_tokens_per_second=(stats.tokens - stats.first_tokens) / rest_us * 1e6 if rest_us else 0.0,
+        forwards=counts.forwards,
+        proposed=stats.proposed,
+        tested=counts.tested,
+        accepted=counts.accepted,
+        ledger_us=stats.ledger_us,
+        plans=tuple(edge.plans),
+        planner=edge.planner,
+    )
