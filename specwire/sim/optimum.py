@@ -1,4 +1,4 @@
-"""The best fixed setting of a cell, found by sweep: what the controller is held to, which has to find it while it runs."""
+"""The best fixed setting of a cell, found by sweep: what the controller is held to, which has to find it running."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Best(NamedTuple):
 def optimum(cell: Cell) -> Best:
     """The fastest of off, lockstep:K, and stream:CHUNK,RUN_AHEAD,DUE.
 
-    Streaming is searched in two sweeps, not over the whole grid: run-ahead and chunk without waiting, then what is worth
-    waiting for at the best two run-aheads.
+    Streaming is searched in two sweeps, not over the whole grid: run-ahead and chunk without waiting, then what is
+    worth waiting for at the best two run-aheads.
     """
     first = _best(cell, (fixed("off"), *(fixed(f"lockstep:{k}") for k in WINDOWS)))
     streams = sorted((Best(p, simulate(cell, p)) for p in _streams()), key=_speed, reverse=True)
