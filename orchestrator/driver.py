@@ -349,7 +349,7 @@ class SessionDriver:
         self._finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
 
     def leave(self) -> None:
-        """This process stops. The log keeps a session that its request id can find as it is: that is no end of it."""
+        """The process stops. The log keeps a session that its request id can find as it is: that is no end of it."""
         if self.record.request_id and self._store_is_kept:
             self._abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
         else:
