@@ -127,10 +127,11 @@ def measure_software() -> Software:
     if not timings:
         raise BenchError("plain: no timings came with the chunks")
     forward = statistics.median(one.step.forward_us for one in timings)
-    choose = statistics.median(one.step.choose_us for one in timings)
     gap = statistics.median(one.step.gap_us for one in timings)
     arrived = statistics.median((one.verdict_received_ns - one.forward_ended_ns) / 1000 for one in timings)
-    return Software(step_us=max(0.0, forward + gap - 1000 * cell.V_ms), hop_us=max(0.0, arrived - choose))
+    # A verdict leaves about when the next forward begins; the rest of its way is the hop.
+    step = max(0.0, forward + gap - 1000 * cell.V_ms)
+    return Software(step_us=step, hop_us=max(0.0, arrived - gap))
 
 
 def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> float:
