@@ -38,6 +38,7 @@ COMMANDS = (
     Command("verify", "serve a target model", "verify_service.server"),
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.edge"),
     Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli"),
+    Command("simulate", "say what a setting would do, in virtual time", "deploy.simulate"),
 )
 
 

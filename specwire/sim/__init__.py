@@ -11,11 +11,14 @@
     best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings
     best_textbook(cell)                # Best(policy, result) over k
 
+    simulate_fleet(Fleet(sessions=1000, verifiers=2, drafters=8, V_us=..., ...), AUTO)  # a pool, Poisson arrivals
+
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
 """
 
 from specwire.core.controller import InvalidPlan
 from specwire.sim.cell import Cell, InvalidCell, Result, simulate
+from specwire.sim.fleet import Fleet, FleetResult, simulate_fleet
 from specwire.sim.optimum import Best, best_textbook, optimum
 from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
 
@@ -24,6 +27,8 @@ __all__ = [
     "PLAIN",
     "Best",
     "Cell",
+    "Fleet",
+    "FleetResult",
     "InvalidCell",
     "InvalidPlan",
     "Policy",
@@ -33,6 +38,7 @@ __all__ = [
     "optimum",
     "parse_policy",
     "simulate",
+    "simulate_fleet",
     "stream_wait",
     "textbook",
 ]

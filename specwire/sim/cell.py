@@ -30,7 +30,6 @@ class Cell:
         trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
         confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
         tokens: of the output.
-        prompt: tokens, all but the last one already in the caches.
         shared_host: drafter and verifier compute on one machine, never at the same time.
         append_us: until the session log acknowledges an append.
         drafter_rtt_us: round trip between orchestrator and drafter.

@@ -1,0 +1,39 @@
+"""`specwire simulate`: a table, JSON, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploy import cli
+
+
+def test_one_session(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--tokens", "32", "--policy", "plain", "--rtt", "20", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["simulated"][0]
+    assert row["policy"] == "plain"
+    assert row["first token ms"] == 50.0
+
+
+def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--tokens", "8", "--sessions", "3", "--rtt", "5,20", "--policy", "auto"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.startswith("policy")
+    assert row.startswith("auto")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rtt", "x"), "rtt: must be milliseconds"),
+        (("--rtt", "1,2"), "rtt: one session has one"),
+        (("--forward", "0"), "V_us: must be positive, not 0.0"),
+        (("--policy", "fly"), "policy: must be auto"),
+        (("--sessions", "0"), "sessions: must be at least 1, not 0"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"specwire simulate: error: {message}")
