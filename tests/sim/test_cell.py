@@ -1,0 +1,141 @@
+"""One session in virtual time: the table of ARCHITECTURE.md section 1, and what must hold in every cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from specwire.sim import (
+    AUTO,
+    PLAIN,
+    Cell,
+    InvalidCell,
+    InvalidPlan,
+    Policy,
+    best_textbook,
+    fixed,
+    optimum,
+    parse_policy,
+    simulate,
+    stream_wait,
+    textbook,
+)
+from specwire.sim.optimum import best_stream_wait
+
+# V, d, a, R (ms); tokens/s: plain, textbook at its best k, streaming with a waiting verifier, streaming.
+TABLE = [
+    (30, 8, 0.8, 0.5, 33, 54, 67, 67),
+    (30, 8, 0.8, 20, 33, 41, 53, 56),
+    (30, 8, 0.8, 80, 33, 25, 32, 43),
+    (30, 8, 0.8, 200, 33, 15, 18, 36),
+    (15, 1, 0.8, 20, 67, 102, 107, 130),
+    (15, 1, 0.7, 80, 67, 31, 32, 72),
+]
+# A draw whose share of right guesses is the table's, to 0.002.
+SEED, TOKENS = 9, 2048
+
+
+def cell_of(V: float, d: float, a: float, R: float, **changes: float) -> Cell:
+    fields = {"acceptance": a, "seed": SEED, "tokens": TOKENS, **changes}
+    return Cell(1000 * V, 0.0, 1000 * d, 1000 * R, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("V", "d", "a", "R", "plain", "book", "waiting", "stream"), TABLE)
+def test_the_table(
+    V: float, d: float, a: float, R: float, plain: float, book: float, waiting: float, stream: float
+) -> None:
+    """Within 6 %: a contradiction finds the drafter in a token that it does not abandon (docs/SCALE.md)."""
+    cell = cell_of(V, d, a, R)
+    speeds = [
+        simulate(cell, PLAIN).steady_tokens_per_second,
+        max(simulate(cell, textbook(k)).steady_tokens_per_second for k in (3, 5, 8, 10)),
+        max(simulate(cell, stream_wait(chunk, 32)).steady_tokens_per_second for chunk in (1, 2)),
+        simulate(cell, fixed("stream:1,32")).steady_tokens_per_second,
+    ]
+    assert speeds == [pytest.approx(value, rel=0.06) for value in (plain, book, waiting, stream)]
+
+
+def test_plain_decoding_takes_a_forward_per_token_and_a_round_trip() -> None:
+    result = simulate(Cell(30_000, 0.1, 8_000, 80_000, tokens=10), PLAIN)
+    assert (result.tokens, result.forwards, result.tested) == (10, 10, 0)
+    assert result.elapsed_us == 10 * 30_000 + 80_000
+    assert result.time_to_first_us == 30_000 + 80_000
+
+
+def test_textbook_with_a_drafter_that_is_always_right() -> None:
+    """The first token comes alone; then every round drafts 4, tests 4 and decides 5."""
+    cell = Cell(30_000, 0.0, 8_000, 80_000, acceptance=1.0, tokens=201)
+    result = simulate(cell, textbook(4))
+    round_us = 80_000 + 4 * 8_000 + 30_000
+    assert result.steady_tokens_per_second == pytest.approx(5 / round_us * 1e6, rel=0.03)
+
+
+def test_a_drafter_that_is_always_wrong_costs_at_most_the_ledger() -> None:
+    for slope in (0.02, 0.05):
+        cell = Cell(30_000, slope, 3_000, 20_000, acceptance=0.0)
+        plain = simulate(cell, PLAIN)
+        for policy in (AUTO, fixed("stream:4,32,4"), fixed("lockstep:8")):
+            assert simulate(cell, policy).elapsed_us <= plain.elapsed_us / 0.97
+
+
+def test_the_same_cell_gives_the_same_result() -> None:
+    cell = Cell(30_000, 0.02, 8_000, 80_000, seed=3, tokens=64)
+    first, second = simulate(cell), simulate(cell)
+    assert (first.elapsed_us, first.plans, first.ledger_us) == (second.elapsed_us, second.plans, second.ledger_us)
+
+
+def test_a_trace_says_which_guesses_are_right() -> None:
+    cell = Cell(30_000, 0.0, 1_000, 0.0, trace=(True, True, False), tokens=30)
+    result = simulate(cell, fixed("stream:1,8"))
+    assert result.tokens == 30
+    assert 0 < result.accepted <= 20
+
+
+def test_a_shared_host_never_overlaps() -> None:
+    """Drafting for every token and a forward for every few: not faster than the sum of both."""
+    cell = Cell(30_000, 0.0, 10_000, 0.0, acceptance=1.0, tokens=64, shared_host=True)
+    apart = simulate(Cell(30_000, 0.0, 10_000, 0.0, acceptance=1.0, tokens=64), fixed("stream:1,16"))
+    shared = simulate(cell, fixed("stream:1,16"))
+    assert shared.elapsed_us >= shared.forwards * 30_000 + shared.accepted * 10_000
+    assert shared.elapsed_us > apart.elapsed_us
+
+
+def test_delays_add_up() -> None:
+    base = simulate(Cell(30_000, 0.0, 8_000, 80_000, tokens=5), PLAIN)
+    slow = simulate(Cell(30_000, 0.0, 8_000, 80_000, tokens=5, append_us=700, hop_us=100, step_us=50), PLAIN)
+    assert slow.time_to_first_us - base.time_to_first_us == 700 + 2 * 100 + 50
+
+
+def test_the_optimum_is_not_beaten_by_what_it_sweeps() -> None:
+    cell = Cell(30_000, 0.02, 3_000, 20_000, seed=2, tokens=64)
+    best = optimum(cell)
+    others = ("off", "lockstep:4", "stream:1,16", "stream:4,32")
+    assert best.result.elapsed_us <= min(simulate(cell, fixed(spec)).elapsed_us for spec in others)
+    assert best_textbook(cell).result.elapsed_us <= simulate(cell, textbook(4)).elapsed_us
+    assert best_stream_wait(cell).result.elapsed_us <= simulate(cell, stream_wait(1, 8)).elapsed_us
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"V_us": 0.0}, "V_us"),
+        ({"rtt_us": -1.0}, "rtt_us"),
+        ({"acceptance": 1.5}, "acceptance"),
+        ({"tokens": 0}, "tokens"),
+        ({"trace": ()}, "trace"),
+    ],
+)
+def test_invalid_cells(changes: dict[str, object], field: str) -> None:
+    fields: dict[str, object] = {"V_us": 1.0, "slope": 0.0, "draft_us": 1.0, "rtt_us": 0.0, **changes}
+    with pytest.raises(InvalidCell, match=f"^{field}: "):
+        Cell(**fields)  # type: ignore[arg-type]
+
+
+def test_policies_by_name() -> None:
+    assert parse_policy("auto") is AUTO
+    assert parse_policy("plain") is PLAIN
+    assert parse_policy("textbook:3") == textbook(3)
+    assert parse_policy("stream-wait:1,8") == stream_wait(1, 8)
+    assert isinstance(parse_policy("stream:2,16,1"), Policy)
+    for spec in ("fly", "textbook", "textbook:0", "stream-wait:x"):
+        with pytest.raises(InvalidPlan, match="policy: must be auto"):
+            parse_policy(spec)
