@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 
 from specwire.core.controller import InvalidPlan
@@ -26,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--forward", type=float, default=30.0, metavar="MS", help="target forward of one token (default: %(default)s)")
     add("--slope", type=float, default=0.02, metavar="SHARE", help="of it per further token (default: %(default)s)")
     add("--draft", type=float, default=8.0, metavar="MS", help="time of a draft token (default: %(default)s)")
-    add("--rtt", default="80", metavar="MS[,MS...]", help="round trip to the verifier; several: sessions draw one")
+    add(
+        "--rtt",
+        default="80",
+        metavar="MS[,MS...]",
+        help="round trip to the verifier (default: %(default)s); several: drawn by session",
+    )
     add("--acceptance", type=float, default=0.8, metavar="SHARE", help="of draft tokens (default: %(default)s)")
     add("--tokens", type=int, default=256, metavar="N", help="of each session's output (default: %(default)s)")
     add("--append", type=float, default=0.0, metavar="MS", help="until the log acknowledges (default: %(default)s)")
@@ -40,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--sessions", type=int, metavar="N", help="sessions in all")
     pool.add_argument("--verifiers", type=int, default=1, metavar="N", help="(default: %(default)s)")
     pool.add_argument("--drafters", type=int, default=1, metavar="N", help="(default: %(default)s)")
-    pool.add_argument("--arrivals", type=float, default=1.0, metavar="PER_S", help="sessions (default: %(default)s)")
+    pool.add_argument(
+        "--arrivals", type=float, default=1.0, metavar="PER_S", help="sessions per second (default: %(default)s)"
+    )
     pool.add_argument("--slots", type=int, default=64, metavar="N", help="sessions per verifier (default: %(default)s)")
     pool.add_argument(
         "--session-slope", type=float, metavar="SHARE", help="of a forward per further session (default: --slope)"
@@ -54,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        _check(args)
         policies = [parse_policy(spec) for spec in args.policy or ("auto", "plain")]
         rows = _one(args, policies) if args.sessions is None else _pool(args, policies)
     except (InvalidCell, InvalidPlan) as error:
@@ -63,11 +72,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    """What is given in other units or under another name than the simulator's is refused as it was given."""
+    for name in ("forward", "draft", "arrivals"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise InvalidCell(f"{name}: must be positive, not {getattr(args, name):g}")
+    for name in ("append", "prefill"):
+        if not 0 <= getattr(args, name) < math.inf:
+            raise InvalidCell(f"{name}: must not be negative, not {getattr(args, name):g}")
+
+
 def _rtts_us(spec: str) -> tuple[float, ...]:
     try:
-        return tuple(1000.0 * float(each) for each in spec.split(","))
+        rtts = tuple(1000.0 * float(each) for each in spec.split(","))
     except ValueError as error:
         raise InvalidCell(f"rtt: must be milliseconds, or several joined by commas, not {spec!r}") from error
+    if not all(0 <= rtt < math.inf for rtt in rtts):
+        raise InvalidCell(f"rtt: must not be negative, not {spec!r}")
+    return rtts
 
 
 def _one(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:

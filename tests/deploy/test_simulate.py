@@ -28,7 +28,11 @@ def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--rtt", "x"), "rtt: must be milliseconds"),
         (("--rtt", "1,2"), "rtt: one session has one"),
-        (("--forward", "0"), "V_us: must be positive, not 0.0"),
+        (("--rtt", "-1"), "rtt: must not be negative, not '-1'"),
+        (("--forward", "0"), "forward: must be positive, not 0"),
+        (("--draft", "nan"), "draft: must be positive, not nan"),
+        (("--append", "-3"), "append: must not be negative, not -3"),
+        (("--acceptance", "2"), "acceptance: must be from 0 to 1, not 2.0"),
         (("--policy", "fly"), "policy: must be auto"),
         (("--sessions", "0"), "sessions: must be at least 1, not 0"),
     ],
