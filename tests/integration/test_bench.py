@@ -34,7 +34,8 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert len(found["raw"]) == 2 * 4
     assert [row["key"] for row in found["rows"]] == ["a", "b", "c", "d"]
     assert all({"name", "value", "low", "high", "needed", "holds"} <= bar.keys() for bar in found["bars"])
-    assert len(found["bars"]) == 3 + 2 + 4
+    # So few tokens may arrive in one chunk, and then no gap between two forwards can be told apart.
+    assert 3 + 2 + 2 <= len(found["bars"]) <= 3 + 2 + 4
     assert len(found["variants"]) == 5
     assert found["notes"] == [openvino_rows.NOT_INSTALLED]
     assert str(tmp_path) not in out.read_text()
