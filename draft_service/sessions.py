@@ -33,6 +33,8 @@ from specwire.lm import Feed, LanguageModel
 log = logging.getLogger(__name__)
 
 # Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
+# After an advance: the corrected token, and one more.
+LONGEST_OWN_FEED = 2
 PREFILL_ROWS = 256
 
 Key = tuple[Link, int]
@@ -133,21 +135,22 @@ class Sessions:
         if not batch:
             return
         started = time.perf_counter_ns()
+        feeds = [self._feed(drafting) for drafting in batch]
         try:
-            drawn = self._forward(batch)
+            drawn = self._forward(batch, feeds)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions failed", len(batch))
             self._drop_all(batch, grpc.StatusCode.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
         spent = time.perf_counter_ns() - started
-        for drafting in batch:
-            drafting.spent_ns += spent
+        for drafting, feed in zip(batch, feeds, strict=True):
+            # A prompt, or what was missed while paused, is fed once; a draft token's time is that of a feed of its own.
+            drafting.spent_ns += spent if len(feed.tokens) <= LONGEST_OWN_FEED else spent // len(feed.tokens)
         for drafting, token, confidence in drawn:
             drafting.session.drafted(token, confidence)
             self._propose(drafting)
 
-    def _forward(self, batch: list[Drafting]) -> list[tuple[Drafting, int, float]]:
-        feeds = [self._feed(drafting) for drafting in batch]
+    def _forward(self, batch: list[Drafting], feeds: list[Feed]) -> list[tuple[Drafting, int, float]]:
         logits = self._model.forward(feeds)
         drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
         if self._model.failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +18,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
 from orchestrator.peers import PREFERENCE, DrafterPeer, VerifierPeer
 from orchestrator.provisional import ProvisionalText, with_drafts
-from orchestrator.quota import Quota
+from orchestrator.quota import MOST_RELAYED, Quota
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
 from orchestrator.store import SessionRecord, SessionStore, StoreError
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Seconds after which a peer that refused the session for the moment is asked again; for a drafter doubled every time.
 RETRY = 1.0
 MOST_RETRY = 30.0
+# Verifiers that a session may lose in a row without a token.
+MOST_LOSSES = 4
 # A session that nobody has begun to read was left by its caller before it was there.
 UNREAD = 5.0
 
@@ -49,7 +51,7 @@ class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `former`: the verifier that
-    was lost and may still have the session.
+    was lost and may still have the session. `refusals`: how often drafters refused it.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class SessionDriver:
         self.readers = 0
         self._verifier_handle = self._drafter_handle = 0
         self._source = 0
-        self._quota = Quota()
+        self.refusals: Counter[DrafterPeer] = Counter()
+        self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
         self._ledger_us = 0
         self._controller: Planner | None = None
         self._verdicts = 0
@@ -88,6 +91,7 @@ class SessionDriver:
         self._place = place
         self._on_ended = on_ended
         self._patience = options.peer_timeout
+        self._losses = 0
         self._drafter_retry = RETRY
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers = Timers()
@@ -130,24 +134,26 @@ class SessionDriver:
         self._drafter_apart = not shared_host
         self._timers.cancel("former")
         self._verifier_handle = peer.attach(self)
-        if self._controller is None:
-            self._controller = self._planner(peer, shared_host)
-            self._plan()
-        self._patience = max(0.0, self._timers.left("verifier") or 0.0)
+        self._controller = self._planner(peer, shared_host)
+        self._plan()
+        left = self._timers.left("verifier")
+        if left is not None:
+            self._patience = max(0.0, left)
         self._timers.cancel("verifier")
         self.apply(ev.VerifierReady())
 
     def _planner(self, peer: VerifierPeer, shared_host: bool) -> Planner:
         fixed = parse_plan(self._options.plan)
-        known = peer.experience.get(self.record.sampling.rule)
         if fixed is not None:
             return Fixed(fixed)
-        return known.successor() if known else Controller(peer.forward_times, shared_host)
+        known = self._controller or peer.experience.get(self.record.sampling.rule)
+        forward = peer.forward_times
+        return known.successor(forward, shared_host) if known else Controller(forward, shared_host)
 
     def use_drafter(self, peer: DrafterPeer) -> None:
         self.drafter = peer
         self._drafter_handle = peer.attach(self)
-        self._quota = Quota()
+        self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
         self._source += 1
         self.apply(ev.DrafterReady(self._source))
 
@@ -193,7 +199,6 @@ class SessionDriver:
     # From the verifier
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
-        self._patience = self._options.peer_timeout
         self.apply(ev.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
@@ -206,6 +211,7 @@ class SessionDriver:
         self._ledger_us = verdict.ledger_us
         if event.attach == self.session.attach:
             self.stats.count_verdict(event, verdict.tested)
+            self._patience, self._losses = self._options.peer_timeout, 0
         self.apply(event)
         if self._controller is not None and self.drafter is not None:
             self._controller.observe_verdict(messages.decided(event, verdict))
@@ -224,7 +230,15 @@ class SessionDriver:
         self.apply(ev.VerifierRefused(self.session.attach, refused.message))
 
     def on_verifier_lost(self) -> None:
-        """It keeps the session for a while, so there is some reason to wait for it before another one takes over."""
+        """It keeps the session for a while, so there is some reason to wait for it before another one takes over.
+
+        A session that loses one verifier after the other, and gets no token from any, may be what ends them.
+        """
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
+            self.failure = self.failure or (grpc.StatusCode.UNAVAILABLE, message)
+            self.apply(ev.EndRequested(FinishReason.ERROR, message))
         self.former = self.verifier
         self._timers.set("former", PREFERENCE, lambda: self._place(self))
         self._lose_verifier()
@@ -243,6 +257,8 @@ class SessionDriver:
                 self.drafter.link.cut("the drafter sent more tokens than it was asked for")
             return
         self._drafter_retry = RETRY
+        if not self._burst.take(len(proposal.tokens)):
+            return  # what a stall held back: old, and too much for the verifier at once
         known = replace(convert.proposal_from_wire(proposal), source=self._source)
         if self._controller is not None:
             self._controller.observe_proposal(known, proposal.draft_us)
@@ -252,6 +268,8 @@ class SessionDriver:
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         logger.info("session %s: drafter refused: %s", self.record.session_id[:8], refused.message)
+        if self.drafter is not None:
+            self.refusals[self.drafter] += 1
         self._timers.set("drafter", self._drafter_retry, lambda: self._place(self))
         self._drafter_retry = min(MOST_RETRY, 2 * self._drafter_retry)
         self.on_drafter_lost()
@@ -284,11 +302,11 @@ class SessionDriver:
             case fx.CloseVerifier():
                 self._leave_verifier()
             case fx.OpenDrafter():
-                self._quota.ask(effect.pace.run_ahead)
+                self._ask(effect.pace.run_ahead)
                 opened = messages.open_drafter(effect, self.record, self._drafter_handle)
                 self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[opened]))
             case fx.AdvanceDrafter():
-                self._quota.ask(effect.pace.run_ahead)
+                self._ask(effect.pace.run_ahead)
                 advance = messages.advance(effect, self._drafter_handle)
                 self._send_drafter(draft_pb2.ConnectDraftRequest(advances=[advance]))
             case fx.CloseDrafter():
@@ -301,6 +319,10 @@ class SessionDriver:
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
                 self._finish(effect)
+
+    def _ask(self, run_ahead: int) -> None:
+        self._quota.ask(run_ahead)
+        self._burst.ask(run_ahead)
 
     def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
         left = self._timers.left("deadline")
@@ -323,7 +345,7 @@ class SessionDriver:
 
     def _leave_drafter(self) -> None:
         if self.drafter is not None:
-            self.drafter.close(self._drafter_handle)
+            self.drafter.close(self._drafter_handle, self._quota.owed)
             self.drafter = None
 
     # The log

@@ -120,7 +120,8 @@ class Engine:
             held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)
             for held in runnable.values()
         ]
-        plan = schedule(candidates, self._now_us(), self.costs.step, patient=self._patient)
+        waited_us = self._pauses.waited_us
+        plan = schedule(candidates, self._now_us(), self.costs.step, patient=self._patient, waited_us=waited_us)
         self._flush()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
@@ -226,14 +227,13 @@ class Engine:
                 self._resolve(part, rows, plain_us, timings)
 
     def _contain(self, part: Part) -> None:
-        """Logits that are not finite: a draft token's doing at most costs its session the drafts.
+        """Logits that are not finite: a draft token's doing costs its session the drafts, for good.
 
-        The model has discarded the slot, so the text is fed again. The step's time is charged at once, lest a drafter
-        that does this again and again keeps the session from deciding anything.
+        The model has discarded the slot, so the text is fed again, which no ledger could bear a second time.
         """
         held = part.held
         if part.window:
-            held.session.chains.clear()
+            held.session.mistrust()
             held.running.nothing_decided(self._now_us())
         else:
             message = f"the target's logits before position {held.session.position} are not finite"
@@ -250,7 +250,13 @@ class Engine:
 
     def _resolve(self, part: Part, rows: Sequence[int], plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session
-        verdict = session.resolve(rows, part.window, part.share.kind)
+        if session.room == 0:
+            # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
+            self.lm.rollback(held.slot, session.position - 1)
+            return
+        # Likewise clipped: under greedy and coupled the choices that are left out would be made again.
+        window = part.window[: session.room - 1]
+        verdict = session.resolve(rows[: len(window) + 1], window, part.share.kind)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
         delay_us = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)

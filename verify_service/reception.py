@@ -140,7 +140,7 @@ class Reception:
         verdicts = held.running.resume(opening.tokens, opening.allowance, self._now_us())
         if verdicts is None:
             return False
-        self.roster.attach(held, link, opening.handle, opening.attach)
+        self.roster.attach(held, link, opening)
         held.deadline_us = opening.deadline_us
         balance_us = round(session.ledger.balance_us)
         tail = tuple(Decided(opening.handle, opening.attach, verdict, 0, balance_us) for verdict in verdicts)
@@ -165,6 +165,7 @@ class Reception:
         held = Held(
             link,
             opening.handle,
+            opening.fence,
             opening.attach,
             opening.session_id,
             slot,

@@ -23,6 +23,7 @@ class Held:
 
     link: int
     handle: int
+    fence: int
     attach: int
     session_id: str
     slot: int
@@ -77,8 +78,9 @@ class Roster:
         return self._by_id.get(held.session_id) is held
 
     def newest(self, session_id: str) -> tuple[int, int]:
-        """The newest (fence, attach) seen; (0, 0) for an id that is not remembered."""
-        return self._newest.get(session_id, (0, 0))
+        """The newest (fence, attach) seen; (0, 0) for an id that is neither held nor remembered."""
+        held = self._by_id.get(session_id)
+        return max(self._newest.get(session_id, (0, 0)), (held.fence, held.attach) if held is not None else (0, 0))
 
     def remember(self, opening: Opening) -> None:
         self._newest[opening.session_id] = opening.generation
@@ -116,10 +118,12 @@ class Roster:
             held.until_us = until_us
             self._idle[held.session_id] = held
 
-    def attach(self, held: Held, link: int, handle: int, attach: int) -> None:
+    def attach(self, held: Held, link: int, opening: Opening) -> None:
         """Move it to another connection; what it was on forgets it."""
         self.remove(held)
-        held.link, held.handle, held.attach, held.attached, held.until_us = link, handle, attach, True, math.inf
+        held.link, held.handle = link, opening.handle
+        held.fence, held.attach = opening.generation
+        held.attached, held.until_us = True, math.inf
         self.add(held)
 
     def spare(self) -> Held | None:

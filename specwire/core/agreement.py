@@ -27,6 +27,7 @@ class Agreement:
     compared: float = 0.0
     equal: float = 0.0
     _decided: dict[int, int] = field(default_factory=dict)
+    _source: int = -1
     _chain: int = -1
     _base: int = 0
     _ahead: dict[int, int] = field(default_factory=dict)
@@ -42,15 +43,19 @@ class Agreement:
 
     def proposal(self, proposal: Proposal) -> None:
         """A chunk; one of a chain that is over, or of no chain that is known, is ignored."""
+        if proposal.source != self._source:
+            # Another drafter, or the same one connected again: its chains are numbered anew.
+            self._source, self._chain = proposal.source, -1
         if proposal.chain > self._chain and proposal.offset == 0:
             self._chain, self._base = proposal.chain, proposal.base
             self._ahead.clear()
         elif proposal.chain != self._chain or proposal.base != self._base:
-            return
+            return  # `_base` is -1 once the chain is contradicted
         start = proposal.base + proposal.offset
         for position, token in enumerate(proposal.tokens, start):
             if position not in self._decided:
-                self._ahead[position] = token
+                if len(self._ahead) < REMEMBERED:
+                    self._ahead[position] = token
             elif not self._compare(token, self._decided[position]):
                 return
 

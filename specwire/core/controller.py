@@ -99,12 +99,21 @@ def parse_plan(spec: str) -> Plan | None:
             case "off", []:
                 return Plan(Discipline.OFF, OFF_PACE, 0, "fixed")
             case "lockstep", [window]:
-                return Plan(Discipline.LOCKSTEP, Pace(window, window), window, "fixed")
+                return _checked(Plan(Discipline.LOCKSTEP, Pace(window, window), window, "fixed"))
             case "stream", [chunk, run_ahead, *due] if len(due) <= 1:
-                return Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed")
+                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed"))
     except ValueError as error:
         raise InvalidPlan(f"plan: {spec!r}: {error}") from error
     raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+
+
+def _checked(plan: Plan) -> Plan:
+    """ValueError for one that no drafter could follow."""
+    if not plan.pace.chunk <= plan.pace.run_ahead <= MOST_RUN_AHEAD:
+        raise ValueError(f"the run-ahead must be from the chunk to {MOST_RUN_AHEAD}, not {plan.pace.run_ahead}")
+    if not 0 <= plan.due <= plan.pace.run_ahead:
+        raise ValueError(f"due must be from 0 to the run-ahead, not {plan.due}")
+    return plan
 
 
 def time_to_plan(verdicts: int) -> bool:
@@ -131,7 +140,7 @@ class Decided(NamedTuple):
 class Planner(Protocol):
     """Told what happened, it says how to draft next."""
 
-    def successor(self) -> Planner: ...
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner: ...
     def observe_proposal(self, proposal: Proposal, draft_us: int) -> None: ...
     def observe_verdict(self, decided: Decided) -> None: ...
     def plan(self) -> Plan: ...
@@ -143,7 +152,7 @@ class Fixed:
 
     fixed: Plan
 
-    def successor(self) -> Fixed:
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Fixed:
         return self
 
     def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
@@ -202,12 +211,14 @@ class Controller:
         self._drafted_us = 0.0
         self._since_probe = 0
 
-    def successor(self) -> Controller:
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
+
+        Where it runs is not learnt: the verifier's V(m), and whether the drafter shares its host, are the new place's.
 
         So a drafter that does not pay costs every 128 verdicts a probe, not every session its beginning.
         """
-        heir = Controller(self._forward, self._shared)
+        heir = Controller(forward, shared_host)
         heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
         heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
         heir._calibration = replace(self._calibration, announced=0.0)
@@ -218,8 +229,8 @@ class Controller:
 
     def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
         """A chunk came that took `draft_us` to draft."""
-        if proposal.tokens and draft_us:
-            self._draft_us = smoothed(self._draft_us, draft_us / len(proposal.tokens))
+        if proposal.tokens:
+            self._draft_us = smoothed(self._draft_us, max(1, draft_us) / len(proposal.tokens))
         self._drafted_us = float(draft_us)
         self._calibration.announce(proposal.expected)
         self._agreement.proposal(proposal)

@@ -95,17 +95,23 @@ V = Callable[[int], float]
 
 
 def schedule(
-    candidates: Sequence[Candidate], now_us: float, V: V, prefill_rows: int = PREFILL_ROWS, patient: bool = False
+    candidates: Sequence[Candidate],
+    now_us: float,
+    V: V,
+    prefill_rows: int = PREFILL_ROWS,
+    patient: bool = False,
+    waited_us: float = 0.0,
 ) -> Plan:
     """Plan a step. V(m): expected microseconds of a step of m rows.
 
     patient: wait for all that is due, whatever it costs, and keep no ledger. Textbook speculation, and streaming with a
-    verifier that waits, are measured so; nobody is served so.
+    verifier that waits, are measured so; nobody is served so. waited_us: since the last step; patience has an end too.
     """
     if patient:
         candidates = [replace(candidate, spare_us=math.inf, awaited=None, guess=None) for candidate in candidates]
-        if any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates):
-            return Plan((), now_us + PATIENCE_US)
+        short = any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates)
+        if short and waited_us < PATIENCE_US:
+            return Plan((), now_us + PATIENCE_US - waited_us)
     # A window is weighed beside the others' least parts: it delays them all.
     decoding = sum(candidate.uncached == 1 for candidate in candidates)
     shares, budget, rows, expected = [], prefill_rows, decoding, float(decoding)

@@ -48,6 +48,7 @@ class VerifySession:
     ledger: Ledger = field(default_factory=Ledger)
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
     finish: FinishReason | None = None
+    trusting: bool = True
     ngram: NgramSource | None = None
     tail: Tail = field(default_factory=Tail)
 
@@ -85,8 +86,14 @@ class VerifySession:
             return 0
         return max(0, min(self.allowance.credit, self.ending.end) - self.position)
 
+    def mistrust(self) -> None:
+        """From now on no draft token is tested, whoever proposes it."""
+        self.trusting = False
+        self.chains.clear()
+        self.allow(self.allowance)
+
     def allow(self, allowance: Allowance) -> None:
-        self.allowance = allowance
+        self.allowance = allowance if self.trusting else replace(allowance, due=0)
         self.tail.forget(allowance.durable)
 
     def detach(self) -> None:
@@ -118,14 +125,14 @@ class VerifySession:
 
     def look(self) -> Guess | None:
         """What the n-gram source proposes behind the text as it is now."""
-        return self.ngram.look() if self.ngram is not None else None
+        return self.ngram.look() if self.ngram is not None and self.trusting else None
 
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
         """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for.
 
         From the longest live chain, or from the guess of the last `look`.
         """
-        most = max(0, min(most, self.room - 1))
+        most = max(0, min(most, self.room - 1)) if self.trusting else 0
         if kind is SourceKind.DRAFTER:
             return self.chains.window(self.position, most)
         guess = self.ngram.guess if self.ngram is not None else None

@@ -81,7 +81,8 @@ def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Ten
 
 def _model(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int) -> Model:
     body = model.get_submodule("model")
-    head = Weights(_parameter(model, "lm_head.weight")[:vocabulary], _optional(model, "lm_head.bias"))
+    bias = _optional(model, "lm_head.bias")
+    head = Weights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
     return Model(
         _parameter(body, "embed_tokens.weight"),
         [_layer(layer, shape) for layer in body.get_submodule("layers").children()],

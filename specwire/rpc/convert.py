@@ -82,7 +82,8 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
 
 
 def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
-    """A hint: nothing is refused here; `Chains.offer` judges it."""
+    """A hint: nothing is refused here; `Chains.offer` judges it. An impossible estimate (NaN included) is none."""
+    possible = 0.0 <= message.expected <= len(message.tokens)
     return Proposal(
         source=message.source,
         chain=message.chain,
@@ -90,7 +91,7 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         offset=message.offset,
         tokens=tuple(message.tokens),
         prefix_hash=message.prefix_hash if message.HasField("prefix_hash") else None,
-        expected=message.expected,
+        expected=message.expected if possible else 0.0,
     )
 
 

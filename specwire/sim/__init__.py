@@ -6,7 +6,8 @@
     result = simulate(cell, AUTO)  # the default controller; also PLAIN, fixed("stream:2,32,4"), fixed("lockstep:4"),
                                    # textbook(k), stream_wait(chunk, run_ahead), parse_policy("...")
     result.tokens_per_second, result.elapsed_us, result.ledger_us, result.plans  # plans: (time_us, reason, plan)
-    again = simulate(cell, planner=result.planner.successor())  # the next session starts from what this one learnt
+    heir = result.planner.successor(cell.cost.measured(), cell.shared_host)
+    again = simulate(cell, planner=heir)  # the next session starts from what this one learnt
 
     best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings
     best_textbook(cell)                # Best(policy, result) over k

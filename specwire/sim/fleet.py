@@ -167,7 +167,9 @@ class _Pool:
             self.clock,
             place.verifier,
             self.drafters[drafter] if self.policy.drafting else None,
-            known.successor() if known is not None else self.policy.planner(place.forward, shared_host=False),
+            known.successor(place.forward, shared_host=False)
+            if known is not None
+            else self.policy.planner(place.forward, shared_host=False),
             place.forward,
             guesses,
             delays,

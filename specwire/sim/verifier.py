@@ -183,7 +183,8 @@ class Verifier:
             held.running.candidate(held.slot, held.cached, self.costs, self._pause.waited_us)
             for held in runnable.values()
         ]
-        plan = schedule(candidates, now_us, self.costs.step, patient=self._patient)
+        waited_us = self._pause.waited_us
+        plan = schedule(candidates, now_us, self.costs.step, patient=self._patient, waited_us=waited_us)
         self._pause.since_us, self._pause.waiting = now_us, plan.wait_until_us is not None
         self._pause.number += 1
         if plan.wait_until_us is not None:

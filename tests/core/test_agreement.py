@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.agreement import DECAY, Agreement
+from specwire.core.agreement import DECAY, REMEMBERED, Agreement
 from specwire.core.chain import Proposal
 
 TEXT = (5, 6, 7, 8, 9, 10)
@@ -65,3 +65,18 @@ def test_the_rate_follows_what_is_seen_and_can_be_handed_on() -> None:
     heir = agreement.faded(8.0)
     assert heir.compared == pytest.approx(8.0)
     assert heir.equal / heir.compared == pytest.approx(agreement.equal / agreement.compared)
+
+
+def test_another_drafter_s_chains_are_numbered_anew() -> None:
+    agreement = Agreement()
+    agreement.proposal(chunk(7, 0, 0, 5))
+    agreement.decided(0, TEXT)
+    agreement.proposal(Proposal(2, 0, 1, 0, (6, 7), 0))
+    assert compared(agreement) == (3, 3)
+
+
+def test_what_a_drafter_can_make_it_remember_is_bounded() -> None:
+    agreement = Agreement()
+    for offset in range(0, 50_000, 50):
+        agreement.proposal(chunk(0, 0, 2 * offset, *range(50)))
+    assert len(agreement._ahead) <= REMEMBERED

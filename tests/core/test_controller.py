@@ -194,10 +194,10 @@ def test_a_successor_starts_from_what_was_learnt() -> None:
     useless = controller()
     learn(useless, draft_us=20_000, accepted=0)
     assert useless.plan().reason == "probe"
-    assert useless.successor().plan().discipline is Discipline.OFF
+    assert useless.successor(ForwardTimes(FLAT), True).plan().discipline is Discipline.OFF
     useful = controller()
     learn(useful, draft_us=500, accepted=8)
-    heir = useful.successor()
+    heir = useful.successor(ForwardTimes(FLAT), True)
     assert heir.plan().due == useful.plan().due
     learn(heir, draft_us=5_000, accepted=0, times=20)
     assert heir.plan().reason in ("probe", "no gain expected")
@@ -207,7 +207,7 @@ def test_a_successor_starts_from_what_was_learnt() -> None:
 def test_a_fixed_plan_stays() -> None:
     plan = parse_plan("lockstep:4")
     assert plan == Plan(Discipline.LOCKSTEP, Pace(4, 4), 4, "fixed")
-    planner = Fixed(plan).successor()
+    planner = Fixed(plan).successor(ForwardTimes(FLAT), True)
     observe(planner, 0, 4, 0, 1000, 9000)
     assert planner.plan() == plan
 
@@ -220,7 +220,21 @@ def test_plans_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "fast", "auto:1", "lockstep", "lockstep:x", "lockstep:0", "stream:2", "stream:1,2,3,4"]
+    "spec",
+    [
+        "",
+        "fast",
+        "auto:1",
+        "lockstep",
+        "lockstep:x",
+        "lockstep:0",
+        "stream:2",
+        "stream:1,2,3,4",
+        "stream:4,32,-5",
+        "stream:1,0",
+        "stream:8,4",
+        "lockstep:100000000000",
+    ],
 )
 def test_a_plan_that_cannot_be_read_is_refused(spec: str) -> None:
     with pytest.raises(InvalidPlan, match="plan: "):

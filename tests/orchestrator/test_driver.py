@@ -166,3 +166,27 @@ async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pyte
     assert sound.driver.session.state is State.RUNNING
     assert list(link.subjects.values()) == [sound.driver]
     await sound.driver.close()
+
+
+async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
+    """Each takes it in and is gone before it decides a token."""
+    subject = await scene()
+    for _ in range(module.MOST_LOSSES + 1):
+        assert subject.driver.failure is None
+        session = subject.driver.session
+        subject.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        subject.verifier.on_down()
+        subject.place(subject.driver)
+    await until(lambda: subject.driver.output.end is not None)
+    assert subject.driver.failure is not None
+    assert subject.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like() -> None:
+    subject = await scene()
+    for _ in range(2 * module.MOST_LOSSES):
+        await subject.decide(5)
+        subject.verifier.on_down()
+        subject.place(subject.driver)
+    assert subject.driver.failure is None
+    await subject.driver.close()

@@ -115,3 +115,9 @@ def test_other_bad_values_name_their_field() -> None:
     for field, call in bad.items():
         with pytest.raises(InvalidParameter, match=f"^{field}: "):
             call()
+
+
+@pytest.mark.parametrize("expected", [float("nan"), float("inf"), -1.0, 3.5])
+def test_an_impossible_estimate_is_none(expected: float) -> None:
+    """It would stay in the sums of whoever plans by it."""
+    assert convert.proposal_from_wire(common_pb2.Proposal(tokens=(1, 2, 3), expected=expected)).expected == 0.0

@@ -463,3 +463,38 @@ def test_whatever_is_cut_the_text_is_the_target_s(seed: int) -> None:
     assert owner.handle in owner.rig.finished
     assert any(each.resumed for report in owner.rig.reports for each in report.admitted)
     assert any(each.tail for report in owner.rig.reports for each in report.admitted)
+
+
+def test_a_held_session_s_owner_is_remembered_whoever_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify_service.roster.REMEMBERED_GENERATIONS", 2)
+    rig, truth = begun()
+    reattach(rig, truth[:2], fence=50, attach=3)
+    for other in range(4):
+        rig.open(7, (1, 2), link=2, session_id=f"other-{other}")
+        rig.tick(2, closes=(7,))
+    rig.step()
+    rig.refused.clear()
+    reattach(rig, truth[:2], handle=9, link=3, fence=1, attach=9)
+    rig.step()
+    assert [(refusal.handle, refusal.code) for refusal in rig.refused] == [(9, Code.FAILED_PRECONDITION)]
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_an_owner_who_allows_less_gets_no_more_although_the_step_is_under_way(spare: int) -> None:
+    rig, truth = begun(credit=100)
+    text = (*PROMPT, *truth[:2])
+    rig.propose(1, chain(0, text, truth[2:10]))
+    credit = len(text) + spare
+    forward = rig.lm.forward
+
+    def overtaken(feeds: Sequence[Any]) -> Any:
+        rig.lm.forward = forward  # type: ignore[method-assign]
+        reattach(rig, truth[:2], allowance=Allowance(len(text), credit))
+        return forward(feeds)
+
+    rig.lm.forward = overtaken  # type: ignore[method-assign]
+    rig.run()
+    assert [*tail(rig), *rig.tokens.get(5, [])] == truth[2 : 2 + spare]
+    rig.tick(1, progress=((5, Allowance(len(text), FAR.credit)),))
+    rig.run()
+    assert [*tail(rig), *rig.tokens[5]] == truth[2:]
