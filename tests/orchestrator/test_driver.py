@@ -185,7 +185,7 @@ async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
 async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like() -> None:
     subject = await scene()
     for _ in range(2 * module.MOST_LOSSES):
-        await subject.decide(5)
+        await subject.decide(1)
         subject.verifier.on_down()
         subject.place(subject.driver)
     assert subject.driver.failure is None
