@@ -213,6 +213,7 @@ def as_object(completion: Completion) -> dict[str, object]:
             "direct": stats.direct,
             "proposed_ngram": stats.proposed_ngram,
             "accepted_ngram": stats.accepted_ngram,
+            "plan": stats.plan,
         },
     }
 

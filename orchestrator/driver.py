@@ -283,6 +283,7 @@ class SessionDriver:
             plan = self._controller.plan()
             if self.provisional is not None and self._drafter_apart and isinstance(self._controller, Controller):
                 plan = with_drafts(plan)
+            self.stats.plan = str(plan)
             if plan.pace != self.session.pace or plan.due != self.session.due:
                 self.apply(ev.PacePlanned(plan.pace, plan.due))
 

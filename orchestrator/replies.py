@@ -111,4 +111,5 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         accepted_at=known.accepted_at[:positions],
         proposed_ngram=known.proposed_ngram,
         accepted_ngram=known.accepted_ngram,
+        plan=known.plan,
     )

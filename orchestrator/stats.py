@@ -24,6 +24,7 @@ class SessionStats:
     proposed: int = 0
     proposed_ngram: int = 0
     accepted_ngram: int = 0
+    plan: str = ""
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)

@@ -111,6 +111,7 @@ class Stats:
     accepted_at: tuple[int, ...] = ()
     proposed_ngram: int = 0
     accepted_ngram: int = 0
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,7 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         accepted_at=tuple(message.accepted_at),
         proposed_ngram=message.proposed_ngram,
         accepted_ngram=message.accepted_ngram,
+        plan=message.plan,
     )
 
 

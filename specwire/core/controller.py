@@ -74,6 +74,9 @@ class Plan:
     due: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.discipline}: {self.reason}"
+
 
 OFF_PACE = Pace(1, 0)
 FIRST_VERDICTS = 8

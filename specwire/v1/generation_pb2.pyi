@@ -134,7 +134,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Stats(_message.Message):
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -163,7 +164,8 @@ class Stats(_message.Message):
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     proposed_ngram: int
     accepted_ngram: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ...) -> None: ...
+    plan: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("session_id", "from_position", "prefix_hash")

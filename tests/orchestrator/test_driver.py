@@ -178,6 +178,7 @@ async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
         subject.verifier.on_down()
         subject.place(subject.driver)
     await until(lambda: subject.driver.output.end is not None)
+    assert subject.driver.stats.plan == "stream: measuring"
     assert subject.driver.failure is not None
     assert subject.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
 
