@@ -114,6 +114,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         tls=server_tls(args),
         peer_tls=client_tls(args),
         accept_drafters=args.accept_drafters,
+        drafter_names=tuple(args.drafter_name),
         start_timeout=args.start_timeout,
     )
     return EdgeOptions(drafting, serving)

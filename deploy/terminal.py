@@ -17,6 +17,8 @@ MARKED = "\x1b[2;4m"  # dim and underlined
 RESET = "\x1b[0m"
 ERASE = "\x1b[J"
 TAB = 8
+# What reorders the text around it, also behind its own end: embeddings, overrides, isolates.
+REORDERING = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 FALLBACK = os.terminal_size((80, 24))
 
 
@@ -124,4 +126,4 @@ class Tail:
 
 def is_shown(character: str) -> bool:
     """Whether an untrusted character may reach the terminal: a control could move the cursor, or do worse."""
-    return character in "\n\t" or category(character) != "Cc"
+    return character in "\n\t" or (category(character) != "Cc" and character not in REORDERING)

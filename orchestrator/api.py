@@ -157,8 +157,9 @@ def _guess(driver: SessionDriver, target: Target) -> Guess:
 
 
 def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
-    """The description without the tokenizer, which clients do not need."""
+    """The description without the tokenizer, which clients do not need, and the host, which is not theirs to know."""
     copy = common_pb2.GetModelInfoResponse()
     copy.CopyFrom(info)
     copy.ClearField("tokenizer_json")
+    copy.ClearField("host_id")
     return copy

@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
     """Who is let in, and how it and the links to `peers` are encrypted, for every command that runs an orchestrator."""
     parser.add_argument("--accept-drafters", action="store_true", help="let drafters dial in; they read every prompt")
+    parser.add_argument(
+        "--drafter-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only these may dial in: a name in the drafter's certificate; may be repeated",
+    )
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     add_server_arguments(parser)
     add_client_arguments(parser, peers)
@@ -49,6 +56,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         tls=server_tls(args),
         peer_tls=client_tls(args),
         accept_drafters=args.accept_drafters,
+        drafter_names=tuple(args.drafter_name),
         start_timeout=args.start_timeout,
         plan=args.plan,
     )

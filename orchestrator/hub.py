@@ -24,8 +24,9 @@ Requests = AsyncIterator[draft_pb2.JoinRequest]
 
 HELLO_LIMIT = 10.0
 MOST_JOINED = 64
-# Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything.
-STRINGS = ("model", "architecture", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "host_id")
+# Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything. Not
+# the host: to claim the verifier's would change how every session is paced.
+STRINGS = ("model", "architecture", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint")
 NUMBERS = ("vocabulary", "context", "slots")
 MOST_CHARACTERS = 1024
 
@@ -53,6 +54,8 @@ class JoinedLine:
             self._outbox.push(draft_pb2.JoinResponse(told=part))
 
     def cut(self, reason: str) -> None:
+        if not self.up:
+            return
         logger.warning("%s is cut off: %s", self.address, reason)
         self.flooded = True
         message = f"{reason}; it is let in again after {QUARANTINE:g} s"
@@ -72,11 +75,14 @@ class JoinedLine:
 
 
 class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
-    """Invariant: every line in `_lines` belongs to a drafter of the orchestrator's, until its stream ends."""
+    """Invariants: every line in `_lines`, each with whom to bar for it, belongs to a drafter of the orchestrator's, until
+    its stream ends; they and the hellos that are waited for are together at most MOST_JOINED.
+    """
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
-        self._lines: set[JoinedLine] = set()
+        self._lines: dict[JoinedLine, str] = {}
+        self._awaited: set[asyncio.Task[Info]] = set()
         self._barred: dict[str, float] = {}
         self._leaving = False
 
@@ -85,23 +91,54 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
         self._leaving = True
         for line in self._lines:
             line.end(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
+        for hello in self._awaited:
+            hello.cancel()
 
     async def Join(self, requests: Requests, context: Context) -> None:
         who = identity(context)
+        self._check_name(context)
         self._check_welcome(who)
-        info = await _hello(requests)
+        info = await self._introduced(requests, who)
         line = JoinedLine(f"drafter {info.model!r} at {context.peer()}", context)
         drafter = self._orchestrator.admit(line, info)
-        self._lines.add(line)
+        self._lines[line] = who
         try:
             await self._converse(requests, line, drafter)
         finally:
             if line.flooded:
-                self._barred[who] = asyncio.get_running_loop().time() + QUARANTINE
-            self._lines.discard(line)
+                self._bar(who)
+            del self._lines[line]
             line.end(line.reason.code, line.reason.message)
             self._orchestrator.dismiss(drafter)
             await line.close()
+
+    def _check_name(self, context: Context) -> None:
+        accepted, names = self._orchestrator.options.drafter_names, certified_names(context)
+        if accepted and names.isdisjoint(accepted):
+            shown = ", ".join(sorted(names)) or "nothing"
+            message = f"the certificate names {shown}, and drafters of other names are let in only"
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, message)
+
+    async def _introduced(self, requests: Requests, who: str) -> Info:
+        """The hello of one that is still welcome when it has come."""
+        hello = asyncio.ensure_future(_hello(requests))
+        self._awaited.add(hello)
+        try:
+            (told,) = await asyncio.gather(hello, return_exceptions=True)
+        finally:
+            self._awaited.discard(hello)
+        self._check_welcome(who)
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def _bar(self, who: str) -> None:
+        """Let nothing of it in for a while; what has joined already ends."""
+        self._barred[who] = asyncio.get_running_loop().time() + QUARANTINE
+        message = f"{who} flooded; it is let in again after {QUARANTINE:g} s"
+        for line, whose in self._lines.items():
+            if whose == who:
+                line.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message, QUARANTINE)
 
     def _check_welcome(self, who: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -112,7 +149,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             left = self._barred[who] - now
             message = f"{who} flooded; it is let in again in {left:.0f} s"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, left)
-        if len(self._lines) >= MOST_JOINED:
+        if len(self._lines) + len(self._awaited) >= MOST_JOINED:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINED} drafters have joined already")
 
     async def _converse(self, requests: Requests, line: JoinedLine, drafter: DrafterPeer) -> None:
@@ -157,6 +194,13 @@ async def _read(requests: Requests, drafter: DrafterPeer) -> None:
         if message.HasField("model"):
             raise InvalidParameter("model", "must be in the first message only")
         drafter.on_message(message.said)
+
+
+def certified_names(context: Context) -> set[str]:
+    """What the caller's certificate calls it: alternative names and the common name."""
+    shown = context.auth_context()
+    fields = ("x509_subject_alternative_name", "x509_common_name")
+    return {name.decode(errors="replace") for field in fields for name in shown.get(field, ())}
 
 
 def identity(context: Context) -> str:

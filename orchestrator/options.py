@@ -16,6 +16,7 @@ class OrchestratorOptions:
 
     tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
     accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
+    drafter_names: whom to let dial in, by a name in its certificate; empty lets in everybody who has one.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client.
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
@@ -32,6 +33,7 @@ class OrchestratorOptions:
     tls: ServerTls | None = None
     peer_tls: ClientTls | None = None
     accept_drafters: bool = False
+    drafter_names: tuple[str, ...] = ()
     buffer: int = 64
     start_timeout: float = 120.0
     peer_timeout: float = 30.0
@@ -41,8 +43,11 @@ class OrchestratorOptions:
     plan: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.accept_drafters:
-            self._check_drafters_are_known()
+        certified = self.tls is not None and self.tls.client_ca is not None
+        if self.drafter_names and not (self.accept_drafters and certified):
+            raise InvalidParameter("drafter-name", "is read in certificates: needs --accept-drafters, --tls-client-ca")
+        if self.accept_drafters and not certified:
+            self._check_drafters_are_near()
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "retention"):
@@ -52,10 +57,9 @@ class OrchestratorOptions:
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
 
-    def _check_drafters_are_known(self) -> None:
+    def _check_drafters_are_near(self) -> None:
         """Whoever drafts reads along, so who can be reached from elsewhere must ask for certificates."""
-        certified = self.tls is not None and self.tls.client_ca is not None
-        if not (certified or self.insecure or is_loopback(host_of(self.listen) or "localhost")):
+        if not (self.insecure or is_loopback(host_of(self.listen) or "localhost")):
             raise InvalidParameter(
                 "accept-drafters",
                 f"a drafter is told every prompt, and {self.listen} can be reached from other machines; "

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -13,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from orchestrator.link import Info, Line, Link
-from orchestrator.quota import MOST_OWED, Quota
+from orchestrator.quota import MOST_RELAYED, Quota
 from specwire.core.controller import Planner
 from specwire.core.sampling import Rule
 from specwire.core.speed import ForwardTimes
@@ -32,7 +33,9 @@ DrafterLine = Line[draft_pb2.ConnectDraftRequest]
 PREFERENCE = 2.0
 HOPELESS_FAILURES = 3
 # Draft tokens for sessions that were closed while they were under way: of this many sessions at once.
-MOST_STRAYS = 64 * MOST_OWED
+MOST_STRAYS = 64 * MOST_RELAYED
+# Answers to an open: one, and as many more as it may be sent again for.
+ANSWERS = 16
 # Wider forwards are not of one session's window.
 MOST_OBSERVED_ROWS = 32
 
@@ -165,7 +168,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().on_unreachable()
 
     def _refusal(self, info: Info) -> str | None:
-        measured = {time.rows: float(time.microseconds) for time in info.forward_times}
+        measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times}
         if measured:
             self.forward_times = ForwardTimes(measured)
         return self._accept(info)
@@ -199,7 +202,10 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
 
 class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
-    """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None."""
+    """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None.
+
+    `_strays` is what it may say, in tokens or else replies, that no open session's quota is charged for.
+    """
 
     def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
         super().__init__(link, on_change)
@@ -212,22 +218,43 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
     def _tell_lost(self, subject: DrafterSubject) -> None:
         subject.on_drafter_lost()
 
+    def on_up(self, info: Info) -> None:
+        self._strays = Quota(MOST_STRAYS)
+        super().on_up(info)
+
+    def attach(self, subject: DrafterSubject) -> int:
+        self._strays.ask(ANSWERS)
+        return super().attach(subject)
+
     def on_message(self, message: draft_pb2.ConnectDraftResponse) -> None:
+        if not self._hear(message):
+            self.link.cut("the drafter sent replies for sessions that it was not asked for")
+
+    def _hear(self, message: draft_pb2.ConnectDraftResponse) -> bool:
+        """Whether all of it was asked for; what follows the first part that was not is not heard."""
+        opened = len(message.opened)
+        empty = not (opened or message.proposals or message.refused)
+        if (opened or empty) and not self._strays.take(opened):
+            return False
         for proposal in message.proposals:
             if (subject := self.subjects.get(proposal.handle)) is not None:
                 with guarded(subject):
                     subject.on_proposal(proposal)
             elif not self._strays.take(len(proposal.tokens)):
-                self.link.cut("the drafter sent proposals for sessions that it was not asked for")
-                return
+                return False
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
+                self._strays.ask(MOST_RELAYED)  # what it had on its way may follow
                 with guarded(subject):
                     subject.on_refused_by_drafter(refused)
+            elif not self._strays.take(1):
+                return False
+        return True
 
-    def close(self, handle: int) -> None:
+    def close(self, handle: int, owed: int) -> None:
+        """`owed`: draft tokens that it was asked for and has not sent; they may cross the close."""
         if self.subjects.pop(handle, None) is not None:
-            self._strays.ask(MOST_OWED)  # what it was asked for before may cross the close
+            self._strays.ask(max(MOST_RELAYED, owed))
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
@@ -247,6 +274,14 @@ def drafter_link(address: str, tls: ClientTls | None) -> DrafterLink:
         lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
         tls,
     )
+
+
+def least_refusing(peers: list[DrafterPeer], refusals: Counter[DrafterPeer]) -> DrafterPeer | None:
+    """The usable drafter that has refused a session least often, of several the one with the fewest sessions.
+
+    One that refuses everything has no sessions, and would be asked first for ever.
+    """
+    return min((p for p in peers if p.up), key=lambda p: (refusals[p], len(p.subjects)), default=None)
 
 
 def least_loaded(peers: list[VerifierPeer]) -> VerifierPeer | None:

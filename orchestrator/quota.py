@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-# What is asked for adds up while answers are under way: 128 advances of the longest run-ahead.
-MOST_OWED = 4096
+# Of one session's draft tokens so many are relayed in a burst. What is asked for adds up while answers are under way:
+# 32 advances of the longest run-ahead (core.controller.MOST_RUN_AHEAD).
+MOST_RELAYED = 4096
+# A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.
+MOST_OWED = 64 * MOST_RELAYED
 
 
 class Quota:
@@ -14,14 +17,17 @@ class Quota:
     """
 
     def __init__(self, most: int = MOST_OWED) -> None:
-        self._owed = 0
+        self.owed = 0
         self._most = most
 
     def ask(self, run_ahead: int) -> None:
         """An open or an advance goes out."""
-        self._owed = min(self._most, self._owed + run_ahead)
+        self.owed = min(self._most, self.owed + run_ahead)
 
     def take(self, tokens: int) -> bool:
-        """Whether a proposal of `tokens` was asked for; an empty one counts as one token."""
-        self._owed -= max(1, tokens)
-        return self._owed >= 0
+        """Whether a proposal of `tokens` was asked for; if so it is charged, an empty one as one token."""
+        cost = max(1, tokens)
+        if cost > self.owed:
+            return False
+        self.owed -= cost
+        return True

@@ -21,6 +21,7 @@ from orchestrator.peers import (
     drafter_link,
     guarded,
     least_loaded,
+    least_refusing,
     verifier_link,
 )
 from orchestrator.statuses import store_statuses
@@ -98,19 +99,15 @@ class Orchestrator:
     def _links(self) -> list[VerifierLink | DrafterLink]:
         return [*(verifier.link for verifier in self.verifiers), *self._drafter_links]
 
-    def _peers(self) -> list[VerifierPeer | DrafterPeer]:
-        return [*self.verifiers, *self.drafters]
-
     async def _until_ready(self) -> None:
-        while True:
-            refused = [p for p in self._peers() if p.refusal is not None]
-            if refused:
-                raise StartError(f"{refused[0].link.address}: {refused[0].refusal}")
-            distrusted = [link.trouble for link in self._links() if link.distrusted]
-            if distrusted:
-                raise StartError(distrusted[0])
-            if any(v.up for v in self.verifiers) and all(d.up for d in self.drafters):
-                return
+        while not (any(v.up for v in self.verifiers) and all(d.up for d in self.drafters)):
+            hopeless = [_hopeless(v, v.link) for v in self.verifiers]
+            reasons = [_hopeless(d, link) for d, link in zip(self.drafters, self._drafter_links, strict=True)]
+            if all(hopeless):
+                reasons += hopeless
+            reason = next(filter(None, reasons), None)
+            if reason is not None:
+                raise StartError(reason)
             self._changed.clear()
             await self._changed.wait()
 
@@ -164,7 +161,7 @@ class Orchestrator:
             if peer is not None and peer.info is not None:
                 driver.use_verifier(peer, self._shares_host(peer.info))
         if driver.wants_drafter:
-            drafter = min((d for d in self.drafters if d.up), key=lambda d: len(d.subjects), default=None)
+            drafter = least_refusing(self.drafters, driver.refusals)
             if drafter is not None:
                 driver.use_drafter(drafter)
 
@@ -176,11 +173,10 @@ class Orchestrator:
         return least_loaded(self.verifiers)
 
     def _shares_host(self, verifier: Info) -> bool:
-        """Whether a drafter would compete with the verifier for cores."""
-        return any(
-            d.info is not None and d.info.host_id == verifier.host_id and d.info.device == verifier.device
-            for d in self.drafters
-        )
+        """Whether a drafter would compete with the verifier for cores; one that dialled in is not asked where it is."""
+        place = (verifier.host_id, verifier.device)
+        drafters = [d.info for d in self.drafters if d.up and d.info is not None]
+        return any(info.host_id and (info.host_id, info.device) == place for info in drafters)
 
     # Sessions
 
@@ -253,6 +249,13 @@ class Orchestrator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(driver.close() for driver in drivers))
         await self.store.close()
+
+
+def _hopeless(peer: VerifierPeer | DrafterPeer, link: VerifierLink | DrafterLink) -> str | None:
+    """Why waiting for a peer does not help, or None."""
+    if peer.refusal is not None:
+        return f"{link.address}: {peer.refusal}"
+    return link.trouble if link.distrusted else None
 
 
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:

@@ -85,6 +85,10 @@ def test_a_drafter_cannot_send_control_sequences() -> None:
     assert fixed().show("a\x1b[2J\rb\x9bc\x07") == f"{MARKED}a[2Jbc{RESET}"
 
 
+def test_a_drafter_cannot_reorder_the_text_around() -> None:
+    assert fixed().show("a\u202eb\u2066c\u2069\u05d0") == f"{MARKED}abc\u05d0{RESET}"
+
+
 def test_without_provisional_text_nothing_is_added() -> None:
     tail = fixed(columns=5)
     assert "".join(tail.decided(text, text) for text in ("abc", "defgh", "\n", "")) == "abcdefgh\n"

@@ -13,6 +13,7 @@ import pytest
 import draft_service.server
 import orchestrator.server
 from draft_service.dialling import DiallingDrafter, JoinRefused
+from orchestrator import hub as module
 from orchestrator.link import QUARANTINE
 from orchestrator.options import OrchestratorOptions
 from specwire.core.sampling import InvalidParameter
@@ -188,6 +189,60 @@ async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
         assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
 
 
+async def test_what_waited_with_its_hello_is_barred_like_any_other() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        hub, peers = running.orchestrator._hub, running.orchestrator.orchestrator.drafters
+        address, told = running.orchestrator.address, draft_pb2.JoinRequest(model=await fitting(running))
+        async with joining(address) as flooding, joining(address) as joined, joining(address) as waiting:
+            for call in (flooding, joined):
+                await call.write(told)
+                await call.read()
+            await until(lambda: len(hub._awaited) == 1)
+            flood = draft_pb2.ConnectDraftResponse(proposals=[common_pb2.Proposal(handle=1, tokens=[1] * 5000)])
+            await flooding.write(draft_pb2.JoinRequest(said=flood))
+            assert (await ending(flooding))[0] == "RESOURCE_EXHAUSTED"
+            assert (await ending(joined))[0] == "RESOURCE_EXHAUSTED"
+            await waiting.write(told)
+            assert (await ending(waiting))[0] == "RESOURCE_EXHAUSTED"
+            await until(lambda: peers == [])
+
+
+async def test_hellos_that_are_waited_for_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_JOINED", 2)
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        hub, address = running.orchestrator._hub, running.orchestrator.address
+        async with joining(address) as first, joining(address) as second:
+            await until(lambda: len(hub._awaited) == 2)
+            async with joining(address) as third:
+                assert await ending(third) == ("RESOURCE_EXHAUSTED", "2 drafters have joined already")
+            for call in (first, second):
+                await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
+                assert isinstance(await call.read(), draft_pb2.JoinResponse)
+
+
+async def test_an_orchestrator_that_stops_waits_for_no_hello() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running, joining(running.orchestrator.address) as call:
+        hub = running.orchestrator._hub
+        await until(lambda: len(hub._awaited) == 1)
+        hub.leave()
+        assert await ending(call) == ("UNAVAILABLE", "the orchestrator is stopping")
+
+
+async def test_it_cannot_claim_the_host_of_the_verifier() -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running, joining(running.orchestrator.address) as call:
+        known = running.orchestrator.orchestrator
+        target = known.require_target().info
+        claim = await fitting(running)
+        claim.host_id, claim.device = target.host_id, target.device
+        await call.write(draft_pb2.JoinRequest(model=claim))
+        await call.read()
+        assert not known._shares_host(target)
+        assert not known._shares_host(INFO(device=target.device))
+        shown = await running.client.server_info()
+        assert shown.target.model
+        assert [each.host_id for each in (shown.target, *shown.drafters)] == ["", ""]
+
+
 # Who may read along
 
 
@@ -198,6 +253,35 @@ def test_who_can_be_reached_from_elsewhere_asks_drafters_for_certificates() -> N
     OrchestratorOptions(("v:1",), listen="0.0.0.0:0", tls=known.server(client_ca=known), accept_drafters=True)
     OrchestratorOptions(("v:1",), listen="0.0.0.0:0", insecure=True, accept_drafters=True)
     OrchestratorOptions(("v:1",), listen="localhost:0", accept_drafters=True)
+
+
+def test_names_are_read_in_certificates() -> None:
+    known = Authority()
+    for tls, accepting in ((None, True), (known.server(), True), (known.server(client_ca=known), False)):
+        with pytest.raises(InvalidParameter, match="drafter-name: is read in certificates"):
+            OrchestratorOptions(("v:1",), tls=tls, accept_drafters=accepting, drafter_names=("a",))
+
+
+@pytest.mark.parametrize("name", ["localhost", "test"])  # an alternative name, and the common name
+async def test_only_who_is_named_may_join(name: str) -> None:
+    ours, drafters = Authority(), Authority("drafters")
+    async with stack(SLOW_TARGET) as running:
+        verifiers, tls = running.orchestrator.orchestrator.options.verifiers, ours.server(client_ca=drafters)
+        for accepted in (name, "another"):
+            hub = await orchestrator.server.start(
+                OrchestratorOptions(verifiers, tls=tls, accept_drafters=True, drafter_names=(accepted,))
+            )
+            try:
+                if accepted == name:
+                    async with dialled(hub.address, tls=ours.client(drafters.sign())):
+                        assert [peer.up for peer in hub.orchestrator.drafters] == [True]
+                else:
+                    with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
+                        await draft_service.server.dial_in(
+                            ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
+                        )
+            finally:
+                await hub.stop(0.0)
 
 
 async def test_with_mutual_tls_it_must_be_certified() -> None:

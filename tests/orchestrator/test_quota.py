@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.quota import MOST_OWED, Quota
+from orchestrator.quota import MOST_RELAYED, Quota
 from specwire.core.drafting import DraftSession, Pace
 
 paces = st.builds(Pace, st.integers(1, 5), st.integers(0, 12))
@@ -44,8 +44,23 @@ def test_more_than_was_asked_for_is_refused() -> None:
 
 
 def test_a_silent_drafter_does_not_save_up_a_flood() -> None:
-    quota = Quota()
-    for _ in range(MOST_OWED):
+    quota = Quota(100)
+    for _ in range(100):
         quota.ask(32)
-    assert quota.take(MOST_OWED)
+    assert quota.take(100)
     assert not quota.take(1)
+
+
+def test_what_is_refused_is_not_charged() -> None:
+    quota = Quota()
+    quota.ask(4)
+    assert [quota.take(5), quota.take(4)] == [False, True]
+
+
+def test_a_line_that_stalls_for_long_owes_what_was_asked() -> None:
+    quota = Quota()
+    for _ in range(300):
+        quota.ask(128)
+    sizes = [15] * 300
+    assert sum(sizes) > MOST_RELAYED
+    assert all(quota.take(size) for size in sizes)
