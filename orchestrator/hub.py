@@ -75,8 +75,10 @@ class JoinedLine:
 
 
 class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
-    """Invariants: every line in `_lines`, each with whom to bar for it, belongs to a drafter of the orchestrator's, until
-    its stream ends; they and the hellos that are waited for are together at most MOST_JOINED.
+    """`_lines`: each with whom to bar for it.
+
+    Invariants: every line in `_lines` belongs to a drafter of the orchestrator's, until its stream ends; they and the
+    hellos that are waited for are together at most MOST_JOINED.
     """
 
     def __init__(self, orchestrator: Orchestrator) -> None:
