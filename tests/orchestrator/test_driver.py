@@ -14,6 +14,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.quota import MOST_RELAYED
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.core.limits import FinishReason, Stopping
@@ -94,12 +95,35 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY", 0.05)
     played = await scene()
-    for _ in range(2):
+    for asked in range(2):
         handle = next(iter(played.drafter.subjects))
         refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
         played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
         assert not played.driver.wants_drafter  # not at once
+        assert played.driver.refusals[played.drafter] == asked + 1
         await until(lambda: bool(played.drafter.subjects))
+    await played.driver.close()
+
+
+async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> None:
+    played = await scene()
+    await played.decide(1)
+    verifying, drafting = played.verifier.link, played.drafter.link
+    assert isinstance(verifying, SilentLink)
+    assert isinstance(drafting, SilentLink)
+    handle = next(iter(played.drafter.subjects))
+    for _ in range(300):
+        played.driver._ask(128)
+    for chain in range(1, 301):
+        late = common_pb2.Proposal(handle=handle, chain=chain, base=3, tokens=[1] * 15)
+        played.drafter.on_message(draft_pb2.ConnectDraftResponse(proposals=[late]))
+    sent = [part for part in verifying.sent if isinstance(part, verify_pb2.ConnectVerifyRequest)]
+    relayed = sum(len(proposal.tokens) for part in sent for proposal in part.proposals)
+    assert 0 < relayed <= MOST_RELAYED
+    assert not drafting._was_cut
+    flood = common_pb2.Proposal(handle=handle, chain=301, base=3, tokens=[1] * (300 * 128))
+    played.drafter.on_message(draft_pb2.ConnectDraftResponse(proposals=[flood]))
+    assert drafting._was_cut
     await played.driver.close()
 
 
