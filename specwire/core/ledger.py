@@ -3,8 +3,8 @@
     L = time spent - time that plain decoding would have taken for the same tokens
 
 L stays within 2 % of the elapsed time plus two plain steps: a window and a wait are begun only if L would stay there
-even though no draft token is accepted; beyond it the session decodes plainly. A step's waiting and its wider forward are
-charged, probes included. Not charged: windows in a step that also feeds a prompt; and the windows of other sessions in
+even though no draft token is accepted; beyond it the session decodes plainly. A step's waiting and its wider forward
+are charged, probes included. Not charged: windows in a step that also feeds a prompt. The windows of other sessions in
 the batch are charged to this one, but only they could forgo them (docs/LOG.md).
 """
 
