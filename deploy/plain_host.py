@@ -81,7 +81,8 @@ class PlainService:
         """Start a process; return the address in its ready line."""
         self._child = child = await Child.start(self._command(listen))
         try:
-            line = await asyncio.wait_for(child.line(), self._start_timeout)
+            async with asyncio.timeout(self._start_timeout):
+                line = await child.line()
         except TimeoutError:
             raise StackError(f"{self.role}: not ready within {self._start_timeout:.0f} s") from None
         if line is None:

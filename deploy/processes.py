@@ -59,7 +59,8 @@ class Child:
         """Return the exit code once it has ended and its last words are read."""
         code = await self.process.wait()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+            async with asyncio.timeout(1.0):
+                await asyncio.shield(self._reading)
         return code
 
     async def stop(self, grace: float, number: signal.Signals | None = signal.SIGTERM) -> None:
@@ -70,10 +71,12 @@ class Child:
             if number is not None:
                 self.process.send_signal(number)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), grace)
+                async with asyncio.timeout(grace):
+                    await self.process.wait()
         if self.process.returncode is None:
             await asyncio.to_thread(end_tree, self.process.pid)
-            await asyncio.wait_for(self.process.wait(), REAP_LIMIT)
+            async with asyncio.timeout(REAP_LIMIT):
+                await self.process.wait()
         self._reading.cancel()
 
     async def _read_errors(self) -> None:

@@ -40,7 +40,8 @@ class RayCluster:
         command = [sys.executable, "-m", "deploy.ray_host", self._order.to_json()]
         self._child = await Child.start(command, bound_by=0)  # killed, it could not end what Ray leaves behind
         try:
-            return await asyncio.wait_for(self._addresses(self._child), self._order.start_timeout + ANSWER_SLACK)
+            async with asyncio.timeout(self._order.start_timeout + ANSWER_SLACK):
+                return await self._addresses(self._child)
         except TimeoutError:
             raise StackError(f"Ray did not start within {self._order.start_timeout:.0f} s") from None
 

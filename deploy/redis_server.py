@@ -41,7 +41,8 @@ class RedisServer:
         """Return once it answers; StackError if it does not within START_LIMIT."""
         self._child = await Child.start(self._command(find_redis()), self._report)
         try:
-            await asyncio.wait_for(self._answers(self._child), START_LIMIT)
+            async with asyncio.timeout(START_LIMIT):
+                await self._answers(self._child)
         except TimeoutError:
             raise StackError(f"the private Redis did not answer within {START_LIMIT:.0f} s") from None
 
@@ -107,7 +108,8 @@ async def check_redis(url: str, limit: float = 5.0) -> None:
     except ValueError as error:
         raise StackError(f"redis-url: {error}") from None
     try:
-        await asyncio.wait_for(client.ping(), limit)
+        async with asyncio.timeout(limit):
+            await client.ping()
     except (RedisError, OSError, TimeoutError) as error:
         reason = " ".join(str(error).split()) or f"no answer within {limit:.0f} s"
         raise StackError(f"redis at {without_password(url)} is unreachable: {reason}") from None

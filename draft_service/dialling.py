@@ -105,7 +105,8 @@ class Dialler:
 
     async def _listen(self, call: Call, link: OrchestratorLink) -> None:
         """Until the orchestrator closes the stream. Its first message says that we have joined."""
-        message = await asyncio.wait_for(call.read(), JOIN_LIMIT)
+        async with asyncio.timeout(JOIN_LIMIT):
+            message = await call.read()
         if isinstance(message, draft_pb2.JoinResponse):
             if self.joined.is_set():
                 say(f"specwire draft: joined {self.address} again")

@@ -397,7 +397,8 @@ class SessionDriver:
     async def ended(self, timeout: float) -> None:
         """Wait until the session has ended, but not for longer than `timeout` seconds."""
         try:
-            await asyncio.wait_for(self.output.ended(), timeout)
+            async with asyncio.timeout(timeout):
+                await self.output.ended()
         except TimeoutError:
             logger.warning("session %s did not end within %g s", self.record.session_id[:8], timeout)
 

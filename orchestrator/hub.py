@@ -172,7 +172,8 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
 async def _hello(requests: Requests) -> Info:
     """The first message's description of the drafter's model."""
     try:
-        first = await asyncio.wait_for(anext(requests), HELLO_LIMIT)
+        async with asyncio.timeout(HELLO_LIMIT):
+            first = await anext(requests)
     except TimeoutError:
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, f"model: not told within {HELLO_LIMIT:g} s") from None
     except StopAsyncIteration:

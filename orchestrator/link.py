@@ -134,9 +134,11 @@ class Link(Generic[Request, Response]):
         """One connection from start to end; returns whether it was ever up, and why it ended."""
         async with open_channel(self.address, self._tls) as channel:
             try:
-                info = await asyncio.wait_for(self._ask(channel), CONNECT_TIMEOUT)
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    info = await self._ask(channel)
                 call = self._connect(channel)
-                await asyncio.wait_for(call.wait_for_connection(), CONNECT_TIMEOUT)
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await call.wait_for_connection()
             except (grpc.RpcError, TimeoutError) as error:
                 return False, self._why(error)
             self.distrusted = False

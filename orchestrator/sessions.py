@@ -91,7 +91,8 @@ class Orchestrator:
         for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
             self._tasks.append(asyncio.create_task(link.run(drafter)))
         try:
-            await asyncio.wait_for(self._until_ready(), self.options.start_timeout)
+            async with asyncio.timeout(self.options.start_timeout):
+                await self._until_ready()
         except TimeoutError:
             reasons = [link.trouble for link in self._links() if not link.up]
             raise StartError(f"not ready within {self.options.start_timeout:g} s: {'; '.join(reasons)}") from None
@@ -210,7 +211,8 @@ class Orchestrator:
     async def _opened(self, opening: asyncio.Task[SessionDriver]) -> SessionDriver:
         timeout = self.options.store_timeout
         try:
-            return await asyncio.wait_for(asyncio.shield(opening), timeout)
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(opening)
         except TimeoutError:
             message = f"the session log did not take the session within {timeout:g} s"
             raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None

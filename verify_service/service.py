@@ -77,7 +77,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._empty.clear()
         with suppress(TimeoutError):
             if self._links:
-                await asyncio.wait_for(self._empty.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._empty.wait()
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: InfoContext

@@ -191,7 +191,8 @@ async def _start_unless(signalled: asyncio.Event, start: Callable[[], Awaitable[
             raise TimeoutError(f"the start that was given up did not end within {GIVE_UP_LIMIT:g} s")
         if starting.cancelled() or starting.exception() is not None:
             return None
-        await asyncio.wait_for(starting.result().stop(0.0), STOP_LIMIT)
+        async with asyncio.timeout(STOP_LIMIT):
+            await starting.result().stop(0.0)
         return None
     finally:
         signal_wait.cancel()
@@ -210,7 +211,8 @@ async def _failure_unless(signalled: asyncio.Event, running: R) -> str | None:
 
 async def _stop(running: R, grace: float, prefix: str, code: int) -> int:
     try:
-        await asyncio.wait_for(running.stop(grace), grace + STOP_LIMIT)
+        async with asyncio.timeout(grace + STOP_LIMIT):
+            await running.stop(grace)
     except Exception as error:
         say(f"{prefix}: error while stopping: {one_line(error)}")
         return 1

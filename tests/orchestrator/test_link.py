@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 import verify_service.server
+from orchestrator.link import Link
 from orchestrator.peers import VerifierPeer
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
@@ -58,3 +59,31 @@ async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPat
     assert set(asked) == {first.tokenizer_hash}
     assert peer.info is not first
     assert peer.info.tokenizer_json == first.tokenizer_json != b""
+
+
+class Deaf:
+    """A listener that no link should reach."""
+
+    def on_unreachable(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_moment(turns: int) -> None:
+    """The answer fails, and some turns of the event loop later, before the link has heard of it, comes the end."""
+    asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def describe(*_: object) -> common_pb2.GetModelInfoResponse:
+        asked.set()
+        return await answer
+
+    link = Link("127.0.0.1:1", None, describe)  # type: ignore[arg-type] # it never comes to connecting
+    running = asyncio.create_task(link.run(Deaf()))  # type: ignore[arg-type] # nor to being up
+    await asked.wait()
+    answer.set_exception(TimeoutError())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=5)
+    assert done
+    assert running.cancelled()
