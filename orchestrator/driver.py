@@ -154,6 +154,9 @@ class SessionDriver:
         self.drafter = peer
         self._drafter_handle = peer.attach(self)
         self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
+        if self._source and self._controller is not None:
+            self._controller.drafter_changed()
+            self._plan()
         self._source += 1
         self.apply(ev.DrafterReady(self._source))
 

@@ -146,6 +146,7 @@ class Planner(Protocol):
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner: ...
     def observe_proposal(self, proposal: Proposal, draft_us: int) -> None: ...
     def observe_verdict(self, decided: Decided) -> None: ...
+    def drafter_changed(self) -> None: ...
     def plan(self) -> Plan: ...
 
 
@@ -162,6 +163,9 @@ class Fixed:
         pass
 
     def observe_verdict(self, decided: Decided) -> None:
+        pass
+
+    def drafter_changed(self) -> None:
         pass
 
     def plan(self) -> Plan:
@@ -245,8 +249,22 @@ class Controller:
             self._calibration.settle(decided.accepted)
         if decided.delay_us:
             overhead_us = max(0.0, decided.delay_us - self._drafted_us)
-            self._overhead_us = smoothed(self._overhead_us, overhead_us, least=LEAST_OVERHEAD_US)
+            self._observe_overhead(overhead_us)
         self._since_probe += 1
+
+    def _observe_overhead(self, overhead_us: float) -> None:
+        """A far drafter that is given up for its distance is heard once in 128 verdicts.
+
+        No answer can be faster than its line: one that took less than half of the estimate says that the line is another
+        one now, and smoothing would take a dozen probes to believe it.
+        """
+        known = self._overhead_us
+        nearer = not self._shared and known is not None and overhead_us < known / 2
+        self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_OVERHEAD_US)
+
+    def drafter_changed(self) -> None:
+        """Another drafter, or another line to the same one: how far it is must be measured again."""
+        self._overhead_us = None
 
     def plan(self) -> Plan:
         """The settings for what is drafted next."""

@@ -107,6 +107,24 @@ def test_far_and_poor_drafters_are_off() -> None:
     assert remote(accepted=0, delay_us=200_000).discipline is Discipline.OFF
 
 
+def test_a_far_drafter_whose_line_got_shorter_is_used_from_the_first_probe_on() -> None:
+    subject = controller(shared=False)
+    for chain in range(40):
+        observe(subject, chain, 8, 4, 4_000, 2_004_000)
+    assert subject.plan().discipline is Discipline.OFF
+    observe(subject, 40, PROBE_WINDOW, PROBE_WINDOW, 1_000, 6_000)
+    assert subject.plan().discipline is Discipline.STREAM
+
+
+def test_a_far_drafter_that_connects_again_is_measured_again() -> None:
+    subject = controller(shared=False)
+    for chain in range(40):
+        observe(subject, chain, 8, 4, 4_000, 2_004_000)
+    assert subject.plan().discipline is Discipline.OFF
+    subject.drafter_changed()
+    assert subject.plan().discipline is Discipline.STREAM
+
+
 def test_off_without_gain_for_a_slow_or_a_poor_drafter() -> None:
     for draft_us, accepted in ((20_000, 4), (5_000, 0)):
         subject = controller()

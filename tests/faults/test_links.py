@@ -17,6 +17,8 @@ from tests.faults.steps import steps_of
 from tests.faults.streams import Stream, plain
 
 LENGTH = 240
+# Long enough for a drafter that was given up for its distance to be probed again, a few times.
+LONG = 720
 SAMPLED = Sampling(temperature=0.8, seed=5)
 # Longer than a whole credit's worth of steps: the verifier has paused when the link is back.
 LONG_CUT_S = 5.0
@@ -41,15 +43,15 @@ def greedy(orchestrator: Service, drafting: bool = True) -> Stream:
     return Stream(orchestrator.address, max_tokens=LENGTH, drafting=drafting, ngram=False)
 
 
-def sampled(orchestrator: Service) -> Stream:
-    return Stream(orchestrator.address, max_tokens=LENGTH, ngram=False, temperature=0.8, seed=5)
+def sampled(orchestrator: Service, length: int = LENGTH) -> Stream:
+    return Stream(orchestrator.address, max_tokens=length, ngram=False, temperature=0.8, seed=5)
 
 
-def forwards(stream: Stream) -> int:
+def forwards(stream: Stream, length: int = LENGTH) -> int:
     """The session's own account of what the target computed for it; it has ended as asked."""
     assert stream.finished is not None, stream.error
     assert stream.finished.reason is FinishReason.LENGTH
-    assert stream.finished.stats.output_tokens == LENGTH
+    assert stream.finished.stats.output_tokens == length
     return stream.finished.stats.target_forwards
 
 
@@ -104,15 +106,15 @@ def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
         link.shape(rtt_ms=2000, jitter_ms=500)
         with greedy(served) as slow:
             assert slow.rest() == plain(PLAIN, LENGTH)
-        link.shape(rtt_ms=20)
-        with sampled(served) as stream:
+        link.shape(rtt_ms=5)
+        with sampled(served, LONG) as stream:
             stream.until(40)
             link.stall(0.5)
             stream.until(120)
             link.cut(0.2)
             stream.until_accepted()
-            assert stream.rest() == plain(PLAIN, LENGTH, sampling=SAMPLED)
-            forwards(stream)
+            assert stream.rest() == plain(PLAIN, LONG, sampling=SAMPLED)
+            forwards(stream, LONG)
 
 
 # Two verifiers
