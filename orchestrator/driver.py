@@ -26,6 +26,7 @@ from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.controller import Controller, Fixed, Planner, parse_plan, time_to_plan
+from specwire.core.credit import buffer_for
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import InvalidParameter
 from specwire.core.scanning import PeekingScanner
@@ -140,7 +141,8 @@ class SessionDriver:
         if left is not None:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
-        self.apply(ev.VerifierReady())
+        step_us = peer.forward_times.at(1)
+        self.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
 
     def _planner(self, peer: VerifierPeer, shared_host: bool) -> Planner:
         fixed = parse_plan(self._options.plan)

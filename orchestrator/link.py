@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -72,6 +73,7 @@ class Link(Generic[Request, Response]):
         describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
         tls: how to encrypt; None speaks plaintext.
 
+    `round_trip_us`: to the peer and back, as it was when the link came up; 0 before that.
     `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
     mends itself.
 
@@ -88,6 +90,7 @@ class Link(Generic[Request, Response]):
         self.address = address
         self.trouble = f"{address} does not answer"
         self.distrusted = False
+        self.round_trip_us = 0.0
         self._tls = tls
         self._connect = connect
         self._describe = describe
@@ -135,7 +138,10 @@ class Link(Generic[Request, Response]):
         async with open_channel(self.address, self._tls) as channel:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._ask(channel)  # also sets the connection up, so that the second time measures the line
+                    asked = time.monotonic_ns()
                     info = await self._ask(channel)
+                    self.round_trip_us = (time.monotonic_ns() - asked) / 1000
                 call = self._connect(channel)
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await call.wait_for_connection()

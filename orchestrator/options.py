@@ -17,7 +17,7 @@ class OrchestratorOptions:
     tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
     accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
     drafter_names: whom to let dial in, by a name in its certificate; empty lets in everybody who has one.
-    buffer: tokens that a verifier may decide beyond what is durable and taken by the client.
+    buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.

@@ -12,7 +12,12 @@ from specwire.core.limits import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class VerifierReady:
-    """A verifier's link is up and assigned to this session."""
+    """A verifier's link is up and assigned to this session.
+
+    buffer: what this verifier may decide beyond min(durable, taken by the client); 0 = as much as before.
+    """
+
+    buffer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

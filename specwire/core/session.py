@@ -165,9 +165,10 @@ class Session:
 
     # The verifier
 
-    def _on_verifier_ready(self, _: VerifierReady) -> list[Effect]:
+    def _on_verifier_ready(self, event: VerifierReady) -> list[Effect]:
         if self.state is not State.WAITING:
             raise IllegalEvent(f"VerifierReady while {self.state}")
+        self.buffer = event.buffer or self.buffer
         self._verifier_ready = True
         return self._open_verifier()
 

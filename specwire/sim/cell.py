@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specwire.core.controller import Planner
+from specwire.core.credit import buffer_for
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import Drafter
 from specwire.sim.edge import Delays, Edge, Planned
@@ -35,7 +36,7 @@ class Cell:
         drafter_rtt_us: round trip between orchestrator and drafter.
         hop_us: software of every message on its way from one process to the next.
         step_us: software of the verifier between a forward and its verdicts.
-        buffer: tokens that the verifier may decide beyond what is durable.
+        buffer: tokens that the verifier may decide beyond what is durable; more where the round trip asks for them.
     """
 
     V_us: float
@@ -130,7 +131,7 @@ def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) 
         cell.guesses(),
         cell.delays,
         cell.tokens,
-        cell.buffer,
+        buffer_for(cell.rtt_us, cell.V_us, cell.buffer),
         lambda _: clock.stop(),
     )
     edge.start()

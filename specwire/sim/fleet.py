@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from specwire.core.controller import Planner
+from specwire.core.credit import buffer_for
 from specwire.core.speed import ForwardTimes
 from specwire.sim.cell import InvalidCell
 from specwire.sim.clock import Clock, Machine
@@ -162,7 +163,8 @@ class _Pool:
             fleet.prompt, drawn_trace(fleet.acceptance, fleet.tokens, fleet.seed + number), (fleet.acceptance,)
         )
         known = place.experience
-        delays = Delays(self.random.choice(list(fleet.rtts_us)) / 2, fleet.drafter_rtt_us / 2, fleet.append_us)
+        rtt_us = self.random.choice(list(fleet.rtts_us))
+        delays = Delays(rtt_us / 2, fleet.drafter_rtt_us / 2, fleet.append_us)
         edge = Edge(
             self.clock,
             place.verifier,
@@ -174,7 +176,7 @@ class _Pool:
             guesses,
             delays,
             fleet.tokens,
-            fleet.buffer,
+            buffer_for(rtt_us, fleet.V_us, fleet.buffer),
             lambda ended: self._leave(ended, place, drafter),
         )
         edge.stats.asked_us = arrived_us
