@@ -255,8 +255,8 @@ class Controller:
     def _observe_overhead(self, overhead_us: float) -> None:
         """A far drafter that is given up for its distance is heard once in 128 verdicts.
 
-        No answer can be faster than its line: one that took less than half of the estimate says that the line is another
-        one now, and smoothing would take a dozen probes to believe it.
+        No answer is faster than its line: one that took less than half of the estimate says that this is another line
+        now, and smoothing would take a dozen probes to believe it.
         """
         known = self._overhead_us
         nearer = not self._shared and known is not None and overhead_us < known / 2

@@ -11,7 +11,7 @@ MOST_BUFFER = 1024
 
 
 def buffer_for(round_trip_us: float, step_us: float, least: int) -> int:
-    """The least buffer with which a verifier `round_trip_us` away, of plain steps of `step_us`, never pauses for credit.
+    """The least buffer with which a verifier `round_trip_us` away never waits for credit; a plain step takes `step_us`.
 
     What the largest steps decide during a round trip, twice: credit is raised when half of the buffer is used.
     """
