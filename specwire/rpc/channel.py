@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import grpc
 import grpc.aio
 
-from specwire.rpc.options import channel_options
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.keys import show
+from specwire.rpc.options import channel_options, host_of, is_loopback
 from specwire.rpc.tls import ClientTls
 
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
 
-def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
-    """A channel to HOST:PORT for asyncio; connects when it is used."""
+
+def open_channel(address: str, tls: ClientTls | None = None, token: str = "") -> grpc.aio.Channel:
+    """A channel to HOST:PORT for asyncio; connects when it is used. Raises as `check_token_is_safe`."""
+    check_token_is_safe(address, tls, token)
+    options = channel_options(address)
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=channel_options(address))
-    return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(address))
+        return _showing(grpc.aio.insecure_channel(address, options=options), token)
+    return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), token)
 
 
-def open_blocking_channel(address: str, tls: ClientTls | None = None) -> grpc.Channel:
+def open_blocking_channel(address: str, tls: ClientTls | None = None, token: str = "") -> grpc.Channel:
+    """As open_channel, for threads."""
+    check_token_is_safe(address, tls, token)
+    options = channel_options(address)
     if tls is None:
-        return grpc.insecure_channel(address, options=channel_options(address))
-    return grpc.secure_channel(address, tls.credentials(), options=channel_options(address))
+        return _showing(grpc.insecure_channel(address, options=options), token)
+    return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)
+
+
+def check_token_is_safe(address: str, tls: ClientTls | None, token: str) -> None:
+    """InvalidParameter where a token would leave this machine unencrypted: whoever reads it can use it."""
+    if token and tls is None and not is_loopback(host_of(address)):
+        raise InvalidParameter("token", f"is not sent to {address} unencrypted: give --tls or --tls-ca")
+
+
+def _showing(channel: C, token: str) -> C:
+    """The channel, on which every call shows `token`.
+
+    gRPC's own call credentials are for encrypted channels only, and its interceptors for asyncio cost tasks per write.
+    """
+    if token:
+        for kind in KINDS:
+            setattr(channel, kind, _adding(getattr(channel, kind), show(token)))
+    return channel
+
+
+def _adding(make: Callable[..., Callable[..., object]], shown: tuple[tuple[str, str], ...]) -> Callable[..., object]:
+    """`make`, whose calls carry `shown` in their metadata."""
+
+    def method(*args: object, **kwargs: object) -> Callable[..., object]:
+        call = make(*args, **kwargs)
+        return lambda *given, metadata=(), **named: call(*given, metadata=(*(metadata or ()), *shown), **named)
+
+    return method
 
 
 def distrust(details: str, address: str) -> str | None:

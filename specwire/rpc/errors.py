@@ -3,6 +3,8 @@
 InvalidParameter        INVALID_ARGUMENT, "field: what is wrong"
 StatusError             its own code and message; RESOURCE_EXHAUSTED with a google.rpc.RetryInfo
 cancellation, abort     untouched
+a message of bytes that are none of the method's type
+                        INVALID_ARGUMENT
 anything else           logged with its traceback; the caller gets INTERNAL and a neutral sentence
 """
 
@@ -12,10 +14,12 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.retry import Metadata, retry_metadata
@@ -26,12 +30,16 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 1.0
 
 NEUTRAL_MESSAGE = "internal error; the server's log has the details"
+# Characters. A status travels in the trailers, which gRPC takes up to 8 KiB, encoded; callers choose what is quoted.
+MOST_MESSAGE = 400
 
 # gRPC passes messages of whatever type the method has, so the wrappers are generic over them.
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # a string: not generic at run time
 Behaviour = Callable[[Any, Context], Any]
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]"
+Deserialize = Callable[[bytes], object]
+Received = Callable[[Any], object]
 
 
 class StatusError(Exception):
@@ -79,23 +87,66 @@ class ErrorPolicy(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method
             return handler
-        kind = _kind(handler)
+        kind = kind_of(handler)
         guard = _guard_generator if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_coroutine
-        wrapped = guard(getattr(handler, kind), handler_call_details.method)
+        received = _Received if handler.request_streaming else _readable
+        wrapped = guard(getattr(handler, kind), handler_call_details.method, received)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        result: Handler = make(wrapped, handler.request_deserializer, handler.response_serializer)
+        result: Handler = make(wrapped, _decoding(handler.request_deserializer), handler.response_serializer)
         return result
 
 
-def _kind(handler: Handler) -> str:
+def kind_of(handler: Handler) -> str:
+    """Such as "unary_stream"."""
     ends = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
     return "_".join(ends)
 
 
-def _guard_coroutine(behaviour: Behaviour, method: str) -> Behaviour:
-    async def guarded(request: object, context: Context) -> object:
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """In place of a message: what raises while gRPC decodes would be an UNKNOWN to the caller."""
+
+    error: Exception
+
+
+def _decoding(deserialize: Deserialize | None) -> Deserialize | None:
+    if deserialize is None:
+        return None
+
+    def decode(data: bytes) -> object:
         try:
-            result: object = await behaviour(request, context)
+            return deserialize(data)
+        except DecodeError:
+            return _Unreadable(InvalidParameter("request", "is no message of this method's type"))
+        except StatusError as error:
+            return _Unreadable(error)
+
+    return decode
+
+
+def _readable(request: object) -> object:
+    if isinstance(request, _Unreadable):
+        raise request.error
+    return request
+
+
+class _Received:
+    """A stream of requests; raises at the first that is unreadable."""
+
+    def __init__(self, requests: AsyncIterator[object]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> object:
+        return _readable(await anext(self._requests))
+
+
+def _guard_coroutine(behaviour: Behaviour, method: str, received: Received) -> Behaviour:
+    async def guarded(request: Any, context: Context) -> object:
+        try:
+            result: object = await behaviour(received(request), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -105,11 +156,11 @@ def _guard_coroutine(behaviour: Behaviour, method: str) -> Behaviour:
     return guarded
 
 
-def _guard_generator(behaviour: Behaviour, method: str) -> Behaviour:
-    async def guarded(request: object, context: Context) -> AsyncIterator[object]:
+def _guard_generator(behaviour: Behaviour, method: str, received: Received) -> Behaviour:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[object]:
         try:
             # Closed here, for gRPC drops a cancelled call's generator without closing it.
-            async with aclosing(behaviour(request, context)) as responses:
+            async with aclosing(behaviour(received(request), context)) as responses:
                 async for response in responses:
                     yield response
         except grpc.aio.AbortError:
@@ -124,10 +175,16 @@ async def _abort(error: Exception, method: str, context: Context) -> NoReturn:
     code, message = status_of(error)
     if code is grpc.StatusCode.INTERNAL and not isinstance(error, StatusError):
         logger.error("%s failed", method, exc_info=error)
-    await context.abort(code, message, _trailers(error))
+    message = clipped(message)
+    await context.abort(code, message, _trailers(error, message))
 
 
-def _trailers(error: Exception) -> Metadata:
+def clipped(message: str) -> str:
+    """As much of it as a status may carry."""
+    return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
+
+
+def _trailers(error: Exception, message: str) -> Metadata:
     if isinstance(error, StatusError) and error.retry_after is not None:
-        return retry_metadata(error.code, error.message, error.retry_after)
+        return retry_metadata(error.code, message, error.retry_after)
     return ()

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire.rpc.errors import ErrorPolicy
+from specwire.rpc.guard import Admission, Guard
 from specwire.rpc.options import host_of, is_loopback, server_options
 from specwire.rpc.tls import ServerTls
 
@@ -28,10 +29,12 @@ class Service:
     name: full name, such as specwire.v1.VerifyService.
     register: adds the servicer to a server, such as
         `lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)`.
+    admission: who may call it.
     """
 
     name: str
     register: Callable[[grpc.aio.Server], None]
+    admission: Admission = Admission()
 
 
 class HealthChecks(Protocol):
@@ -94,7 +97,8 @@ async def serve(
             "give --tls-cert and --tls-key, use a loopback address, or --insecure if the network is trusted"
         )
     _check_free(host, port, listen)
-    server = grpc.aio.server(interceptors=[ErrorPolicy()], options=server_options())
+    guard = Guard({service.name: service.admission for service in services})
+    server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
     checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]
     names = [service.name for service in services]
     for service in services:

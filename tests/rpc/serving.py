@@ -35,5 +35,5 @@ async def served(hosted: Service) -> AsyncIterator[tuple[RunningServer, Channel]
         await server.stop(0)
 
 
-def method(channel: Channel, kind: str, name: str) -> Any:
+def method(channel: Channel | grpc.Channel, kind: str, name: str) -> Any:
     return getattr(channel, kind)(f"/{NAME}/{name}", request_serializer=None, response_deserializer=None)

@@ -1,0 +1,136 @@
+"""Bearer tokens: whom a server lets in, and what a client shows.
+
+    server    --api-keys FILE      a line for each key: NAME TOKEN; blank lines and those that begin with # are skipped
+    client    --token-file FILE    the token alone
+
+A name may have several keys, so that one can be replaced while the other is still in use. Files that hold tokens must
+not be open to others than their owner and its group; they are read once. On the wire it is metadata,
+`authorization: Bearer TOKEN`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import grpc
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.errors import StatusError
+
+TOKEN_VARIABLE = "SPECWIRE_TOKEN"
+HEADER = "authorization"
+SCHEME = "Bearer "
+# What an HTTP header may carry; of random characters 16 are the least that nobody guesses.
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Keys:
+    """Who may call. Holds hashes of the tokens only.
+
+    Args:
+        holders: the holder's name by token.
+    """
+
+    def __init__(self, holders: Mapping[str, str]) -> None:
+        self._holders = tuple((_digest(token), name) for token, name in holders.items())
+        self.names = frozenset(holders.values())
+
+    def holder(self, metadata: Metadata) -> str:
+        """The name of whoever shows a known token in a call's metadata.
+
+        Every key is compared, and each in constant time: how long it takes tells nothing about any of them.
+
+        Raises:
+            StatusError: UNAUTHENTICATED.
+        """
+        shown, found = _digest(_shown(metadata)), None
+        for digest, name in self._holders:
+            if hmac.compare_digest(digest, shown):
+                found = name
+        if found is None:
+            raise StatusError(grpc.StatusCode.UNAUTHENTICATED, f"{HEADER}: this token is not known here")
+        return found
+
+
+def _digest(token: str) -> bytes:
+    """Of one length whatever the token's, so that comparing tells nothing about that either."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _shown(metadata: Metadata) -> str:
+    value = next((value for key, value in metadata if key == HEADER), None)
+    if not isinstance(value, str) or not value.startswith(SCHEME):
+        raise StatusError(grpc.StatusCode.UNAUTHENTICATED, f"{HEADER}: a token is needed, as 'Bearer TOKEN'")
+    return value.removeprefix(SCHEME)
+
+
+def show(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call that shows `token`; none for ""."""
+    return ((HEADER, SCHEME + token),) if token else ()
+
+
+def read_keys(flag: str, file: str | None) -> Keys | None:
+    """The keys in a file; None without one. InvalidParameter names flag, file and line, and shows no token."""
+    if file is None:
+        return None
+    holders: dict[str, str] = {}
+    for number, line in enumerate(_private_text(flag, file).splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or not NAME.fullmatch(words[0]):
+            raise InvalidParameter(flag, f"{file}, line {number}: must be NAME TOKEN, the name of {NAME.pattern}")
+        name, token = words
+        _check_token(flag, f"{file}, line {number}", token)
+        if token in holders:
+            raise InvalidParameter(flag, f"{file}, line {number}: the same token stands in another line")
+        holders[token] = name
+    if not holders:
+        raise InvalidParameter(flag, f"{file} holds no key")
+    return Keys(holders)
+
+
+def add_token_argument(parser: argparse.ArgumentParser, whom: str, variable: bool = False) -> None:
+    """What `read_token` reads. No flag takes the token itself: every user of a machine sees its command lines."""
+    also = f" (default: ${TOKEN_VARIABLE})" if variable else ""
+    parser.add_argument("--token-file", metavar="FILE", help=f"holds the token to show to {whom}{also}")
+
+
+def read_token(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> str:
+    """The token in --token-file, else in the environment where it is given, else ""; InvalidParameter if it is none."""
+    if args.token_file is not None:
+        token = _private_text("--token-file", args.token_file).strip()
+        _check_token("--token-file", args.token_file, token)
+        return token
+    token = (environment or {}).get(TOKEN_VARIABLE, "")
+    if token:
+        _check_token(TOKEN_VARIABLE, "its value", token)
+    return token
+
+
+def _check_token(flag: str, place: str, token: str) -> None:
+    if not TOKEN.fullmatch(token):
+        raise InvalidParameter(flag, f"{place}: a token has 16 to 512 of the characters A-Z a-z 0-9 . _ ~ + / = -")
+
+
+def _private_text(flag: str, file: str) -> str:
+    try:
+        mode = Path(file).stat().st_mode
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter(flag, f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(flag, f"{file} is not UTF-8 at byte {error.start}") from None
+    if mode & TOO_OPEN:
+        raise InvalidParameter(flag, f"{file} is open to others (mode {stat.S_IMODE(mode):04o}): chmod 600 {file}")
+    return text
