@@ -117,4 +117,5 @@ def _raw(sample: Sample) -> dict[str, object]:
         "forwards": run.forwards,
         "tested": run.tested,
         "accepted": run.accepted,
+        "plan": run.plan,
     }

@@ -119,6 +119,7 @@ class SpecwireRow:
             tested=sum(stats.tested_at) if self.drafting else None,
             accepted=sum(stats.accepted_at) if self.drafting else None,
             arrivals=tuple(Arrival(len(chunk.tokens), chunk.received_ns, chunk.timings) for chunk in chunks),
+            plan=stats.plan,
         )
 
     def _finished(self, event: object) -> Finished:

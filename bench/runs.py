@@ -31,6 +31,7 @@ class Run:
         first_token_seconds: from the call to the first token.
         forwards: of the target.
         tested, accepted: draft tokens; tested means that all before it in the window were accepted. None if unknown.
+        plan: how its end was drafted, and why; empty if unknown.
     """
 
     tokens: tuple[int, ...]
@@ -40,6 +41,7 @@ class Run:
     tested: int | None = None
     accepted: int | None = None
     arrivals: tuple[Arrival, ...] = ()
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

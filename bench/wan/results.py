@@ -143,4 +143,5 @@ def _session(where: str, sample: Sample) -> dict[str, object]:
         "forwards": run.forwards,
         "tested": run.tested,
         "accepted": run.accepted,
+        "plan": run.plan,
     }
