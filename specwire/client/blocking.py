@@ -46,13 +46,15 @@ class Unary(Protocol[Q, A]):
 class Client:
     """A connection to GenerationService at HOST:PORT, encrypted if `tls` says how. Calls end within `timeout` s.
 
+    token: shown with every call, for a service that asks who calls; InvalidParameter if it would travel unencrypted.
+
     Methods raise SpecwireError. Usable from several threads; close it, or use it as a context manager.
     """
 
-    def __init__(self, address: str, *, tls: ClientTls | None = None) -> None:
+    def __init__(self, address: str, *, tls: ClientTls | None = None, token: str = "") -> None:
         self.address = address
         self._tls = tls is not None
-        self._channel = open_blocking_channel(address, tls)
+        self._channel = open_blocking_channel(address, tls, token)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(
