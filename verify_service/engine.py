@@ -42,11 +42,12 @@ class Rest:
 
 
 class Part(NamedTuple):
-    """One session's part of a step."""
+    """One session's part of a step; `source`: whose chain the window was taken from, if of one."""
 
     share: Share
     held: Held
     window: tuple[int, ...]
+    source: int | None
 
     @property
     def wanted(self) -> int:
@@ -56,6 +57,10 @@ class Part(NamedTuple):
     def rows(self) -> list[RowSampling]:
         session = self.held.session
         return [RowSampling(session.position + index, session.sampling) for index in range(self.wanted)]
+
+
+def _part(share: Share, held: Held) -> Part:
+    return Part(share, held, held.session.window(share.window, share.kind), held.session.source)
 
 
 @dataclass(slots=True)
@@ -176,7 +181,7 @@ class Engine:
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
         try:
-            self._forward([Part(share, held, held.session.window(share.window, share.kind)) for share, held in shares])
+            self._forward([_part(share, held) for share, held in shares])
         except Exception:
             logger.exception("a step failed")
             for _, held in shares:
@@ -185,6 +190,14 @@ class Engine:
         self._flush()
 
     def _forward(self, parts: Sequence[Part]) -> None:
+        chosen, timings = self._choose(parts)
+        failed = self.lm.failed
+        # A proposal that arrived during the forward still meets the last row; what was closed is gone.
+        self._take_commands()
+        self._decide(parts, chosen, failed, timings)
+
+    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[int], Timings]:
+        """The target's token for every row that is wanted, and how long that took."""
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
@@ -203,10 +216,7 @@ class Engine:
             forward_ended_ns=round(ended_us * 1000),
         )
         self.steps += 1
-        failed = self.lm.failed
-        # A proposal that arrived during the forward still meets the last row; what was closed is gone.
-        self._take_commands()
-        self._decide(parts, chosen, failed, timings)
+        return chosen, timings
 
     def _feed(self, part: Part) -> Feed:
         slot, fresh = part.share.slot, part.share.fresh
@@ -256,12 +266,12 @@ class Engine:
             return
         # Likewise clipped: under greedy and coupled the choices that are left out would be made again.
         window = part.window[: session.room - 1]
-        verdict = session.resolve(rows[: len(window) + 1], window, part.share.kind)
+        verdict = session.resolve(rows[: len(window) + 1], window, part.share.kind, part.source)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
-        delay_us = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
-        balance_us = round(session.ledger.balance_us)
-        decided = Decided(held.handle, held.attach, verdict, min(round(delay_us), MOST_UINT32), balance_us)
+        answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
+        balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)
+        decided = Decided(held.handle, held.attach, verdict, delay_us, balance_us, answer.source)
         self.reception.report_of(held).decided.append(decided)
         if verdict.finish is not None:
             self.reception.linger(held)
