@@ -1,14 +1,18 @@
 """The session log: what was decided and acknowledged, and who may go on."""
 
 from orchestrator.store.base import (
+    LEASE_S,
     Appended,
     ContentMismatch,
+    Contradiction,
+    DamagedLog,
     Fenced,
     Gap,
     MissingSession,
     SessionExists,
     SessionRecord,
     SessionStore,
+    StaleLog,
     StoredSession,
     StoreError,
     StoreUnavailable,
@@ -16,14 +20,18 @@ from orchestrator.store.base import (
 from orchestrator.store.opening import open_store
 
 __all__ = [
+    "LEASE_S",
     "Appended",
     "ContentMismatch",
+    "Contradiction",
+    "DamagedLog",
     "Fenced",
     "Gap",
     "MissingSession",
     "SessionExists",
     "SessionRecord",
     "SessionStore",
+    "StaleLog",
     "StoreError",
     "StoreUnavailable",
     "StoredSession",

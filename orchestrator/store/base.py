@@ -7,7 +7,8 @@ A log holds a session's prompt and decided tokens by absolute position. Rules:
   append whose outcome is unknown may be repeated, and where content differs the log wins.
 - A missing log is never claimed: its tokens may have been shown to a client, so only someone who still has them all
   may write it again (`recreate`).
-- Every log expires `ttl_s` seconds after its last write.
+- A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its end.
+  An append of no tokens is such a write: the owner's sign of life, its lease.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from typing import Protocol
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
+
+# Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
+# who claims gets a newer fence.
+LEASE_S = 10.0
 
 Tokens = Sequence[int]
 Outcomes = Sequence[Outcome]
@@ -37,7 +42,11 @@ class MissingSession(StoreError):
 
 
 class Fenced(StoreError):
-    """Another owner has a newer fence; this one must stop writing and emitting."""
+    """Another owner has a newer fence, or the session was deleted; this owner must stop writing and emitting."""
+
+
+class StaleLog(StoreError):
+    """The log stands under an older fence than the caller's: an older state of the store came back. `recreate` it."""
 
 
 class ContentMismatch(StoreError):
@@ -45,7 +54,15 @@ class ContentMismatch(StoreError):
 
 
 class Gap(StoreError):
-    """The append starts beyond the log's end: the log lost its tail. Read it."""
+    """The append starts beyond the log's end: the log lost its tail. `recreate` supplies it."""
+
+
+class DamagedLog(StoreError):
+    """What the store holds of the session cannot be read as a log."""
+
+
+class Contradiction(StoreError):
+    """The log holds other tokens than those that its owner has had acknowledged and has emitted."""
 
 
 class StoreUnavailable(StoreError):
@@ -58,6 +75,13 @@ def missing(session_id: str) -> MissingSession:
 
 def fenced(session_id: str, fence: int) -> Fenced:
     return Fenced(f"session {session_id}: fence {fence} is not the newest")
+
+
+def other_fence(session_id: str, fence: int, held: int) -> Fenced | StaleLog:
+    """What is wrong with `fence` where the log holds another one."""
+    if held > fence:
+        return fenced(session_id, fence)
+    return StaleLog(f"session {session_id}: the log stands under the older fence {held}, not {fence}")
 
 
 def mismatch(session_id: str, position: int) -> ContentMismatch:
@@ -73,7 +97,10 @@ class SessionRecord:
     """What a session was asked for; never changes.
 
     drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
-    created: Unix time in seconds.
+    created: Unix time in seconds, by the clock of who created it.
+    deadline: likewise, when the session ends at the latest; 0 for none.
+    The fingerprints pin the session to a model: weights_fingerprint covers weights, configuration, dtype and
+    quantisation; `dtype` is a name for people.
     """
 
     session_id: str
@@ -87,7 +114,10 @@ class SessionRecord:
     ngram: bool = True
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    dtype: str = ""
     created: float = 0.0
+    deadline: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +126,8 @@ class StoredSession:
 
     tokens: the decided ones, after the prompt, with one outcome each. reason: None while the session runs.
     text_length: once it has ended, the length of the output in code points, cut at the stop string.
+    silent_s: since its owner last wrote (or its claim), in seconds by the store's clock; what `claim` returns has 0.
+    claimed, ended: Unix time in seconds by the store's clock; ended is None while the session runs.
     """
 
     record: SessionRecord
@@ -106,6 +138,14 @@ class StoredSession:
     reason: FinishReason | None = None
     text_length: int = 0
     cancelled: bool = False
+    silent_s: float = 0.0
+    claimed: float = 0.0
+    ended: float | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
+        return self.reason is None and self.silent_s > LEASE_S
 
     @property
     def length(self) -> int:
@@ -126,25 +166,48 @@ class SessionStore(Protocol):
 
     @property
     def durability(self) -> str:
-        """How the log is kept: "memory" or "redis"."""
+        """What an acknowledged append survives, by name: see `orchestrator.store.durability`."""
         ...
 
-    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
-        """Start a log that holds the prompt; the fence. Raises SessionExists."""
+    async def create(
+        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
+    ) -> int:
+        """Start a log that holds the prompt; the fence. Raises SessionExists.
+
+        retention_s: how long the log stays after the session's end; None: as long as `ttl_s`.
+        """
         ...
 
     async def claim(self, session_id: str, owner: str) -> StoredSession:
-        """Become the owner, with a new fence; the log as it now stands. Raises MissingSession."""
+        """Become the owner, with a new fence; the log as it now stands. Raises MissingSession.
+
+        Right at any time, also while the former owner runs: from now on that one can append nothing (Fenced). A session
+        that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`.
+        """
         ...
 
     async def recreate(
-        self, record: SessionRecord, tokens: Tokens, outcomes: Outcomes, fence: int, ttl_s: float, owner: str = ""
+        self,
+        record: SessionRecord,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        fence: int,
+        ttl_s: float,
+        owner: str = "",
+        retention_s: float | None = None,
     ) -> None:
-        """Write a lost log again, under the fence that was held. Raises Fenced if there is one with a newer fence."""
+        """Write a lost log again from its owner's memory, under the owner's fence.
+
+        A log under an older fence is replaced: the highest fence wins. One under the same fence is compared, and
+        what it lacks at its end is added; it never becomes shorter. Raises Fenced, ContentMismatch.
+        """
         ...
 
     async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
-        """Add `tokens` at the absolute `position`. Raises MissingSession, Fenced, ContentMismatch, Gap."""
+        """Add `tokens`, or give a sign of life with none, at the absolute `position`.
+
+        Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
+        """
         ...
 
     async def finish(
@@ -161,11 +224,18 @@ class SessionStore(Protocol):
         ...
 
     async def read(self, session_id: str) -> StoredSession | None:
-        """The log as it stands; None if there is none."""
+        """The log as it stands; None if there is none, or no more. It changes nothing, not even the log's expiry."""
         ...
 
     async def cancel(self, session_id: str) -> None:
         """Ask for the session's end; its owner learns it from its next append. Raises MissingSession."""
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Remove prompt and text at once, and the request id's binding; a session that runs is taken from its owner.
+
+        What stays for `ttl_s` is the fence, so that no former owner writes the log again. Raises MissingSession.
+        """
         ...
 
     async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from typing import TypeVar
 
 from orchestrator.store.base import SessionRecord
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling
+
+_Value = TypeVar("_Value")
 
 VERSION = 1
 TOKEN_BYTES = 4
@@ -25,6 +28,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    if len(data) % TOKEN_BYTES:
+        raise ValueError(f"tokens: {len(data)} bytes are no whole number of tokens")
     return struct.unpack(f"<{len(data) // TOKEN_BYTES}I", data)
 
 
@@ -61,28 +66,103 @@ def encode_record(record: SessionRecord) -> bytes:
         "ngram": record.ngram,
         "weights_fingerprint": record.weights_fingerprint,
         "vocabulary_fingerprint": record.vocabulary_fingerprint,
+        "tokenizer_fingerprint": record.tokenizer_fingerprint,
+        "dtype": record.dtype,
         "created": record.created,
+        "deadline": record.deadline,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
-    """The record, its prompt taken from the beginning of the log's `tokens`."""
-    fields = json.loads(data)
-    if fields["version"] != VERSION:
-        raise ValueError(f"version: this log has {fields['version']}, this program reads {VERSION}")
-    stopping = fields["stopping"]
+    """The record, its prompt taken from the beginning of the log's `tokens`.
+
+    Raises:
+        ValueError: names the field and what it holds.
+    """
+    fields = _Fields.parse(data)
+    if fields.whole("version") != VERSION:
+        raise ValueError(f"version: this log has {fields.whole('version')}, this program reads {VERSION}")
+    length, drafting = fields.whole("prompt_length"), fields.flag("drafting")
+    if length > len(tokens):
+        raise ValueError(f"prompt_length: {length} where the log holds {len(tokens)} tokens")
     return SessionRecord(
-        session_id=fields["session_id"],
-        prompt=tokens[: fields["prompt_length"]],
-        sampling=Sampling(**fields["sampling"]),
-        stopping=Stopping(stopping["max_tokens"], frozenset(stopping["stop_ids"]), stopping["ignore_eos"]),
-        tenant=fields["tenant"],
-        request_id=fields["request_id"],
-        stop=tuple(fields["stop"]),
-        drafting=fields["drafting"],
-        ngram=fields.get("ngram", fields["drafting"]),
-        weights_fingerprint=fields["weights_fingerprint"],
-        vocabulary_fingerprint=fields["vocabulary_fingerprint"],
-        created=fields["created"],
+        session_id=fields.text("session_id"),
+        prompt=tokens[:length],
+        sampling=_sampling(fields.inner("sampling")),
+        stopping=_stopping(fields.inner("stopping")),
+        tenant=fields.text("tenant"),
+        request_id=fields.text("request_id"),
+        stop=tuple(_typed("stop", each, str) for each in fields.several("stop")),
+        drafting=drafting,
+        ngram=fields.flag("ngram", drafting),
+        weights_fingerprint=fields.text("weights_fingerprint"),
+        vocabulary_fingerprint=fields.text("vocabulary_fingerprint"),
+        tokenizer_fingerprint=fields.text("tokenizer_fingerprint", ""),
+        dtype=fields.text("dtype", ""),
+        created=fields.number("created"),
+        deadline=fields.number("deadline", 0.0),
     )
+
+
+def request_of(data: bytes) -> tuple[str, str]:
+    """Tenant and request id of a record; empty where it cannot be read."""
+    try:
+        fields = _Fields.parse(data)
+        return fields.text("tenant"), fields.text("request_id")
+    except (ValueError, RecursionError):
+        return "", ""
+
+
+def _sampling(fields: _Fields) -> Sampling:
+    return Sampling(
+        temperature=fields.number("temperature"),
+        top_k=fields.whole("top_k"),
+        top_p=fields.number("top_p"),
+        seed=fields.whole("seed"),
+        choice=fields.whole("choice"),
+    )
+
+
+def _stopping(fields: _Fields) -> Stopping:
+    stop_ids = frozenset(_typed("stop_ids", each, int) for each in fields.several("stop_ids"))
+    return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"))
+
+
+class _Fields:
+    """A JSON object whose fields have the types that they are asked for with; else ValueError."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Fields:
+        return cls(_typed("record", json.loads(data), dict))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return _typed(name, self._fields.get(name, default), str)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        return _typed(name, self._fields.get(name, default), bool)
+
+    def whole(self, name: str) -> int:
+        value = _typed(name, self._fields.get(name), int)
+        if value < 0:
+            raise ValueError(f"{name}: must not be negative, not {value}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._fields.get(name, default)
+        return float(value) if isinstance(value, int) else _typed(name, value, float)
+
+    def several(self, name: str) -> list[object]:
+        return _typed(name, self._fields.get(name), list)
+
+    def inner(self, name: str) -> _Fields:
+        return _Fields(_typed(name, self._fields.get(name), dict))
+
+
+def _typed(name: str, value: object, kind: type[_Value]) -> _Value:
+    if type(value) is not kind:
+        raise ValueError(f"{name}: must be of type {kind.__name__}, not {value!r:.80}")
+    return value

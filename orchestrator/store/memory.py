@@ -18,6 +18,7 @@ from orchestrator.store.base import (
     gap,
     mismatch,
     missing,
+    other_fence,
 )
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
@@ -33,7 +34,10 @@ class _Log:
     tokens: list[int]
     outcomes: list[Outcome]
     ttl_s: float
+    retention_s: float
+    claimed: float
     expires: float
+    ended: float | None = None
     reason: FinishReason | None = None
     text_length: int = 0
     cancelled: bool = False
@@ -48,32 +52,65 @@ class MemoryStore:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
         self._requests: dict[tuple[str, str], tuple[str, float]] = {}
+        # Of deleted sessions: the fence that nobody reaches, and until when it stands.
+        self._deleted: dict[str, tuple[int, float]] = {}
 
-    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
+    async def create(
+        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
+    ) -> int:
         self._forget_expired()
-        if record.session_id in self._logs:
+        if record.session_id in self._logs or record.session_id in self._deleted:
             raise SessionExists(f"session {record.session_id} has a log")
         fence = self._next_fence(0)
-        expires = self._clock() + ttl_s
-        self._logs[record.session_id] = _Log(record, fence, owner, list(record.prompt), [], ttl_s, expires)
+        self._logs[record.session_id] = self._log_of(record, [], [], fence, ttl_s, owner, retention_s)
         return fence
+
+    def _log_of(
+        self,
+        record: SessionRecord,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        fence: int,
+        ttl_s: float,
+        owner: str,
+        retention_s: float | None,
+    ) -> _Log:
+        now, kept = self._clock(), ttl_s if retention_s is None else retention_s
+        text = [*record.prompt, *tokens]
+        return _Log(record, fence, owner, text, list(outcomes), ttl_s, kept, claimed=now, expires=now + ttl_s)
 
     async def claim(self, session_id: str, owner: str) -> StoredSession:
         log = self._log(session_id)
-        log.fence, log.owner = self._next_fence(log.fence), owner
-        self._touch(log)
-        return _snapshot(log)
+        log.fence, log.owner, log.claimed = self._next_fence(log.fence), owner, self._clock()
+        if log.reason is None:
+            self._touch(log)
+        return self._snapshot(log)
 
     async def recreate(
-        self, record: SessionRecord, tokens: Tokens, outcomes: Outcomes, fence: int, ttl_s: float, owner: str = ""
+        self,
+        record: SessionRecord,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        fence: int,
+        ttl_s: float,
+        owner: str = "",
+        retention_s: float | None = None,
     ) -> None:
         check_append(0, tokens, outcomes)
         self._forget_expired()
         held = self._logs.get(record.session_id)
-        if held and held.fence > fence:
+        newest = held.fence if held else self._deleted.get(record.session_id, (0, 0.0))[0]
+        if newest > fence:
             raise fenced(record.session_id, fence)
-        text, expires = [*record.prompt, *tokens], self._clock() + ttl_s
-        self._logs[record.session_id] = _Log(record, fence, owner, text, list(outcomes), ttl_s, expires)
+        if held is None or held.fence < fence:
+            self._logs[record.session_id] = self._log_of(record, tokens, outcomes, fence, ttl_s, owner, retention_s)
+            return
+        text, length = [*record.prompt, *tokens], len(held.tokens)
+        if held.tokens[: len(text)] != text[:length] or (len(text) > length and held.reason):
+            raise mismatch(record.session_id, 0)
+        held.outcomes.extend(outcomes[len(held.outcomes) :])
+        held.tokens.extend(text[length:])
+        self._touch(held)
 
     async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
         log = self._owned(session_id, fence)
@@ -95,16 +132,25 @@ class MemoryStore:
         if len(log.tokens) > end or ended_otherwise:
             raise mismatch(session_id, end)
         self._write(log, position, tokens, outcomes)
-        log.reason, log.text_length = reason, text_length
+        log.reason, log.text_length, log.ended = reason, text_length, self._clock()
+        self._touch(log)
         return Appended(len(log.tokens), log.cancelled)
 
     async def read(self, session_id: str) -> StoredSession | None:
         self._forget_expired()
         log = self._logs.get(session_id)
-        return _snapshot(log) if log else None
+        return self._snapshot(log) if log else None
 
     async def cancel(self, session_id: str) -> None:
         self._log(session_id).cancelled = True
+
+    async def delete(self, session_id: str) -> None:
+        log = self._log(session_id)
+        del self._logs[session_id]
+        self._deleted[session_id] = self._next_fence(log.fence), self._clock() + log.ttl_s
+        request = log.record.tenant, log.record.request_id
+        if self._requests.get(request, ("",))[0] == session_id:
+            del self._requests[request]
 
     async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
         self._forget_expired()
@@ -120,12 +166,13 @@ class MemoryStore:
         return max(old + 1, int(self._clock() * 1e6))
 
     def _touch(self, log: _Log) -> None:
-        log.expires = self._clock() + log.ttl_s
+        log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)
 
     def _forget_expired(self) -> None:
         now = self._clock()
         self._logs = {key: log for key, log in self._logs.items() if log.expires > now}
         self._requests = {key: bound for key, bound in self._requests.items() if bound[1] > now}
+        self._deleted = {key: left for key, left in self._deleted.items() if left[1] > now}
 
     def _log(self, session_id: str) -> _Log:
         log = self._logs.get(session_id)
@@ -134,9 +181,11 @@ class MemoryStore:
         return log
 
     def _owned(self, session_id: str, fence: int) -> _Log:
+        if session_id in self._deleted:
+            raise fenced(session_id, fence)
         log = self._log(session_id)
         if log.fence != fence:
-            raise fenced(session_id, fence)
+            raise other_fence(session_id, fence, log.fence)
         return log
 
     def _write(self, log: _Log, position: int, tokens: Tokens, outcomes: Outcomes) -> None:
@@ -152,15 +201,18 @@ class MemoryStore:
         log.outcomes.extend(outcomes[len(held) :])
         self._touch(log)
 
-
-def _snapshot(log: _Log) -> StoredSession:
-    return StoredSession(
-        record=log.record,
-        fence=log.fence,
-        owner=log.owner,
-        tokens=tuple(log.tokens[len(log.record.prompt) :]),
-        outcomes=tuple(log.outcomes),
-        reason=log.reason,
-        text_length=log.text_length,
-        cancelled=log.cancelled,
-    )
+    def _snapshot(self, log: _Log) -> StoredSession:
+        kept = log.ttl_s if log.reason is None else log.retention_s
+        return StoredSession(
+            record=log.record,
+            fence=log.fence,
+            owner=log.owner,
+            tokens=tuple(log.tokens[len(log.record.prompt) :]),
+            outcomes=tuple(log.outcomes),
+            reason=log.reason,
+            text_length=log.text_length,
+            cancelled=log.cancelled,
+            silent_s=max(0.0, self._clock() + kept - log.expires),
+            claimed=log.claimed,
+            ended=log.ended,
+        )

@@ -15,21 +15,15 @@ from orchestrator.store.base import (
     StoredSession,
     Tokens,
     check_append,
-    fenced,
     gap,
     mismatch,
     missing,
+    other_fence,
 )
 from orchestrator.store.batcher import Argument, Batcher, Reply, Script
-from orchestrator.store.encoding import (
-    decode_record,
-    encode_record,
-    pack_outcomes,
-    pack_tokens,
-    unpack_outcomes,
-    unpack_tokens,
-)
+from orchestrator.store.encoding import encode_record, pack_outcomes, pack_tokens, request_of
 from orchestrator.store.scripts import Answer, request_key, session_keys
+from orchestrator.store.snapshot import stored_session
 from specwire.core.limits import FinishReason
 
 
@@ -44,9 +38,11 @@ class RedisStore:
     READ = Script(scripts.READ)
     APPEND = Script(scripts.APPEND)
     CANCEL = Script(scripts.CANCEL)
+    DELETE = Script(scripts.DELETE)
     BIND = Script(scripts.BIND)
+    UNBIND = Script(scripts.UNBIND)
     PING = Script(scripts.PING)
-    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, APPEND, CANCEL, BIND, PING)
+    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, APPEND, CANCEL, DELETE, BIND, UNBIND, PING)
 
     def __init__(self, client: Redis, timeout_s: float = 2.0) -> None:
         self._client = client
@@ -56,9 +52,13 @@ class RedisStore:
         """Have Redis know every script, so that no later call pays for it. Raises StoreUnavailable."""
         await self._batcher.register(self.SCRIPTS)
 
-    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
-        arguments = (encode_record(record), len(record.prompt), owner, _ms(ttl_s), pack_tokens(record.prompt))
-        reply = await self._batcher.call(self.CREATE, session_keys(record.session_id), *arguments)
+    async def create(
+        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
+    ) -> int:
+        head = _head(record, ttl_s, owner, retention_s)
+        reply = await self._batcher.call(
+            self.CREATE, session_keys(record.session_id), *head, pack_tokens(record.prompt)
+        )
         if reply[0] == Answer.EXISTS:
             raise SessionExists(f"session {record.session_id} has a log")
         return int(_bytes(reply[1]))
@@ -67,18 +67,25 @@ class RedisStore:
         reply = await self._batcher.call(self.CLAIM, session_keys(session_id), owner)
         if reply[0] == Answer.MISSING:
             raise missing(session_id)
-        return _session(reply)
+        return stored_session(session_id, reply)
 
     async def recreate(
-        self, record: SessionRecord, tokens: Tokens, outcomes: Outcomes, fence: int, ttl_s: float, owner: str = ""
+        self,
+        record: SessionRecord,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        fence: int,
+        ttl_s: float,
+        owner: str = "",
+        retention_s: float | None = None,
     ) -> None:
         check_append(0, tokens, outcomes)
+        head = _head(record, ttl_s, owner, retention_s)
         text = pack_tokens([*record.prompt, *tokens])
-        head = (encode_record(record), len(record.prompt), owner, _ms(ttl_s))
         keys = session_keys(record.session_id)
         reply = await self._batcher.call(self.RECREATE, keys, *head, text, pack_outcomes(outcomes), fence)
-        if reply[0] == Answer.FENCED:
-            raise fenced(record.session_id, fence)
+        if reply[0] != Answer.OK:
+            _refused(reply, record.session_id, fence, 0)
 
     async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
         return await self._append(session_id, fence, position, tokens, outcomes)
@@ -107,12 +114,20 @@ class RedisStore:
 
     async def read(self, session_id: str) -> StoredSession | None:
         reply = await self._batcher.call(self.READ, session_keys(session_id))
-        return None if reply[0] == Answer.MISSING else _session(reply)
+        return None if reply[0] == Answer.MISSING else stored_session(session_id, reply)
 
     async def cancel(self, session_id: str) -> None:
         reply = await self._batcher.call(self.CANCEL, session_keys(session_id)[:1])
         if reply[0] == Answer.MISSING:
             raise missing(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        reply = await self._batcher.call(self.DELETE, session_keys(session_id))
+        if reply[0] == Answer.MISSING:
+            raise missing(session_id)
+        tenant, request_id = request_of(_bytes(reply[1]))
+        if request_id:
+            await self._batcher.call(self.UNBIND, [request_key(tenant, request_id)], session_id)
 
     async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
         reply = await self._batcher.call(self.BIND, [request_key(tenant, request_id)], session_id, _ms(ttl_s))
@@ -124,6 +139,12 @@ class RedisStore:
     async def close(self) -> None:
         await self._batcher.close()
         await self._client.aclose()
+
+
+def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:
+    """How the arguments of CREATE and RECREATE begin."""
+    ttl_ms = _ms(ttl_s)
+    return encode_record(record), len(record.prompt), owner, ttl_ms, ttl_ms if retention_s is None else _ms(retention_s)
 
 
 def _ms(seconds: float) -> int:
@@ -139,25 +160,8 @@ def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoRetu
         case Answer.MISSING:
             raise missing(session_id)
         case Answer.FENCED:
-            raise fenced(session_id, fence)
+            raise other_fence(session_id, fence, int(_bytes(reply[1])))
         case Answer.GAP:
             raise gap(session_id, position, cast(int, reply[1]))
         case _:
             raise mismatch(session_id, position)
-
-
-def _session(reply: Reply) -> StoredSession:
-    """From SNAPSHOT's reply."""
-    record_json, fence, owner, reason, text_length, cancelled = cast(list[bytes], reply[1])
-    text = unpack_tokens(_bytes(reply[2]))
-    record = decode_record(record_json, text)
-    return StoredSession(
-        record=record,
-        fence=int(fence),
-        owner=owner.decode(),
-        tokens=text[len(record.prompt) :],
-        outcomes=unpack_outcomes(_bytes(reply[3])),
-        reason=FinishReason(int(reason)) if reason else None,
-        text_length=int(text_length or 0),
-        cancelled=cancelled == b"1",
-    )

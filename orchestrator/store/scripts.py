@@ -2,13 +2,16 @@
 
 Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 
-    specwire:{SESSION}:meta      hash: record, prompt (its length in tokens), fence, owner, ttl_ms, cancelled,
-                                 reason and text_length once it has ended
+    specwire:{SESSION}:meta      hash: record (JSON), prompt (its length in tokens), state (running, ended, deleted),
+                                 fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, and once it has ended
+                                 reason, text_length, ended_us
     specwire:{SESSION}:tokens    4 bytes each, prompt first
     specwire:{SESSION}:outcomes  1 byte each, after the prompt
 
-Every script that writes sets the time to live of all three. Fences are compared as numbers below 2^53 (Redis time in
-microseconds reaches that in the year 2255), which a Lua number holds exactly.
+Every script in which an owner writes sets the time to live of all three, so that what is left of it tells how long the
+owner has been silent. Of a deleted session state and fence stay. Instants are Redis time in microseconds. Fences are
+compared as numbers below 2^53 (Redis time in microseconds reaches that in the year 2255), which a Lua number holds
+exactly.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ def request_key(tenant: str, request_id: str) -> str:
 
 # fence = max(old + 1, Redis time in microseconds): it rises, and it does so even where Redis lost the old one.
 NEXT_FENCE = """
-local function next_fence(old)
+local function now_us()
   local now = redis.call('TIME')
-  return string.format('%.0f', math.max(old + 1, now[1] * 1000000 + now[2]))
+  return now[1] * 1000000 + now[2]
 end
+local function decimal(number) return string.format('%.0f', number) end
+local function next_fence(old) return decimal(math.max(old + 1, now_us())) end
 """
 
 EXPIRE_ALL = """
@@ -55,64 +60,86 @@ end
 
 # APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty.
 WRITE_LOG = """
-local function write_log(record, prompt, fence, owner, ttl_ms, tokens, outcomes)
+local function write_log(record, prompt, owner, ttl_ms, retention_ms, tokens, outcomes, fence)
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-  redis.call('HSET', KEYS[1], 'record', record, 'prompt', prompt, 'fence', fence, 'owner', owner, 'ttl_ms', ttl_ms,
-    'cancelled', 0)
+  redis.call('HSET', KEYS[1], 'record', record, 'prompt', prompt, 'state', 'running', 'fence', fence, 'owner', owner,
+    'claimed_us', decimal(now_us()), 'ttl_ms', ttl_ms, 'retention_ms', retention_ms, 'cancelled', 0)
   redis.call('APPEND', KEYS[2], tokens)
   if #outcomes > 0 then redis.call('APPEND', KEYS[3], outcomes) end
 end
 """
 
+# The third element is what is left of the time to live, in milliseconds; the fourth field is what it was set to.
 SNAPSHOT = """
 local function snapshot()
-  return {0, redis.call('HMGET', KEYS[1], 'record', 'fence', 'owner', 'reason', 'text_length', 'cancelled'),
+  local ended = redis.call('HEXISTS', KEYS[1], 'reason') == 1
+  return {0, redis.call('HMGET', KEYS[1], 'record', 'fence', 'owner', ended and 'retention_ms' or 'ttl_ms',
+    'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us'), redis.call('PTTL', KEYS[1]),
     redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or ''}
 end
 """
 
-# ARGV: record, prompt length, owner, ttl_ms, prompt tokens. Reply: {OK, fence} or {EXISTS}.
+# ARGV: record, prompt length, owner, ttl_ms, retention_ms, prompt tokens. Reply: {OK, fence} or {EXISTS}.
 CREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{WRITE_LOG}
 if redis.call('EXISTS', KEYS[1]) == 1 then return {{5}} end
 local fence = next_fence(0)
-write_log(ARGV[1], ARGV[2], fence, ARGV[3], ARGV[4], ARGV[5], '')
+write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '', fence)
 expire_all(ARGV[4])
 return {{0, fence}}
 """
 
-# ARGV: record, prompt length, owner, ttl_ms, tokens with the prompt, outcomes, fence. Reply: {OK} or {FENCED}.
-# The highest fence wins: several may still hold the lost log's text, and only the newest owner's counts.
-RECREATE = f"""{EXPIRE_ALL}{WRITE_LOG}
-local held = redis.call('HGET', KEYS[1], 'fence')
-if held and tonumber(held) > tonumber(ARGV[7]) then return {{2}} end
-write_log(ARGV[1], ARGV[2], ARGV[7], ARGV[3], ARGV[4], ARGV[5], ARGV[6])
+# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence.
+# Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
+# text, and only the newest owner's counts. Under the same fence it only adds: should this call be late, what was
+# appended meanwhile stays.
+RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{WRITE_LOG}
+local held = redis.call('HMGET', KEYS[1], 'fence', 'reason')
+local tokens, outcomes, fence = ARGV[6], ARGV[7], ARGV[8]
+if held[1] and tonumber(held[1]) > tonumber(fence) then return {{2, held[1]}} end
+
+local length = redis.call('STRLEN', KEYS[2])
+local whole = redis.call('STRLEN', KEYS[3]) == length / 4 - ARGV[2]
+if held[1] == fence and whole then
+  local overlap = math.min(length, #tokens)
+  if redis.call('GETRANGE', KEYS[2], 0, overlap - 1) ~= string.sub(tokens, 1, overlap) then return {{3}} end
+  if #tokens > overlap then
+    if held[2] then return {{3}} end
+    redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
+    redis.call('APPEND', KEYS[3], string.sub(outcomes, overlap / 4 - ARGV[2] + 1))
+  end
+else
+  write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tokens, outcomes, fence)
+end
 expire_all(ARGV[4])
 return {{0}}
 """
 
 # ARGV: owner. Reply: the snapshot under the new fence, or {MISSING}: a lost log is not claimed, its tokens are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
-local held = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms')
+local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
-redis.call('HSET', KEYS[1], 'fence', next_fence(held[1]), 'owner', ARGV[1])
-expire_all(held[2])
+redis.call('HSET', KEYS[1], 'fence', next_fence(held[2]), 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
+if not held[4] then expire_all(held[3]) end
 return snapshot()
 """
 
 # Reply: the snapshot or {MISSING}.
 READ = f"""{SNAPSHOT}
-if redis.call('EXISTS', KEYS[1]) == 0 then return {{1}} end
+if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
 return snapshot()
 """
 
 # ARGV: fence, position, tokens, outcomes, and to finish also reason and text_length.
-# Reply: {OK, length, cancelled}, {MISSING}, {FENCED}, {MISMATCH} or {GAP, length}. What fails changes nothing.
-APPEND = f"""{EXPIRE_ALL}
-local meta = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length')
+# Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
+# nothing. A log of which only a part is left (evicted, in an unfit Redis) has a gap from its start.
+APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}
+local meta = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
+  'retention_ms')
 if not meta[1] then return {{1}} end
-if meta[1] ~= ARGV[1] then return {{2}} end
+if meta[1] ~= ARGV[1] then return {{2, meta[1]}} end
 local length = redis.call('STRLEN', KEYS[2])
 local start, tokens, reason = ARGV[2] * 4, ARGV[3], ARGV[5]
+if redis.call('STRLEN', KEYS[3]) ~= length / 4 - meta[6] then return {{4, 0}} end
 if start > length then return {{4, length / 4}} end
 
 -- Where the log already reaches, it must hold the same; what lies behind its end is new.
@@ -125,21 +152,31 @@ if meta[4] and fresh > 0 then return {{3}} end
 if reason then
   if length > start + #tokens then return {{3}} end
   if meta[4] and (meta[4] ~= reason or meta[5] ~= ARGV[6]) then return {{3}} end
-  redis.call('HSET', KEYS[1], 'reason', reason, 'text_length', ARGV[6])
+  redis.call('HSET', KEYS[1], 'state', 'ended', 'reason', reason, 'text_length', ARGV[6], 'ended_us', decimal(now_us()))
 end
 if fresh > 0 then
   length = redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
   redis.call('APPEND', KEYS[3], string.sub(ARGV[4], overlap / 4 + 1))
 end
-expire_all(meta[2])
+if reason or meta[4] then expire_all(meta[7]) else expire_all(meta[2]) end
 return {{0, length / 4, tonumber(meta[3])}}
 """
 
 # Reply: {OK} or {MISSING}.
 CANCEL = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return {1} end
+if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {1} end
 redis.call('HSET', KEYS[1], 'cancelled', 1)
 return {0}
+"""
+
+# Reply: {OK, record} or {MISSING}. The fence that stays is newer than any owner's: none can append or recreate.
+DELETE = f"""{NEXT_FENCE}
+local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms')
+if not held[1] then return {{1}} end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('HSET', KEYS[1], 'state', 'deleted', 'fence', next_fence(held[2]))
+redis.call('PEXPIRE', KEYS[1], held[3])
+return {{0, held[1]}}
 """
 
 # KEYS: the request's key. ARGV: session id, ttl_ms. Reply: {OK, the session that was bound first}.
@@ -148,6 +185,12 @@ local held = redis.call('GET', KEYS[1])
 if held then return {0, held} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {0, ARGV[1]}
+"""
+
+# KEYS: the request's key. ARGV: session id. Reply: {OK}.
+UNBIND = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return {0}
 """
 
 # A script too: it shows that scripts may run, not only that somebody answers.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.store import (
+    LEASE_S,
     ContentMismatch,
     Fenced,
     Gap,
@@ -15,6 +18,7 @@ from orchestrator.store import (
     SessionExists,
     SessionRecord,
     SessionStore,
+    StaleLog,
     open_store,
 )
 from specwire.core.acceptance import Outcome
@@ -51,6 +55,8 @@ def record_of(session_id: str, **changes: object) -> SessionRecord:
         "drafting": False,
         "weights_fingerprint": "w",
         "vocabulary_fingerprint": "v",
+        "tokenizer_fingerprint": "t",
+        "dtype": "bfloat16",
         "created": 1_700_000_000.25,
     }
     return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]
@@ -114,10 +120,10 @@ async def test_only_the_newest_fence_writes(store: SessionStore) -> None:
     claimed = await store.claim(session_id, "second")
     assert claimed.fence > old
     assert (claimed.tokens, claimed.owner) == ((7,), "second")
-    for fence in (old, claimed.fence + 1):
-        with pytest.raises(Fenced):
+    for fence, refusal in ((old, Fenced), (claimed.fence + 1, StaleLog)):
+        with pytest.raises(refusal):
             await store.append(session_id, fence, 4, (8,), (A,))
-        with pytest.raises(Fenced):
+        with pytest.raises(refusal):
             await store.finish(session_id, fence, 4, (8,), (A,), FinishReason.EOS, 1)
     assert (await store.append(session_id, claimed.fence, 4, (8,), (A,))).length == 5
 
@@ -154,6 +160,111 @@ async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: Ses
     assert log is not None
     assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7,), (A,), 2000, "newer")
     assert (await store.append(session_id, 2000, 4, (8,), (A,))).length == 5
+
+
+async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store: SessionStore) -> None:
+    session_id, fence = await started(store, "behind")
+    record = record_of(session_id)
+    await store.append(session_id, fence, 3, (7,), (A,))
+    with pytest.raises(Gap):
+        await store.append(session_id, fence, 5, (9,), (D,))
+    await store.recreate(record, (7, 8), (A, B), fence, TTL)
+    assert (await store.append(session_id, fence, 5, (9,), (D,))).length == 6
+    await store.recreate(record, (7, 8), (A, B), fence, TTL)  # it comes late: the append stays
+    with pytest.raises(ContentMismatch):
+        await store.recreate(record, (7, 9), (A, B), fence, TTL)
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, D))
+    await store.finish(session_id, fence, 6, (), (), FinishReason.EOS, 3)
+    await store.recreate(record, (7, 8), (A, B), fence, TTL)
+    with pytest.raises(ContentMismatch):
+        await store.recreate(record, (7, 8, 9, 1), (A, B, D, D), fence, TTL)
+    ended = await store.read(session_id)
+    assert ended is not None
+    assert (ended.tokens, ended.reason) == ((7, 8, 9), FinishReason.EOS)
+
+
+async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store: SessionStore) -> None:
+    session_id, old = await started(store, "older")
+    await store.append(session_id, old, 3, (1, 2), (A, A))
+    newer = old + 5_000_000
+    with pytest.raises(StaleLog, match=f"older fence {old}, not {newer}"):
+        await store.append(session_id, newer, 5, (9,), (A,))
+    await store.recreate(record_of(session_id), (7, 8), (A, B), newer, TTL, owner="newest")
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.fence, log.owner) == ((7, 8), newer, "newest")
+    with pytest.raises(Fenced):
+        await store.append(session_id, old, 5, (3,), (A,))
+
+
+async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(store: SessionStore) -> None:
+    session_id, tenant = f"deleted-{id(store)}", f"tenant-{id(store)}"
+    record = record_of(session_id, tenant=tenant)
+    fence = await store.create(record, TTL)
+    assert await store.bind_request(tenant, "r:1", session_id, TTL) == session_id
+    await store.append(session_id, fence, 3, (7,), (A,))
+    await store.delete(session_id)
+    assert await store.read(session_id) is None
+    with pytest.raises(MissingSession):
+        await store.claim(session_id, "me")
+    with pytest.raises(MissingSession):
+        await store.cancel(session_id)
+    with pytest.raises(MissingSession):
+        await store.delete(session_id)
+    with pytest.raises(Fenced):
+        await store.append(session_id, fence, 4, (), ())
+    with pytest.raises(Fenced):
+        await store.finish(session_id, fence, 4, (), (), FinishReason.EOS, 1)
+    with pytest.raises(Fenced):
+        await store.recreate(record, (7,), (A,), fence, TTL)
+    with pytest.raises(SessionExists):
+        await store.create(record, TTL)
+    assert await store.read(session_id) is None
+    assert await store.bind_request(tenant, "r:1", "another", TTL) == "another"
+
+
+async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: SessionStore) -> None:
+    session_id, fence = await started(store, "life")
+    await asyncio.sleep(0.05)
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.silent_s >= 0.04
+    assert not log.abandoned
+    assert replace(log, silent_s=LEASE_S + 1).abandoned
+    assert not replace(log, silent_s=LEASE_S + 1, reason=FinishReason.EOS).abandoned
+    await store.append(session_id, fence, 3, (), ())
+    again = await store.read(session_id)
+    assert again is not None
+    assert again.silent_s < log.silent_s
+    assert (await store.claim(session_id, "me")).silent_s < 0.05
+
+
+async def test_instants_are_kept(store: SessionStore) -> None:
+    before = time.time()
+    session_id, fence = await started(store, "instants")
+    log = await store.read(session_id)
+    assert log is not None
+    assert before - 1 < log.claimed < time.time() + 1
+    assert log.ended is None
+    await store.finish(session_id, fence, 3, (), (), FinishReason.EOS, 0)
+    log = await store.read(session_id)
+    assert log is not None
+    assert log.ended is not None
+    assert log.claimed <= log.ended < time.time() + 1
+
+
+async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> None:
+    session_id = f"retention-{id(store)}"
+    fence = await store.create(record_of(session_id), TTL, retention_s=0.05)
+    await store.finish(session_id, fence, 3, (7,), (A,), FinishReason.EOS, 1)
+    await store.read(session_id)
+    for _ in range(500):
+        if await store.read(session_id) is None:
+            break
+        await asyncio.sleep(0.01)
+    assert await store.read(session_id) is None
 
 
 async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:

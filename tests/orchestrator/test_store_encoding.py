@@ -37,6 +37,8 @@ records = st.builds(
     ngram=st.booleans(),
     weights_fingerprint=st.text(max_size=9),
     vocabulary_fingerprint=st.text(max_size=9),
+    tokenizer_fingerprint=st.text(max_size=9),
+    dtype=st.text(max_size=9),
     created=st.floats(0, 1e10),
 )
 
