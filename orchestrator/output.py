@@ -115,6 +115,11 @@ class Output:
             else:
                 await self._wait()
 
+    async def reached(self, position: int) -> None:
+        """Wait until the tokens before `position` are here, or the end."""
+        while self.prompt_length + len(self.tokens) < position and self.end is None:
+            await self._wait()
+
     async def ended(self) -> None:
         while self.end is None:
             await self._wait()

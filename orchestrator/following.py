@@ -1,0 +1,79 @@
+"""Shows a session that another orchestrator drives, as it appears in the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orchestrator.driver import UNREAD, SessionDriver
+from orchestrator.restoring import Replay
+from orchestrator.store import SessionStore, StoredSession, StoreUnavailable
+from orchestrator.store.base import missing
+
+# Seconds between two looks at the log, and after a look that got no answer.
+POLL_S = 0.05
+RETRY_S = 0.2
+
+
+class Follower:
+    """Extends one session's output from its log.
+
+    Args:
+        driver: shows the output and counts its readers.
+        owner: this orchestrator's name in the log.
+        timeout: seconds after which a log that does not answer is given up.
+
+    wanted: set it to have the session claimed at the next look.
+    """
+
+    def __init__(self, store: SessionStore, driver: SessionDriver, replay: Replay, owner: str, timeout: float) -> None:
+        self.wanted = False
+        self._store = store
+        self._driver = driver
+        self._replay = replay
+        self._owner = owner
+        self._timeout = timeout
+        self._now = asyncio.get_running_loop().time
+        self._answered = self._read = self._grown = self._now()
+
+    async def run(self) -> StoredSession | None:
+        """The log once the session has ended, or ought to be driven here; None once nobody reads it here.
+
+        Raises:
+            StoreError: the log is lost, or does not answer.
+            OtherText: the log contradicts what was shown.
+        """
+        while True:
+            log = await self._look()
+            if log is not None and (log.reason is not None or self._is_due(log)):
+                return log
+            if self._is_unread():
+                return None
+            await asyncio.sleep(POLL_S if log is not None else RETRY_S)
+
+    async def _look(self) -> StoredSession | None:
+        """The log, shown; None if it does not answer now."""
+        try:
+            log = await self._store.read(self._driver.record.session_id)
+        except StoreUnavailable:
+            if self._now() - self._answered > self._timeout:
+                raise
+            return None
+        if log is None:
+            raise missing(self._driver.record.session_id)
+        self._answered = self._now()
+        if len(log.tokens) > self._replay.seen:
+            self._grown = self._answered
+        self._replay.extend(log.tokens, log.outcomes)
+        return log
+
+    def _is_due(self, log: StoredSession) -> bool:
+        """Nobody drives it, or who does gets no further."""
+        stalled = self._now() - self._grown > self._driver.patience_with_others
+        if stalled:
+            self._driver.patience_with_others *= 2
+        return self.wanted or stalled or log.abandoned or log.owner == self._owner
+
+    def _is_unread(self) -> bool:
+        if self._driver.readers:
+            self._read = self._now()
+        return self._now() - self._read > UNREAD

@@ -1,0 +1,149 @@
+"""Who drives a session: this orchestrator, or another one whose work is shown here as it appears in the log.
+
+Any orchestrator with the same log serves any session. One that has ended is replayed. One that another orchestrator
+drives is *followed*: its log is read again and again, so that any number of readers at any number of orchestrators see
+the same stream and none of them takes it from another. It is *claimed*, with a new fence, and driven here
+
+- at once if the reader asks for that (its connection to the other orchestrator broke), or nobody drives it;
+- once the other one gives no sign of life (the log's lease), or the log has not grown for as long, which may be because
+  nobody reads there any more. The second kind of patience doubles each time, so that two orchestrators with readers do
+  not take a session that cannot go on from each other for ever.
+
+A claim is right at any time: it makes the former owner's appends fail, and so ends its say. That one follows then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+
+from orchestrator.driver import SessionDriver
+from orchestrator.following import RETRY_S, Follower
+from orchestrator.restoring import OtherText, Replay
+from orchestrator.statuses import status_of_append, store_statuses
+from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
+from specwire.core.scanning import PeekingScanner
+
+logger = logging.getLogger(__name__)
+
+
+class Ownership:
+    """Joins sessions that this orchestrator has not begun.
+
+    Args:
+        owner: this orchestrator's name in the log.
+        store_timeout: seconds after which a log that does not answer ends the readers' streams.
+        scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
+        place: gives a session its peers.
+        leave: forgets a session that nobody reads here.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        owner: str,
+        store_timeout: float,
+        scanner_of: Callable[[SessionRecord], PeekingScanner],
+        place: Callable[[SessionDriver], None],
+        leave: Callable[[SessionDriver], None],
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._store_timeout = store_timeout
+        self._scanner_of = scanner_of
+        self._place = place
+        self._leave = leave
+        self._followers: dict[str, Follower] = {}
+
+    async def join(self, driver: SessionDriver, log: StoredSession, take_over: bool) -> None:
+        """Have `driver`, which has shown nothing yet, show the session from now on.
+
+        Raises:
+            StatusError: the log does not answer, or has lost the session.
+        """
+        driver.let_go()
+        driver.stats.started -= max(0.0, time.time() - log.record.created)
+        replay = self._replay(driver)
+        with store_statuses():
+            if log.reason is None and (take_over or self._is_free(log)):
+                log = await self._store.claim(log.record.session_id, self._owner)
+        self._show(driver, replay, log)
+
+    def follow(self, driver: SessionDriver) -> None:
+        """Another orchestrator has claimed a session of ours."""
+        self._follow(driver, self._replay(driver))
+
+    def take_over(self, driver: SessionDriver) -> None:
+        """A reader of a session that is followed here wants it to be driven here."""
+        follower = self._followers.get(driver.record.session_id)
+        if follower is not None:
+            follower.wanted = True
+
+    def _replay(self, driver: SessionDriver) -> Replay:
+        return Replay(driver.output, self._scanner_of(driver.record))
+
+    def _is_free(self, log: StoredSession) -> bool:
+        """Nobody drives the session: its owner is silent, or it is ours, and we have left it."""
+        return log.abandoned or log.owner == self._owner
+
+    def _show(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
+        """What the log says; and if it says that the session is ours, go on."""
+        replay.extend(log.tokens, log.outcomes)
+        if log.reason is not None:
+            driver.finish(replay.end(log.reason, log.text_length))
+        elif log.owner == self._owner:
+            self._drive(driver, replay, log)
+        else:
+            self._follow(driver, replay)
+
+    def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
+        logger.info("session %s: claimed at %d tokens", log.record.session_id[:8], log.length)
+        driver.drive(log.fence, replay.scanner)
+        if log.cancelled:
+            driver.cancel()
+            return
+        if log.record.deadline:
+            driver.set_deadline(max(0.0, log.record.deadline - time.time()))
+        if driver.readers == 0:
+            driver.expect_reader()
+        driver.wait_for_verifier()
+        self._place(driver)
+
+    def _follow(self, driver: SessionDriver, replay: Replay) -> None:
+        follower = Follower(self._store, driver, replay, self._owner, self._store_timeout)
+        self._followers[driver.record.session_id] = follower
+        driver.follow(self._run(driver, replay, follower))
+
+    async def _run(self, driver: SessionDriver, replay: Replay, follower: Follower) -> None:
+        """Follow until the session has ended, is driven here, or nobody has read it here for a while."""
+        session_id = driver.record.session_id
+        try:
+            log = await follower.run()
+            if log is None:
+                self._leave(driver)
+                return
+            if log.reason is None:
+                log = await self._claim(session_id)
+            self._show(driver, replay, log)
+        except OtherText as error:
+            driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
+        except StoreError as error:
+            driver.abandon(status_of_append(error), f"session log: {error}")
+        finally:
+            if self._followers.get(session_id) is follower:
+                del self._followers[session_id]
+
+    async def _claim(self, session_id: str) -> StoredSession:
+        """The log under our fence. A claim of unknown outcome is repeated: a newer fence does no harm."""
+        give_up = asyncio.get_running_loop().time() + self._store_timeout
+        while True:
+            try:
+                return await self._store.claim(session_id, self._owner)
+            except StoreUnavailable:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
+            await asyncio.sleep(RETRY_S)

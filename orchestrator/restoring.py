@@ -1,0 +1,53 @@
+"""A session's output from its log: the same text, whoever appended it and in whatever portions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.output import Output
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import Emit, EmitEnd, End
+from specwire.core.limits import FinishReason
+from specwire.core.scanning import PeekingScanner
+
+
+class OtherText(Exception):
+    """The log holds another text than readers have been shown, or less of it."""
+
+
+class Replay:
+    """Brings `output` to the log's end, again and again as the log grows.
+
+    Token by token: so to each position belongs the text that was released with it, and a reader that comes back in the
+    middle of an append goes on exactly there.
+
+    Args:
+        output: of which some may have been shown already, by a driver or by another replay.
+        scanner: fresh. It has seen the log's tokens up to `seen`, counted behind the prompt.
+    """
+
+    def __init__(self, output: Output, scanner: PeekingScanner) -> None:
+        self.output = output
+        self.scanner = scanner
+        self.seen = 0
+
+    def extend(self, tokens: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """The log's decided tokens are these by now. Raises OtherText."""
+        shown = self.output.tokens
+        if len(tokens) < len(shown) or shown[self.seen :] != list(tokens[self.seen : len(shown)]):
+            position = self.output.prompt_length + self.seen
+            raise OtherText(f"the log holds another text behind {position} than was shown, or less")
+        for index in range(self.seen, len(tokens)):
+            self._see(index, tokens[index], outcomes[index])
+        self.seen = len(tokens)
+
+    def _see(self, index: int, token: int, outcome: Outcome) -> None:
+        release = self.scanner.push([token])
+        if index == len(self.output.tokens):
+            position = self.output.prompt_length + index
+            self.output.add(Emit(position, (token,), (outcome,), release.text, release.text_ends))
+
+    def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
+        """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""
+        message = "the session has failed before" if reason is FinishReason.ERROR else ""
+        return EmitEnd(End(reason, message, text_length), self.scanner.finish())
