@@ -115,6 +115,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         peer_tls=client_tls(args),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
+        drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
     )
     return EdgeOptions(drafting, serving)

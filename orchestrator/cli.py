@@ -37,6 +37,13 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         metavar="NAME",
         help="only these may dial in: a name in the drafter's certificate; may be repeated",
     )
+    parser.add_argument(
+        "--drafters-per-session",
+        type=int,
+        default=1,
+        metavar="N",
+        help="drafters that propose for one session at a time (default: %(default)s)",
+    )
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     add_server_arguments(parser)
     add_client_arguments(parser, peers)
@@ -57,6 +64,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         peer_tls=client_tls(args),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
+        drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
         plan=args.plan,
     )

@@ -6,26 +6,25 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 
 import grpc
 
 from orchestrator import messages
 from orchestrator.appender import Appender
+from orchestrator.drafters import Drafters
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
-from orchestrator.peers import PREFERENCE, DrafterPeer, VerifierPeer
-from orchestrator.provisional import ProvisionalText, with_drafts
-from orchestrator.quota import MOST_RELAYED, Quota
+from orchestrator.peers import PREFERENCE, VerifierPeer
+from orchestrator.provisional import ProvisionalText
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
-from orchestrator.store import SessionRecord, SessionStore, StoreError
+from orchestrator.store import LEASE_S, Fenced, SessionRecord, SessionStore, StoreError
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.controller import Controller, Fixed, Planner, parse_plan, time_to_plan
+from specwire.core.chain import Proposal
 from specwire.core.credit import buffer_for
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.sampling import InvalidParameter
@@ -35,13 +34,12 @@ from specwire.core.states import State
 from specwire.core.text import Text
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
-from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from specwire.v1 import common_pb2, verify_pb2
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which a peer that refused the session for the moment is asked again; for a drafter doubled every time.
+# Seconds after which a verifier that refused the session for the moment is asked again.
 RETRY = 1.0
-MOST_RETRY = 30.0
 # Verifiers that a session may lose in a row without a token.
 MOST_LOSSES = 4
 # A session that nobody has begun to read was left by its caller before it was there.
@@ -51,8 +49,12 @@ UNREAD = 5.0
 class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
+    A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
+    (`orchestrator.ownership`), until it ends or comes back (`drive`). `on_fenced` is told of the loss.
+
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `former`: the verifier that
-    was lost and may still have the session. `refusals`: how often drafters refused it.
+    was lost and may still have the session. `abandoned`: it ended for readers here, but not in the log.
+    `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     """
 
     def __init__(
@@ -64,46 +66,74 @@ class SessionDriver:
         options: OrchestratorOptions,
         place: Callable[[SessionDriver], None],
         on_ended: Callable[[SessionDriver], None],
+        on_fenced: Callable[[SessionDriver], None] | None = None,
     ) -> None:
         self.record = record
-        self.fence = fence
         self.output = Output(len(record.prompt))
         self.provisional: ProvisionalText | None = None
-        self._scanner = scanner
-        self._drafter_apart = False
-        self.session = Session(Text(record.prompt), len(record.prompt), scanner, options.buffer)
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.verifier: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
-        self.drafter: DrafterPeer | None = None
         self.readers = 0
-        self._verifier_handle = self._drafter_handle = 0
-        self._source = 0
-        self.refusals: Counter[DrafterPeer] = Counter()
-        self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
+        self.abandoned = False
+        self.patience_with_others = LEASE_S
+        self._verifier_handle = 0
         self._ledger_us = 0
-        self._controller: Planner | None = None
-        self._verdicts = 0
         self._timings = self._appending = Timings(verify_pb2.StepTimings())
         self._store_is_kept = store.durability != "memory"
-        self._appender = Appender(store, record.session_id, fence, options.store_timeout)
+        self._store = store
         self._options = options
         self._place = place
         self._on_ended = on_ended
-        self._patience = options.peer_timeout
-        self._losses = 0
-        self._drafter_retry = RETRY
+        self._on_fenced = on_fenced
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers = Timers()
+        self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
         self._events: deque[ev.Event] = deque()
         self._applying = False
+        self.drive(fence, scanner)
+
+    # Who drives
+
+    def drive(self, fence: int, scanner: PeekingScanner) -> None:
+        """Drive the session from the output's end on, which is the log's, under this fence.
+
+        `scanner` has seen the output. The session waits for a verifier: `place` it.
+        """
+        self.fence = fence
+        self.failure = None
+        self._scanner = scanner
+        text = Text([*self.record.prompt, *self.output.tokens])
+        self.session = Session(text, len(self.record.prompt), scanner, self._options.buffer)
+        self._appender = Appender(self._store, self.record.session_id, fence, self._options.store_timeout)
+        self._patience = self._options.peer_timeout
+        self._losses = 0
+        if self.provisional is not None:
+            self.provisional.restart(self.session, scanner)
 
     @property
-    def wants_drafter(self) -> bool:
+    def following(self) -> bool:
+        """Another orchestrator drives the session, or is about to; what it writes is shown here."""
+        return self.session.state is State.FENCED and self.output.end is None
+
+    def let_go(self) -> None:
+        """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
+        self._timers.cancel_all()
+        self.failure = None
+        if self.provisional is not None:
+            self.provisional.stop()
+        self.apply(ev.OwnerLost())
+
+    def follow(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Own what fills the output meanwhile."""
+        self._own(coroutine)
+
+    @property
+    def drafters_missing(self) -> int:
+        """How many more drafters the session may have now."""
         running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
-        refused = self._timers.left("drafter") is not None
-        return running and self.drafter is None and self.record.drafting and not refused
+        return self.drafters.missing if running else 0
 
     # Events in
 
@@ -126,41 +156,21 @@ class SessionDriver:
         """Keep, from now on, what drafters propose for readers to see."""
         if self.provisional is None:
             self.provisional = ProvisionalText(self.session, self._scanner, self.output, vocabulary, ending)
-            self._plan()
+            self.drafters.show()
         return self.provisional
 
-    def use_verifier(self, peer: VerifierPeer, shared_host: bool) -> None:
+    def use_verifier(self, peer: VerifierPeer) -> None:
         """Take a place at a verifier; the session opens there."""
         self.verifier, self.former = peer, None
-        self._drafter_apart = not shared_host
         self._timers.cancel("former")
         self._verifier_handle = peer.attach(self)
-        self._controller = self._planner(peer, shared_host)
-        self._plan()
+        self.drafters.use_verifier(peer)
         left = self._timers.left("verifier")
         if left is not None:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
         step_us = peer.forward_times.at(1)
         self.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
-
-    def _planner(self, peer: VerifierPeer, shared_host: bool) -> Planner:
-        fixed = parse_plan(self._options.plan)
-        if fixed is not None:
-            return Fixed(fixed)
-        known = self._controller or peer.experience.get(self.record.sampling.rule)
-        forward = peer.forward_times
-        return known.successor(forward, shared_host) if known else Controller(forward, shared_host)
-
-    def use_drafter(self, peer: DrafterPeer) -> None:
-        self.drafter = peer
-        self._drafter_handle = peer.attach(self)
-        self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
-        if self._source and self._controller is not None:
-            self._controller.drafter_changed()
-            self._plan()
-        self._source += 1
-        self.apply(ev.DrafterReady(self._source))
 
     def wait_for_verifier(self) -> None:
         """Fail the session if no verifier takes it within what is left of the peer timeout."""
@@ -187,6 +197,19 @@ class SessionDriver:
     def reader_came(self) -> None:
         self.readers += 1
         self._timers.cancel("detached")
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A reader is here for as long."""
+        self.reader_came()
+        try:
+            yield
+        finally:
+            self.reader_left()
+
+    @property
+    def prompt_hash(self) -> int:
+        return self.session.text.hash_at(len(self.record.prompt))
 
     def expect_reader(self) -> None:
         """Whoever asked for the session may be gone already."""
@@ -218,11 +241,7 @@ class SessionDriver:
             self.stats.count_verdict(event, verdict.tested)
             self._patience, self._losses = self._options.peer_timeout, 0
         self.apply(event)
-        if self._controller is not None and self.drafter is not None:
-            self._controller.observe_verdict(messages.decided(event, verdict))
-            self._verdicts += 1
-            if time_to_plan(self._verdicts):
-                self._plan()
+        self.drafters.observe(event, verdict)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code = code_of(refused.code)
@@ -254,43 +273,12 @@ class SessionDriver:
         if self.session.state is State.WAITING:
             self.wait_for_verifier()
 
-    # From the drafter
+    # From a drafter
 
-    def on_proposal(self, proposal: common_pb2.Proposal) -> None:
-        if not self._quota.take(len(proposal.tokens)):
-            if self.drafter is not None:
-                self.drafter.link.cut("the drafter sent more tokens than it was asked for")
-            return
-        self._drafter_retry = RETRY
-        if not self._burst.take(len(proposal.tokens)):
-            return  # what a stall held back: old, and too much for the verifier at once
-        known = replace(convert.proposal_from_wire(proposal), source=self._source)
-        if self._controller is not None:
-            self._controller.observe_proposal(known, proposal.draft_us)
-        self.apply(ev.ProposalArrived(known))
+    def on_draft(self, proposal: Proposal) -> None:
+        self.apply(ev.ProposalArrived(proposal))
         if self.provisional is not None:
-            self.provisional.offer(known)
-
-    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
-        logger.info("session %s: drafter refused: %s", self.record.session_id[:8], refused.message)
-        if self.drafter is not None:
-            self.refusals[self.drafter] += 1
-        self._timers.set("drafter", self._drafter_retry, lambda: self._place(self))
-        self._drafter_retry = min(MOST_RETRY, 2 * self._drafter_retry)
-        self.on_drafter_lost()
-
-    def on_drafter_lost(self) -> None:
-        self.drafter = None
-        self.apply(ev.DrafterLost(self._source))
-
-    def _plan(self) -> None:
-        if self._controller is not None:
-            plan = self._controller.plan()
-            if self.provisional is not None and self._drafter_apart and isinstance(self._controller, Controller):
-                plan = with_drafts(plan)
-            self.stats.plan = str(plan)
-            if plan.pace != self.session.pace or plan.due != self.session.due:
-                self.apply(ev.PacePlanned(plan.pace, plan.due))
+            self.provisional.offer(proposal)
 
     # Effects out
 
@@ -307,16 +295,8 @@ class SessionDriver:
                 self._send_verifier(verify_pb2.ConnectVerifyRequest(proposals=[wire]))
             case fx.CloseVerifier():
                 self._leave_verifier()
-            case fx.OpenDrafter():
-                self._ask(effect.pace.run_ahead)
-                opened = messages.open_drafter(effect, self.record, self._drafter_handle)
-                self._send_drafter(draft_pb2.ConnectDraftRequest(opens=[opened]))
-            case fx.AdvanceDrafter():
-                self._ask(effect.pace.run_ahead)
-                advance = messages.advance(effect, self._drafter_handle)
-                self._send_drafter(draft_pb2.ConnectDraftRequest(advances=[advance]))
-            case fx.CloseDrafter():
-                self._leave_drafter()
+            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+                self.drafters.run(effect)
             case fx.Append():
                 self._appending = self._timings
                 self._own(self._append(effect))
@@ -324,11 +304,7 @@ class SessionDriver:
                 self.stats.count_emit(effect, asyncio.get_running_loop().time())
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
-                self._finish(effect)
-
-    def _ask(self, run_ahead: int) -> None:
-        self._quota.ask(run_ahead)
-        self._burst.ask(run_ahead)
+                self.finish(effect)
 
     def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
         left = self._timers.left("deadline")
@@ -338,48 +314,57 @@ class SessionDriver:
         if self.verifier is not None:
             self.verifier.link.send(message)
 
-    def _send_drafter(self, message: draft_pb2.ConnectDraftRequest) -> None:
-        if self.drafter is not None:
-            self.drafter.link.send(message)
-
     def _leave_verifier(self) -> None:
         if self.verifier is not None:
-            if self._controller is not None and self._verdicts:
-                self.verifier.experience[self.record.sampling.rule] = self._controller
             self.verifier.close(self._verifier_handle)
             self.verifier = None
-
-    def _leave_drafter(self) -> None:
-        if self.drafter is not None:
-            self.drafter.close(self._drafter_handle, self._quota.owed)
-            self.drafter = None
 
     # The log
 
     async def _append(self, effect: fx.Append) -> None:
+        session = self.session
         try:
             cancelled = await self._appender.write(effect)
-        except StoreError as error:
-            self._abandon(status_of_append(error), f"session log: {error}")
+        except Fenced as error:
+            self._lose(session, error)
             return
+        except StoreError as error:
+            self.abandon(status_of_append(error), f"session log: {error}")
+            return
+        if session is not self.session:
+            return  # the session was lost and came back meanwhile, with all that the log holds
         self._appending.durable_ns = time.monotonic_ns()
         self.apply(ev.Appended())
         if cancelled:
             self.cancel()
 
-    def _abandon(self, code: grpc.StatusCode, message: str) -> None:
-        """The log, or our state, is lost: emit nothing more and end the readers' streams with a status."""
+    def _lose(self, session: Session, error: Fenced) -> None:
+        """The log refused the fence that `session` had: somebody else has claimed it."""
+        if session is not self.session or self.output.end is not None:
+            return
+        if self._on_fenced is None:
+            self.abandon(status_of_append(error), f"session log: {error}")
+            return
+        self.let_go()
+        self._on_fenced(self)
+
+    def abandon(self, code: grpc.StatusCode, message: str) -> None:
+        """The log, or our state, is lost: emit nothing more and end the readers' streams with a status.
+
+        That is no end of the session: what the log holds may be gone on with, here or elsewhere.
+        """
         if self.output.end is not None:
             return
+        self.abandoned = True
         self.failure = (code, message)
         with suppress(AssertionError):  # an invariant may be what is broken
             self.apply(ev.OwnerLost())
-        self._finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+        self.finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
 
     def leave(self) -> None:
         """The process stops. The log keeps a session that its request id can find as it is: that is no end of it."""
-        if self.record.request_id and self._store_is_kept:
-            self._abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
+        if self.following or (self.record.request_id and self._store_is_kept):
+            self.abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
         else:
             self.cancel()
 
@@ -389,12 +374,14 @@ class SessionDriver:
         """A failure of our own: this session ends, whatever state it is in; the others go on."""
         logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
         self._events.clear()
-        self._abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
+        self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 
-    def _finish(self, effect: fx.EmitEnd) -> None:
+    def finish(self, effect: fx.EmitEnd) -> None:
+        """The session has ended, for readers here at least."""
+        self.stats.outcomes = Counter(self.output.outcomes)  # also of what other orchestrators appended
         self.stats.ended = asyncio.get_running_loop().time()
         self._timers.cancel_all()
-        self._leave_drafter()
+        self.drafters.leave()
         self._leave_verifier()
         self.output.finish(effect)
         self._on_ended(self)

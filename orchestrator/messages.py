@@ -67,9 +67,10 @@ def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
     return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind)
 
 
-def decided(event: VerdictArrived, verdict: verify_pb2.Verdict) -> Decided:
-    """A verdict as the planner is told of it: what was tested beside the verifier is not its drafter's doing."""
-    drafted = event.kind is SourceKind.DRAFTER
+def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int) -> Decided:
+    """A verdict as the planner of `source` is told of it: what was tested of others is not its drafter's doing."""
+    drafted = event.kind is SourceKind.DRAFTER and verdict.source == source
     tested = verdict.tested if drafted else 0
     accepted = min(event.outcomes.count(Outcome.ACCEPTED), tested)
-    return Decided(event.position, event.tokens, tested, accepted, verdict.proposal_delay_us)
+    delay_us = verdict.proposal_delay_us if verdict.answered == source else 0
+    return Decided(event.position, event.tokens, tested, accepted, delay_us)

@@ -9,6 +9,9 @@ from specwire.core.sampling import InvalidParameter
 from specwire.rpc.options import host_of, is_loopback
 from specwire.rpc.tls import ClientTls, ServerTls
 
+# Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
+MOST_DRAFTERS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorOptions:
@@ -17,6 +20,7 @@ class OrchestratorOptions:
     tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
     accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
     drafter_names: whom to let dial in, by a name in its certificate; empty lets in everybody who has one.
+    drafters_per_session: how many drafters propose for one session at a time, if so many are there.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
@@ -34,6 +38,7 @@ class OrchestratorOptions:
     peer_tls: ClientTls | None = None
     accept_drafters: bool = False
     drafter_names: tuple[str, ...] = ()
+    drafters_per_session: int = 1
     buffer: int = 64
     start_timeout: float = 120.0
     peer_timeout: float = 30.0
@@ -54,6 +59,9 @@ class OrchestratorOptions:
             if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
         parse_plan(self.plan)
+        if not 1 <= self.drafters_per_session <= MOST_DRAFTERS:
+            most, given = MOST_DRAFTERS, self.drafters_per_session
+            raise InvalidParameter("drafters-per-session", f"must be from 1 to {most}, not {given}")
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
 

@@ -13,10 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from orchestrator.experience import Experience
 from orchestrator.link import Info, Line, Link
 from orchestrator.quota import MOST_RELAYED, Quota
-from specwire.core.controller import Planner
-from specwire.core.sampling import Rule
 from specwire.core.speed import ForwardTimes
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -129,7 +128,7 @@ class Peer(ABC, Generic[Request, Subject]):
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
 
-    `experience`: the controller of the latest session under each rule; the next one starts from it.
+    `experience`: what sessions here learnt about their drafters.
     """
 
     link: VerifierLink
@@ -142,7 +141,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     ) -> None:
         super().__init__(link, on_change)
         self.forward_times = ForwardTimes({1: 10_000.0})
-        self.experience: dict[Rule, Planner] = {}
+        self.experience = Experience()
         self._accept = accept
         self._lost_at: float | None = None
         self._failures = 0

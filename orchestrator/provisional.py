@@ -41,6 +41,20 @@ class ProvisionalText:
         self._preview = Preview(vocabulary, session.text)
         self._ahead = Ahead(session.emitted)
         self._made: Provisional | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """The session is driven elsewhere: nothing is provisional until it comes back."""
+        self._stopped = True
+        self._ahead, self._made = Ahead(self._session.emitted), None
+        self._output.wake()
+
+    def restart(self, session: Session, scanner: PeekingScanner) -> None:
+        """The session is driven here again, as another one."""
+        self._stopped = False
+        self._session, self._scanner = session, scanner
+        self._preview.follow(session.text)
+        self.follow()
 
     def offer(self, proposal: Proposal) -> None:
         """Take in what a drafter proposes."""
@@ -49,6 +63,8 @@ class ProvisionalText:
 
     def follow(self) -> None:
         """The session has moved."""
+        if self._stopped:
+            return
         self._preview.follow(self._session.text)
         ahead = Ahead.of(self._session, self._preview.tail(), self._ending)
         if ahead != self._ahead:

@@ -6,7 +6,7 @@ import time
 
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Piece, Timings
-from orchestrator.stats import SessionStats
+from orchestrator.stats import DrafterStats, SessionStats
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import End
 from specwire.core.preview import Provisional
@@ -20,6 +20,7 @@ def started(driver: SessionDriver) -> pb.Started:
         session_id=record.session_id,
         prompt_tokens=len(record.prompt),
         sampling=convert.sampling_to_wire(record.sampling),
+        prompt_hash=driver.prompt_hash,
     )
 
 
@@ -112,4 +113,11 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         proposed_ngram=known.proposed_ngram,
         accepted_ngram=known.accepted_ngram,
         plan=known.plan,
+        drafters=[_drafter(each) for each in known.drafters],
+    )
+
+
+def _drafter(known: DrafterStats) -> pb.DrafterStats:
+    return pb.DrafterStats(
+        source=known.source, model=known.model, proposed=known.proposed, accepted=known.accepted, plan=known.plan
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 
 import grpc
 from tokenizers import Tokenizer
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer
 from orchestrator.driver import SessionDriver
 from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
+from orchestrator.ownership import Ownership
 from orchestrator.peers import (
     DrafterLine,
     DrafterLink,
@@ -25,7 +28,7 @@ from orchestrator.peers import (
     verifier_link,
 )
 from orchestrator.statuses import store_statuses
-from orchestrator.store import SessionRecord, SessionStore
+from orchestrator.store import SessionExists, SessionRecord, SessionStore
 from specwire.core.states import State
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText, TokenizerError, load_tokenizer
@@ -33,6 +36,8 @@ from specwire.text import OutputText, TokenizerError, load_tokenizer
 logger = logging.getLogger(__name__)
 
 FINISHED_KEPT = 256
+# Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
+OWNER_BYTES = 8
 
 
 class StartError(RuntimeError):
@@ -68,6 +73,10 @@ class Orchestrator:
         self.store = store
         self.target: Target | None = None
         self.sessions: dict[str, SessionDriver] = {}
+        self.owner = secrets.token_hex(OWNER_BYTES)
+        self._ownership = Ownership(
+            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget
+        )
         tls = options.peer_tls
         self.verifiers = [
             VerifierPeer(verifier_link(a, tls), self._rebalance, self._accept_target) for a in options.verifiers
@@ -160,11 +169,13 @@ class Orchestrator:
         if driver.session.state is State.WAITING and driver.verifier is None:
             peer = self._verifier_for(driver)
             if peer is not None and peer.info is not None:
-                driver.use_verifier(peer, self._shares_host(peer.info))
-        if driver.wants_drafter:
-            drafter = least_refusing(self.drafters, driver.refusals)
-            if drafter is not None:
-                driver.use_drafter(drafter)
+                driver.use_verifier(peer)
+        for _ in range(driver.drafters_missing):
+            free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
+            chosen = least_refusing(free, driver.drafters.refusals)
+            if chosen is None:
+                return
+            driver.drafters.add(chosen)
 
     def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
         """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
@@ -172,12 +183,6 @@ class Orchestrator:
         if former is not None and (former.up or former.expected_back):
             return former if former.up else None
         return least_loaded(self.verifiers)
-
-    def _shares_host(self, verifier: Info) -> bool:
-        """Whether a drafter would compete with the verifier for cores; one that dialled in is not asked where it is."""
-        place = (verifier.host_id, verifier.device)
-        drafters = [d.info for d in self.drafters if d.up and d.info is not None]
-        return any(info.host_id and (info.host_id, info.device) == place for info in drafters)
 
     # Sessions
 
@@ -190,7 +195,25 @@ class Orchestrator:
     async def find(self, session_id: str) -> SessionDriver | None:
         """The session's driver, also where another call is just opening it. Raises as `open`."""
         opening = self._opening.get(session_id)
-        return self.sessions.get(session_id) if opening is None else await self._opened(opening)
+        if opening is not None:
+            return await self._opened(opening)
+        driver = self.sessions.get(session_id)
+        return None if driver is None or driver.abandoned else driver
+
+    async def join(self, session_id: str, take_over: bool = False) -> SessionDriver:
+        """The session, whoever began it: driven here, or shown as another orchestrator drives it.
+
+        take_over: the caller has lost its connection to the orchestrator that drove it; see `orchestrator.ownership`.
+
+        Raises:
+            StatusError: NOT_FOUND; or the log does not answer, or the session is pinned to another model.
+        """
+        driver = await self.find(session_id)
+        if driver is None:
+            return await self._begin(session_id, self._join(session_id, take_over))
+        if take_over:
+            self._ownership.take_over(driver)
+        return driver
 
     async def open(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
         """Create the session in the log and set it going; a call for one that has begun joins it.
@@ -203,9 +226,12 @@ class Orchestrator:
         known = await self.find(record.session_id)
         if known is not None:
             return known
-        task = asyncio.create_task(self._create(record, deadline))
-        self._opening[record.session_id] = task
-        task.add_done_callback(lambda _: self._opening.pop(record.session_id))
+        return await self._begin(record.session_id, self._create(record, deadline))
+
+    async def _begin(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
+        task = asyncio.create_task(coroutine)
+        self._opening[session_id] = task
+        task.add_done_callback(lambda _: self._opening.pop(session_id))
         return await self._opened(task)
 
     async def _opened(self, opening: asyncio.Task[SessionDriver]) -> SessionDriver:
@@ -218,17 +244,87 @@ class Orchestrator:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
 
     async def _create(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
-        with store_statuses():
-            fence = await self.store.create(record, self.options.retention)
-        scanner = OutputText(self.require_target().tokenizer, record.stop)
-        driver = SessionDriver(record, fence, scanner, self.store, self.options, self.place, self._ended)
-        self.sessions[record.session_id] = driver
+        if deadline is not None:
+            record = replace(record, deadline=record.created + deadline)
+        try:
+            with store_statuses():
+                fence = await self.store.create(record, self.options.retention, self.owner)
+        except StatusError as error:
+            if not isinstance(error.__cause__, SessionExists):
+                raise
+            return await self._join(record.session_id)  # the same request id was used elsewhere at the same moment
+        driver = self._driver(record, fence)
         if deadline is not None:
             driver.set_deadline(deadline)
         driver.expect_reader()
         driver.wait_for_verifier()
         self.place(driver)
         return driver
+
+    async def cancel(self, session_id: str) -> None:
+        """Ask whoever drives the session for its end; a session that nobody drives is ended here.
+
+        Raises:
+            StatusError: NOT_FOUND, or the log does not answer.
+        """
+        driver = await self.find(session_id)
+        if driver is not None and not driver.following:
+            driver.cancel()
+            return
+        with store_statuses():
+            await self.store.cancel(session_id)
+            log = await self.store.read(session_id)
+        if log is not None and log.abandoned:
+            await self.join(session_id)
+
+    async def _join(self, session_id: str, take_over: bool = False) -> SessionDriver:
+        """Show a session that was begun elsewhere, or was left here."""
+        with store_statuses():
+            log = await self.store.read(session_id)
+        if log is None:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}")
+        self._check_model(log.record)
+        left = self.sessions.pop(session_id, None)
+        if left is not None:
+            await left.close()
+        driver = self._driver(log.record, log.fence)
+        try:
+            await self._ownership.join(driver, log, take_over)
+        except BaseException:
+            self._forget(driver)
+            await driver.close()
+            raise
+        return driver
+
+    def _driver(self, record: SessionRecord, fence: int) -> SessionDriver:
+        scanner = self._scanner_of(record)
+        driver = SessionDriver(record, fence, scanner, self.store, self.options, self.place, self._ended, self._fenced)
+        self.sessions[record.session_id] = driver
+        return driver
+
+    def _scanner_of(self, record: SessionRecord) -> OutputText:
+        return OutputText(self.require_target().tokenizer, record.stop)
+
+    def _check_model(self, record: SessionRecord) -> None:
+        """A session goes on with the model that it was begun with, or not at all."""
+        served, pinned = self.require_target().info.weights_fingerprint, record.weights_fingerprint
+        if served != pinned:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"session_id: the session is pinned to weights {pinned[:12]}, and {served[:12]} are served here",
+            )
+
+    def _fenced(self, driver: SessionDriver) -> None:
+        """Another orchestrator has claimed the session."""
+        if driver.readers:
+            self._ownership.follow(driver)
+        else:
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
+
+    def _forget(self, driver: SessionDriver) -> None:
+        """Nobody reads the session here, and it is driven elsewhere."""
+        if self.sessions.get(driver.record.session_id) is driver:
+            del self.sessions[driver.record.session_id]
 
     def _ended(self, _: SessionDriver) -> None:
         """Keep an ended session a little for readers that come back; the log keeps it for longer."""

@@ -11,6 +11,23 @@ from specwire.core.effects import Emit
 from specwire.core.events import VerdictArrived
 
 MOST_POSITIONS = 32
+# Drafters that come and go count anew each time.
+MOST_DRAFTERS = 16
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """One drafter's part: its draft tokens in tested windows, the accepted ones of them, and how it last drafted.
+
+    lost: it left before the session's end.
+    """
+
+    source: int
+    model: str
+    proposed: int = 0
+    accepted: int = 0
+    plan: str = ""
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -24,10 +41,22 @@ class SessionStats:
     proposed: int = 0
     proposed_ngram: int = 0
     accepted_ngram: int = 0
-    plan: str = ""
+    drafters: list[DrafterStats] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+
+    @property
+    def plan(self) -> str:
+        """How drafters that were not lost last drafted; if all were, the latest."""
+        there = [drafter for drafter in self.drafters if not drafter.lost] or self.drafters[-1:]
+        return "; ".join(drafter.plan for drafter in there if drafter.plan)
+
+    def of_drafter(self, source: int, model: str) -> DrafterStats:
+        """The figures of a drafter that is assigned now."""
+        added = DrafterStats(source, model)
+        self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
+        return added
 
     def count_verdict(self, verdict: VerdictArrived, tested: int) -> None:
         if not verdict.tokens:

@@ -137,6 +137,7 @@ class Decided:
     verdict: Verdict
     proposal_delay_us: int
     ledger_us: int
+    answered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

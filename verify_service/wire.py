@@ -139,6 +139,8 @@ def _verdict(decided: Decided) -> verify_pb2.Verdict:
         proposal_delay_us=decided.proposal_delay_us,
         ledger_us=decided.ledger_us,
         kind=kind_to_wire(verdict.kind) if verdict.tested else common_pb2.SOURCE_KIND_UNSPECIFIED,
+        source=verdict.source if verdict.tested else 0,
+        answered=decided.answered,
     )
 
 

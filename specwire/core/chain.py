@@ -2,6 +2,8 @@
 
 Each source has at most one chain. A chain is *live* while it agrees with the text at every decided position; the first
 contradiction drops it whole. Offers never fail: a bad one is counted and ignored, because a proposal is a hint.
+
+How often a source is right is kept for each: a poor one that drafts far ahead must not displace a good one.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from specwire.core.speed import AcceptanceByPosition, expected_tokens
 from specwire.core.text import Text
 
 MOST_SOURCES = 64
+# Draft tokens by which sources are compared: as many as a window takes at most.
+WEIGHED = 16
 
 
 class SourceKind(IntEnum):
@@ -76,7 +81,8 @@ class Chains:
 
     Args:
         vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
-        most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off).
+        most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off). A chain that
+            ends as far behind it is dropped: its drafter is gone, or begins a new one when it hears.
     """
 
     def __init__(self, vocabulary: int, most_ahead: int = 256) -> None:
@@ -85,6 +91,7 @@ class Chains:
         self.counts: Counter[Offer] = Counter()
         self._live: dict[int, Chain] = {}
         self._newest: dict[int, int] = {}
+        self._acceptance: dict[int, AcceptanceByPosition] = {}
 
     def offer(self, proposal: Proposal, text: Text) -> Offer:
         """Take in a proposal against the decided `text`; says and counts what became of it."""
@@ -122,9 +129,12 @@ class Chains:
         return self._extend(Chain(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
 
     def _make_room(self, source: int) -> None:
-        """Forget the oldest source where there are too many: a reconnected drafter is a new one, with a higher id."""
+        """Forget the oldest source where there are too many: a reconnected drafter is a new one, with a higher id.
+
+        One whose chain lives goes last: it may have stayed while another one came and went.
+        """
         if source not in self._newest and len(self._newest) >= MOST_SOURCES:
-            self.drop(min(self._newest))
+            self.drop(min(self._newest, key=lambda known: (known in self._live, known)))
 
     def _extend(self, chain: Chain, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
         if proposal.base != chain.base or proposal.offset > len(chain.tokens):
@@ -145,7 +155,7 @@ class Chains:
     def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
         """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources.
 
-        A chain that is used up goes too, unless it is the newest source's: the drafter behind it is probably gone.
+        A chain that is just used up may go on: what follows it may be under way.
         """
         dead = [
             source
@@ -154,20 +164,41 @@ class Chains:
         ]
         for source in dead:
             del self._live[source]
-        self._drop_used_up(position + len(tokens))
+        self._drop_left_behind(position + len(tokens))
         return dead
 
-    def _drop_used_up(self, end: int) -> None:
-        newest = max(self._newest, default=None)
-        for source in [source for source, chain in self._live.items() if chain.end <= end and source != newest]:
+    def _drop_left_behind(self, end: int) -> None:
+        for source in [source for source, chain in self._live.items() if end - chain.end >= self.most_ahead]:
             del self._live[source]
+
+    def learn(self, position: int, tokens: Sequence[int], tested: int | None = None) -> None:
+        """Hold every live chain against `tokens` decided at `position`, before `advance`.
+
+        Only under rules whose text does not depend on proposals: there a chain tells as much untested.
+
+        tested: the source whose window was tested, and which is told of that elsewhere.
+        """
+        for source, chain in self._live.items():
+            guessed = chain.after(position, len(tokens))
+            if guessed and source != tested:
+                right = next((i for i, token in enumerate(guessed) if token != tokens[i]), len(guessed))
+                self.acceptance(source).observe(len(guessed), right)
+
+    def acceptance(self, source: int) -> AcceptanceByPosition:
+        """How often the source's tokens are accepted. Of those of which nothing is known, the newest are remembered."""
+        known = self._acceptance.get(source)
+        if known is None:
+            known = self._acceptance[source] = AcceptanceByPosition()
+            if len(self._acceptance) > MOST_SOURCES:
+                del self._acceptance[min(self._acceptance)]
+        return known
 
     def clear(self) -> None:
         """Drop every chain; what would extend one of them is stale."""
         self._live.clear()
 
     def forget(self) -> None:
-        """Drop every chain and know no source: they number their chains anew."""
+        """Drop every chain: sources number theirs anew. What was learnt of them stays; a few tests overrule it."""
         self._live.clear()
         self._newest.clear()
 
@@ -175,12 +206,31 @@ class Chains:
         """Forget a source that is gone."""
         self._live.pop(source, None)
         self._newest.pop(source, None)
+        self._acceptance.pop(source, None)
+
+    def best(self, position: int) -> int | None:
+        """The source whose live chain is expected to have most tokens accepted from `position` on, if any has some.
+
+        Where nothing is known that is the longest chain; of equal ones it is the lowest source.
+        """
+        reach = {source: min(WEIGHED, chain.end - position) for source, chain in self._live.items()}
+        sources = sorted(source for source, tokens in reach.items() if tokens > 0)
+        if len(sources) < 2:
+            return sources[0] if sources else None
+        return max(sources, key=lambda source: (self._promise(source, reach[source]), self._live[source].end))
+
+    def _promise(self, source: int, reach: int) -> float:
+        return expected_tokens(self.acceptance(source).rates(reach), reach)
+
+    def behind(self, position: int, window: Sequence[int]) -> int | None:
+        """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source."""
+        for source in sorted(self._live):
+            tokens = self._live[source].after(position, len(window) + 1)
+            if len(tokens) > len(window) and tokens[: len(window)] == tuple(window):
+                return tokens[-1]
+        return None
 
     def window(self, position: int, most: int) -> tuple[int, ...]:
-        """Up to `most` draft tokens from `position` on, of the longest live chain (ties: the lowest source)."""
-        best: tuple[int, ...] = ()
-        for source in sorted(self._live):
-            tokens = self._live[source].after(position, most)
-            if len(tokens) > len(best):
-                best = tokens
-        return best
+        """Up to `most` draft tokens from `position` on, of the best live chain."""
+        source = self.best(position)
+        return () if source is None else self._live[source].after(position, most)

@@ -40,6 +40,7 @@ class OpenDrafter:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceDrafter:
+    source: int
     position: int
     tokens: tuple[int, ...]
     pace: Pace
@@ -47,7 +48,7 @@ class AdvanceDrafter:
 
 @dataclass(frozen=True, slots=True)
 class CloseDrafter:
-    pass
+    source: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,13 +55,17 @@ class VerifierRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReady:
-    """A drafter's link is up and assigned; `source` is new for every assignment."""
+    """A drafter's link is up and assigned; `source` is new for every assignment. pace, due: its first plan."""
 
     source: int
+    pace: Pace = Pace()
+    due: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterLost:
+    """It, or its link, is gone; the others go on."""
+
     source: int
 
 
@@ -72,8 +76,9 @@ class ProposalArrived:
 
 @dataclass(frozen=True, slots=True)
 class PacePlanned:
-    """The controller's settings from now on."""
+    """The settings of one drafter's controller from now on."""
 
+    source: int
     pace: Pace
     due: int
 

@@ -1,14 +1,19 @@
-"""When a session's next proposal is due, from its own history. Pure: it is told times; microseconds throughout."""
+"""When a session's next proposals are due, from its own history. Pure: it is told times; microseconds throughout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from specwire.core.speed import smoothed
 
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
 MEMORY = 0.2
+# Sources whose answers are awaited; of more, the newest.
+MOST_AWAITED = 8
+# Of several that are due the first is waited for, if it is this likely, compared with the likeliest.
+LIKELY_SHARE = 0.5
 # A first guess before anything was measured, as shares of a plain step.
 GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
 # Lateness that is still waited for: a few deviations, as TCP's retransmission timer has it (RFC 6298).
@@ -22,7 +27,7 @@ PROBE_SHARE = 0.5
 
 @dataclass(slots=True)
 class Expectation:
-    """The delay from a verdict to the proposal that answers it: mean, mean deviation, and how often it kept its time.
+    """The delay from a verdict to a source's proposal that answers it: mean, mean deviation, how often it was in time.
 
     A new chain answers the verdict that ended at its base, wherever later verdicts stand; a chunk of a chain that goes
     on answers the last verdict. `chance` is judged on every verdict, waited for or not. Reported is the delay of new
@@ -38,17 +43,20 @@ class Expectation:
     _since_us: float | None = None
     _verdicts: dict[int, float] = field(default_factory=dict)
 
-    def verdict(self, end: int, now_us: float, waited: bool) -> float:
-        """A verdict that ends at position `end` goes out; returns the delay to be reported with it, 0 if none."""
+    def verdict(self, end: int, now_us: float, waited: bool) -> None:
+        """A verdict that ends at position `end` goes out."""
         if waited:
             self.skipped = 0
         if not self.arrived and self._since_us is not None:
             self.skipped += not waited
             if self.delay_us is not None or waited:
                 self._judge(now_us - self._since_us <= self._latest())
-        told, self.last_delay_us = self.last_delay_us, 0.0
         self._remember(end, now_us)
         self.arrived = False
+
+    def take_delay(self) -> float:
+        """The delay to be reported, once; 0 if there is none."""
+        told, self.last_delay_us = self.last_delay_us, 0.0
         return told
 
     def _remember(self, end: int, now_us: float) -> None:
@@ -96,3 +104,69 @@ class Expectation:
 
     def _judge(self, kept: bool) -> None:
         self.chance += MEMORY * ((1.0 if kept else 0.0) - self.chance)
+
+
+class Answer(NamedTuple):
+    """The delay from a verdict to the answer of `source`; (0, 0.0) where none came."""
+
+    source: int
+    delay_us: float
+
+
+class Due(NamedTuple):
+    """When an answer of `source` is expected, until when it makes sense to wait, and how likely it comes by then."""
+
+    source: int
+    expected_us: float
+    latest_us: float
+    chance: float
+
+
+class Expectations:
+    """Of every source of a session.
+
+    `_unheard` is what is expected of one that has not proposed yet: it heard all verdicts. A source that is gone keeps
+    its place, and its chance falls, until newer ones need the place.
+    """
+
+    def __init__(self) -> None:
+        self.by_source: dict[int, Expectation] = {}
+        self._unheard = Expectation()
+
+    def proposal(self, source: int, base: int, offset: int, arrived_us: float, live: bool) -> None:
+        """See Expectation.proposal."""
+        self._of(source).proposal(base, offset, arrived_us, live)
+
+    def _of(self, source: int) -> Expectation:
+        known = self.by_source.get(source)
+        if known is None:
+            fresh = replace(self._unheard, _verdicts=dict(self._unheard._verdicts))
+            if self.by_source:
+                fresh.chance, fresh.skipped = 1.0, 0
+            known = self.by_source[source] = fresh
+            if len(self.by_source) > MOST_AWAITED:
+                del self.by_source[min(self.by_source)]
+        return known
+
+    def verdict(self, end: int, now_us: float, waited: bool) -> Answer:
+        """A verdict goes out; returns the answer to be reported with it: each source's in its turn."""
+        told = Answer(0, 0.0)
+        for source, expectation in list(self.by_source.items()):
+            expectation.verdict(end, now_us, waited)
+            if not told.source and (delay_us := expectation.take_delay()):
+                told = Answer(source, delay_us)
+                self.by_source[source] = self.by_source.pop(source)
+        self._unheard.verdict(end, now_us, waited)
+        return told
+
+    def due(self, plain_step_us: float) -> Due | None:
+        """The answer to the last verdict that is worth waiting for; None if all are here or none was asked for."""
+        known = self.by_source or {0: self._unheard}
+        times = ((source, each.chance, each.due(plain_step_us)) for source, each in known.items())
+        due = [Due(source, *when, chance) for source, chance, when in times if when is not None]
+        likely = max((each.chance for each in due), default=0.0)
+        return min((each for each in due if each.chance >= LIKELY_SHARE * likely), key=_expected, default=None)
+
+
+def _expected(due: Due) -> float:
+    return due.expected_us

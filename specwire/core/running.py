@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from specwire.core.chain import Offer, Proposal
 from specwire.core.costs import StepCosts
-from specwire.core.expectation import Expectation
+from specwire.core.expectation import Answer, Expectations
 from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
@@ -24,14 +24,14 @@ class Running:
 
     session: VerifySession
     since_us: float
-    expectation: Expectation = field(default_factory=Expectation)
+    expectations: Expectations = field(default_factory=Expectations)
 
     def propose(self, proposal: Proposal, arrived_us: float) -> Offer:
         """A proposal arrived."""
         offer = self.session.offer(proposal)
         live = offer in LIVE
         if live or offer is Offer.CONTRADICTED:
-            self.expectation.proposal(proposal.base, proposal.offset, arrived_us, live)
+            self.expectations.proposal(proposal.source, proposal.base, proposal.offset, arrived_us, live)
         return offer
 
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
@@ -46,33 +46,33 @@ class Running:
         paused = self.session.room == 0
         verdicts = self.session.resume(tokens, allowance)
         if verdicts is not None:
-            self.expectation = Expectation()
+            self.expectations = Expectations()
             self.since_us = now_us if paused else self.since_us
         return verdicts
 
     def candidate(self, slot: int, cached: int, costs: StepCosts, waited_us: float) -> Candidate:
         """The session as the scheduler sees it; `waited_us`: since the last step."""
         session = self.session
-        drafted = len(session.window(MOST_WINDOW))
+        source, drafted = session.source, len(session.window(MOST_WINDOW))
         missing = max(0, min(session.allowance.due, MOST_WINDOW, session.room - 1) - drafted)
+        plain_us = costs.plain(1)
+        due = self.expectations.due(plain_us) if missing > 0 else None
+        if source is None:
+            source = due.source if due is not None else 0
         return Candidate(
             slot,
             session.room,
             session.position - cached,
             drafted,
-            session.ledger.spare_us(costs.plain(1)) - waited_us,
-            session.acceptance,
-            self._awaited(missing, costs.plain(1)),
+            session.ledger.spare_us(plain_us) - waited_us,
+            session.chains.acceptance(source),
+            None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
             session.look(),
             session.untested_us,
         )
 
-    def _awaited(self, missing: int, plain_us: float) -> Awaited | None:
-        due = self.expectation.due(plain_us) if missing > 0 else None
-        return None if due is None else Awaited(missing, *due, self.expectation.chance)
-
-    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited: bool) -> float:
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited: bool) -> Answer:
         """A verdict of `tokens` goes out, and is charged for the time since the last one.
 
         Args:
@@ -81,12 +81,12 @@ class Running:
             waited: the step waited for proposals.
 
         Returns:
-            The delay from the verdict before to the proposal that answered it, 0 if none did.
+            The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
         """
         spent_us = now_us - self.since_us
         self.session.ledger.charge(spent_us, tokens, spent_us / tokens if plain_us is None else plain_us)
         self.since_us = now_us
-        return self.expectation.verdict(self.session.position, now_us, waited)
+        return self.expectations.verdict(self.session.position, now_us, waited)
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""

@@ -1,7 +1,7 @@
 """A session as its orchestrator sees it: events in, effects out, no I/O.
 
-A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The drafter
-hears of it at once, before it is durable. One append is in flight at a time and takes all that was decided meanwhile.
+A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The drafters
+hear of it at once, before it is durable. One append is in flight at a time and takes all that was decided meanwhile.
 
              VerifierReady           VerifierOpened            last append issued           acknowledged
     WAITING ---------------> OPENING ---------------> RUNNING --------------------> ENDING --------------> ENDED
@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specwire.core.acceptance import Outcome
-from specwire.core.drafting import Pace
+from specwire.core.advising import Advised
 from specwire.core.effects import (
-    AdvanceDrafter,
     Append,
     CloseDrafter,
     CloseVerifier,
@@ -26,7 +25,6 @@ from specwire.core.effects import (
     Emit,
     EmitEnd,
     End,
-    OpenDrafter,
     OpenVerifier,
     RelayProposal,
     SendProgress,
@@ -82,6 +80,8 @@ class Session:
         scanner: has seen the output's durable tokens.
         buffer: tokens that the verifier may decide beyond min(durable, taken by the client).
 
+    `drafters`: those that are there, by source.
+
     Invariants: emitted <= durable <= len(text) <= credit, prompt_length <= emitted; at most one append in flight;
     nothing is emitted that was not acknowledged; nothing is appended after the end.
     """
@@ -96,15 +96,12 @@ class Session:
     emitted: int = field(init=False)
     taken: int = field(init=False)
     credit: int = field(init=False)
-    pace: Pace = Pace()
-    due: int = 0
-    source: int | None = None
+    drafters: dict[int, Advised] = field(default_factory=dict)
     in_flight: InFlight | None = None
     _verifier_ready: bool = False
     _pending: list[tuple[int, Outcome]] = field(default_factory=list)
     _ending: _Ending | None = None
     _told_due: int = 0
-    _missed: int | None = None
 
     def __post_init__(self) -> None:
         self.durable = self.emitted = self.taken = len(self.text)
@@ -182,7 +179,8 @@ class Session:
         self._told_due = self._due_now
         tokens = tuple(self.text.tokens[: self.durable])
         opening = OpenVerifier(self.attach, tokens, self.durable, self.credit, self._told_due)
-        return [opening, *self._restart_drafter()]
+        restarts = [each for drafter in self.drafters.values() for each in drafter.restart(self.text)]
+        return [opening, *restarts]
 
     def _on_verifier_opened(self, event: VerifierOpened) -> list[Effect]:
         if self.state is State.OPENING and event.attach == self.attach:
@@ -216,62 +214,32 @@ class Session:
             return []
         return self._end(FinishReason.ERROR, event.message)
 
-    # The drafter
+    # The drafters
 
     def _on_drafter_ready(self, event: DrafterReady) -> list[Effect]:
         if self._over:
             return []
-        self.source = event.source
-        self._missed = None
-        return [OpenDrafter(event.source, tuple(self.text.tokens), self.pace), *self._tell_due()]
-
-    def _restart_drafter(self) -> list[Effect]:
-        """Have a drafter begin a new chain: the beginning of its present one never reached the verifier that opens now.
-
-        An advance that goes back by a token does it, where there is one to spare.
-        """
-        if self.source is None:
-            return []
-        last = len(self.text) - 1
-        if last == 0:
-            self._missed = None
-            return [OpenDrafter(self.source, tuple(self.text.tokens), self.pace)]
-        return [*self._advance(last, ()), *self._advance(last, (self.text.tokens[last],))]
+        drafter = self.drafters[event.source] = Advised(event.source, event.pace, event.due)
+        return [*drafter.open(self.text), *self._tell_due()]
 
     def _on_drafter_lost(self, event: DrafterLost) -> list[Effect]:
-        if self.source == event.source:
-            self.source = None
+        self.drafters.pop(event.source, None)
         return self._tell_due()
 
     def _on_proposal(self, event: ProposalArrived) -> list[Effect]:
         opened = self.state in (State.OPENING, State.RUNNING)
-        relayed = opened and not self._over and event.proposal.source == self.source
+        relayed = opened and not self._over and event.proposal.source in self.drafters
         return [RelayProposal(event.proposal)] if relayed else []
 
     def _on_pace(self, event: PacePlanned) -> list[Effect]:
-        changed = event.pace != self.pace
-        self.pace, self.due = event.pace, event.due
-        if self._over:
+        drafter = self.drafters.get(event.source)
+        if drafter is None or self._over:
             return []
-        return (self._tell_pace() if changed else []) + self._tell_due()
-
-    def _tell_pace(self) -> list[Effect]:
-        """A drafter hears at once that it is to pause, or to go on."""
-        if self.source is not None and self.pace.run_ahead == 0 and self._missed is None:
-            return [AdvanceDrafter(len(self.text), (), self.pace)]
-        return self._advance(len(self.text), ())
+        return drafter.plan(self.text, event.pace, event.due) + self._tell_due()
 
     def _advance(self, position: int, tokens: tuple[int, ...]) -> list[Effect]:
-        """Tell the drafter what was decided. One that is paused hears all that it missed when it is to go on."""
-        if self.source is None:
-            return []
-        if self.pace.run_ahead == 0:
-            self._missed = position if self._missed is None else min(position, self._missed)
-            return []
-        if self._missed is not None:
-            position, self._missed = min(position, self._missed), None
-            tokens = tuple(self.text.tokens[position:])
-        return [AdvanceDrafter(position, tokens, self.pace)]
+        """Tell every drafter what was decided."""
+        return [each for drafter in self.drafters.values() for each in drafter.advance(self.text, position, tokens)]
 
     def _tell_due(self) -> list[Effect]:
         """Progress, if what the verifier may expect has changed."""
@@ -298,7 +266,7 @@ class Session:
             emit = Emit(self.durable, tokens, outcomes, release.text, release.text_ends[: release.kept])
         end = self._emit_end()
         self.in_flight = InFlight(Append(self.durable, tokens, outcomes, end.end if end else None), emit, end)
-        closing: list[Effect] = [CloseVerifier(), *self._close_drafter()] if end else []
+        closing: list[Effect] = [CloseVerifier(), *self._close_drafters()] if end else []
         return [self.in_flight.append, *closing]
 
     def _emit_end(self) -> EmitEnd | None:
@@ -308,11 +276,10 @@ class Session:
         withheld = self.scanner.finish()
         return EmitEnd(End(self._ending.reason, self._ending.message, self.scanner.length), withheld)
 
-    def _close_drafter(self) -> list[Effect]:
-        if self.source is None:
-            return []
-        self.source = None
-        return [CloseDrafter()]
+    def _close_drafters(self) -> list[Effect]:
+        closing: list[Effect] = [CloseDrafter(source) for source in self.drafters]
+        self.drafters.clear()
+        return closing
 
     def _on_appended(self, _: Appended) -> list[Effect]:
         if self.state in (State.FENCED, State.ENDED):
@@ -351,8 +318,8 @@ class Session:
 
     @property
     def _due_now(self) -> int:
-        """Nothing is due from a drafter that is not there."""
-        return self.due if self.source is not None else 0
+        """What the most is that one of them owes; nothing is due from a drafter that is not there."""
+        return max((drafter.due for drafter in self.drafters.values()), default=0)
 
     def _progress(self) -> list[Effect]:
         self._told_due = self._due_now
@@ -377,4 +344,4 @@ class Session:
         self.state = State.FENCED
         self._pending.clear()
         self.in_flight = None
-        return [CloseVerifier(), *self._close_drafter()]
+        return [CloseVerifier(), *self._close_drafters()]

@@ -15,7 +15,7 @@ from specwire.core.limits import FinishReason
 class Verdict:
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
-    tested: width of the window, whose draft tokens came from a source of `kind`.
+    tested: width of the window, whose draft tokens came from a source of `kind`; of several drafters, from `source`.
     """
 
     position: int
@@ -24,6 +24,7 @@ class Verdict:
     tested: int
     finish: FinishReason | None = None
     kind: SourceKind = SourceKind.DRAFTER
+    source: int = 0
 
     @property
     def accepted(self) -> int:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specwire.core.acceptance import decide
+from specwire.core.acceptance import Decision, decide
 from specwire.core.chain import Chains, Offer, Proposal, SourceKind
 from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Rule, Sampling
-from specwire.core.speed import AcceptanceByPosition
 from specwire.core.tail import Tail, Verdict
 from specwire.core.text import Text
 
@@ -36,8 +35,8 @@ class Allowance:
 class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
-    acceptance: of the drafters' chains. The n-gram source keeps its own; None where it takes no part. tail: what was
-    decided since the log last acknowledged.
+    ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
+    acknowledged.
     """
 
     text: Text
@@ -46,7 +45,6 @@ class VerifySession:
     allowance: Allowance
     chains: Chains
     ledger: Ledger = field(default_factory=Ledger)
-    acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
     finish: FinishReason | None = None
     trusting: bool = True
     ngram: NgramSource | None = None
@@ -130,7 +128,7 @@ class VerifySession:
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
         """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for.
 
-        From the longest live chain, or from the guess of the last `look`.
+        From the best live chain, or from the guess of the last `look`.
         """
         most = max(0, min(most, self.room - 1)) if self.trusting else 0
         if kind is SourceKind.DRAFTER:
@@ -138,27 +136,46 @@ class VerifySession:
         guess = self.ngram.guess if self.ngram is not None else None
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
-    def resolve(self, chosen: Sequence[int], window: Sequence[int], kind: SourceKind = SourceKind.DRAFTER) -> Verdict:
+    @property
+    def source(self) -> int | None:
+        """Whose chain a window would be taken from now."""
+        return self.chains.best(self.position)
+
+    def resolve(
+        self,
+        chosen: Sequence[int],
+        window: Sequence[int],
+        kind: SourceKind = SourceKind.DRAFTER,
+        source: int | None = None,
+    ) -> Verdict:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
-        The last row meets the live chain's token if that has arrived by now. Nothing follows the session's end, even
+        The last row meets a live chain's token if that has arrived by now. Nothing follows the session's end, even
         inside an accepted run.
+
+        source: whose chain the window was taken from; None: from that of which it would be taken now.
         """
         position = self.position
-        behind = self.chains.window(position, len(window) + 1)
-        late = behind[-1] if len(behind) > len(window) and behind[: len(window)] == tuple(window) else None
-        decision = decide(chosen, window, late)
+        drafted = kind is SourceKind.DRAFTER and len(window) > 0
+        tested = (self.source if source is None else source) if drafted else None
+        decision = decide(chosen, window, self.chains.behind(position, window))
         kept, self.finish = self.ending.cut(position, decision.tokens)
         decision = decision.clipped(kept)
-        # Positions of the window behind the text's end were not tested.
-        if kind is SourceKind.DRAFTER:
-            self.acceptance.observe(min(len(window), kept), min(len(window), decision.accepted))
-        elif self.ngram is not None:
+        if kind is SourceKind.NGRAM and self.ngram is not None:
             self.ngram.tested_us = self.ledger.elapsed_us
+        self._learn(decision, len(window), tested)
         self.text.extend(decision.tokens)
         self.chains.advance(position, decision.tokens)
         if self.ngram is not None:
             self.ngram.text_grew()
-        verdict = Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind)
+        verdict = Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind, tested or 0)
         self.tail.add(verdict)
         return verdict
+
+    def _learn(self, decision: Decision, width: int, tested: int | None) -> None:
+        """How often the sources are right. Positions of the window behind the text's end were not tested."""
+        if tested is not None:
+            kept = min(width, len(decision.tokens))
+            self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
+        if self.sampling.rule in GUESSING_RULES:
+            self.chains.learn(self.position, decision.tokens, tested)

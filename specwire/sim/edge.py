@@ -16,6 +16,7 @@ from specwire.core import events as ev
 from specwire.core.chain import Proposal
 from specwire.core.controller import Decided as PlannedFrom
 from specwire.core.controller import Plan, Planner, time_to_plan
+from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
 from specwire.core.sampling import Sampling
 from specwire.core.session import Session
@@ -28,6 +29,8 @@ from specwire.sim.guesses import VOCABULARY, Guesses, target_token
 from specwire.sim.verifier import Decided, Held, Verifier
 
 GREEDY = Sampling()
+# The one drafter.
+SOURCE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Edge:
         self._held: Held | None = None
         self._drafting: Drafting | None = drafter.attach(guesses, self._draft_sent) if drafter is not None else None
         self._verdicts = 0
+        self._planned = Pace(), 0
         self._events: deque[ev.Event] = deque()
         self._applying = False
 
@@ -122,7 +126,7 @@ class Edge:
         self._plan()
         self._apply(ev.VerifierReady())
         if self.drafter is not None:
-            self._apply(ev.DrafterReady(1))
+            self._apply(ev.DrafterReady(SOURCE, *self._planned))
 
     def _apply(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -163,13 +167,14 @@ class Edge:
     def _on_proposal(self, proposal: Proposal, draft_us: float) -> None:
         self.stats.proposed += len(proposal.tokens)
         self.planner.observe_proposal(proposal, round(draft_us))
-        self._apply(ev.ProposalArrived(replace(proposal, source=1)))
+        self._apply(ev.ProposalArrived(replace(proposal, source=SOURCE)))
 
     def _plan(self) -> None:
         plan = self.planner.plan()
-        if plan.pace != self.session.pace or plan.due != self.session.due:
+        if (plan.pace, plan.due) != self._planned:
+            self._planned = plan.pace, plan.due
             self.plans.append(Planned(self._clock.now_us, plan.reason, plan))
-            self._apply(ev.PacePlanned(plan.pace, plan.due))
+            self._apply(ev.PacePlanned(SOURCE, plan.pace, plan.due))
 
     # Effects out
 

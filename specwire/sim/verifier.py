@@ -79,6 +79,12 @@ class Part(NamedTuple):
     share: Share
     held: Held
     window: tuple[int, ...]
+    source: int | None
+
+
+def _part(share: Share, held: Held) -> Part:
+    session = held.running.session
+    return Part(share, held, session.window(share.window), session.source)
 
 
 @dataclass(slots=True)
@@ -194,7 +200,7 @@ class Verifier:
 
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
         self._computing = True
-        parts = [Part(share, held, held.running.session.window(share.window)) for share, held in shares]
+        parts = [_part(share, held) for share, held in shares]
         drafted = sum(len(part.window) for part in parts)
         prefill = sum(part.share.fresh - 1 for part in parts)
         began_us = self._clock.now_us
@@ -233,12 +239,12 @@ class Verifier:
     def _resolve(self, part: Part, plain_us: float | None, waited: bool, times: StepTimes) -> None:
         held, session = part.held, part.held.running.session
         chosen = [target_token(session.position + index) for index in range(len(part.window) + 1)]
-        verdict = session.resolve(chosen, part.window)
+        verdict = session.resolve(chosen, part.window, source=part.source)
         held.cached = verdict.position + min(verdict.accepted, len(part.window))
-        delay_us = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited)
+        answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited)
         self.counts.tested += verdict.tested
         self.counts.accepted += verdict.accepted
         self.counts.decided += len(verdict.tokens)
-        held.report(Decided(verdict, delay_us, session.ledger.balance_us, times))
+        held.report(Decided(verdict, answer.delay_us, session.ledger.balance_us, times))
         if verdict.finish is not None:
             del self._held[held.slot]

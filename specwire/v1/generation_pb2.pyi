@@ -138,7 +138,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class Stats(_message.Message):
     PROPOSED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -169,7 +170,22 @@ class Stats(_message.Message):
     proposed_ngram: int
     accepted_ngram: int
     plan: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[DrafterStats]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ...) -> None: ...
+
+class DrafterStats(_message.Message):
+    __slots__ = ("source", "model", "proposed", "accepted", "plan")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    model: str
+    proposed: int
+    accepted: int
+    plan: str
+    def __init__(self, source: _Optional[int] = ..., model: _Optional[str] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., plan: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("session_id", "from_position", "prefix_hash", "take_over")

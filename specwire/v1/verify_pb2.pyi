@@ -89,7 +89,7 @@ class Progress(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., durable: _Optional[int] = ..., credit: _Optional[int] = ..., due: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us", "kind")
+    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us", "kind", "source", "answered")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,8 @@ class Verdict(_message.Message):
     PROPOSAL_DELAY_US_FIELD_NUMBER: _ClassVar[int]
     LEDGER_US_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     attach: int
     position: int
@@ -110,7 +112,9 @@ class Verdict(_message.Message):
     proposal_delay_us: int
     ledger_us: int
     kind: _common_pb2.SourceKind
-    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ...) -> None: ...
+    source: int
+    answered: int
+    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ..., source: _Optional[int] = ..., answered: _Optional[int] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from specwire.core import effects as fx
 from specwire.core.acceptance import Outcome
@@ -28,19 +30,39 @@ def is_prefix(part: Sequence[int] | str, whole: Sequence[int] | str) -> bool:
     return len(part) <= len(whole) and whole[: len(part)] == part
 
 
+@dataclass(slots=True)
+class Seat:
+    """Where a drafter sits: its link, in order towards it, and itself.
+
+    advised: what the session has told it; decided: the part of it that has arrived. cache: the text that its model has.
+    """
+
+    script: Script
+    number: int
+    source: int = 0
+    up: bool = False
+    to_drafter: deque[fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter] = field(default_factory=deque)
+    drafter: DraftSession | None = None
+    advised: list[int] = field(default_factory=list)
+    decided: list[int] = field(default_factory=list)
+    cache: list[int] = field(default_factory=list)
+
+    def emptied(self) -> Seat:
+        return Seat(self.script, self.number)
+
+
 class Facts:
     """The log, what the client was told, the parties' states, and the oracle they are held against.
 
-    log: the acknowledged tokens. pending: the append under way. told_*: what was emitted. advised: what the session has
-    told the drafter; drafter_decided: the part of it that has arrived. kept: a verifier's session without a link.
+    log: the acknowledged tokens. pending: the append under way. told_*: what was emitted. seats: of the drafters.
+    kept: a verifier's session without a link.
     """
 
     session: Session
     verifier: VerifySession | None = None
     kept: VerifySession | None = None
     forward: tuple[VerifySession, tuple[int, ...], SourceKind] | None = None
-    drafter: DraftSession | None = None
-    drafter_up = False
+    seats: list[Seat]
 
     def __init__(
         self, script: Script, prompt: Sequence[int], ending: Ending, stops: Sequence[str], buffer: int
@@ -57,8 +79,6 @@ class Facts:
         self.told_tokens = list(self.prompt)
         self.told_text = ""
         self.outcomes: list[Outcome] = []
-        self.advised: list[int] = []
-        self.drafter_decided: list[int] = []
         self.cancelled = False
 
     @property
@@ -81,7 +101,8 @@ class Facts:
         for verifier in (self.verifier, self.kept):
             if verifier is not None:
                 self._check_verifier(verifier)
-        self._check_drafter()
+        for seat in self.seats:
+            self._check_drafter(seat)
         if self.end is not None:
             self.check_end()
 
@@ -112,14 +133,16 @@ class Facts:
             agrees = text[chain.base : chain.base + len(decided)] == decided
             require(agrees, "a chain lives that the text contradicts")
 
-    def _check_drafter(self) -> None:
-        running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING) and not self.session._over
-        paused = self.session.pace.run_ahead == 0  # it hears what it missed when it is to go on
-        if self.drafter_up and running and not paused:
-            require(self.advised == self.session.text.tokens, "the drafter is not told what is decided")
-        if self.drafter is not None:
-            decided = self.drafter.text.tokens[: self.drafter.decided]
-            require(decided == self.drafter_decided, "the drafter holds another text for decided")
+    def _check_drafter(self, seat: Seat) -> None:
+        session = self.session
+        if seat.up:
+            require(session.state in (State.WAITING, State.OPENING, State.RUNNING), "a drafter was not closed")
+            require(seat.source in session.drafters, "a drafter that is there was given up")
+        if seat.up and not session._over and session.drafters[seat.source].pace.run_ahead:
+            require(seat.advised == session.text.tokens, "a drafter is not told what is decided")
+        if seat.drafter is not None:
+            decided = seat.drafter.text.tokens[: seat.drafter.decided]
+            require(decided == seat.decided, "a drafter holds another text for decided")
 
     def check_end(self) -> None:
         assert self.end is not None

@@ -25,9 +25,10 @@ class Script:
         mixed = hash_of([self.seed, len(tokens), *tokens[-2:]])
         return EOS if mixed % 61 == 0 else 1 + (mixed >> 8) % (VOCABULARY - 1)
 
-    def guess(self, tokens: Sequence[int]) -> int:
+    def guess(self, tokens: Sequence[int], drafter: int = 0) -> int:
+        """Drafters err at different places."""
         truth = self.next(tokens)
-        mixed = hash_of([self.seed + 1, len(tokens), *tokens[-2:]])
+        mixed = hash_of([self.seed + 1 + drafter, len(tokens), *tokens[-2:]])
         return truth if mixed % 8 < self.quality else (truth + 1 + (mixed >> 8) % (VOCABULARY - 1)) % VOCABULARY
 
 

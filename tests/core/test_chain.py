@@ -121,7 +121,46 @@ def test_the_longest_chain_gives_the_window_and_ties_go_to_the_lowest_source(cha
     assert chains.window(3, 8) == (2, 2)
     chains.offer(chunk((1,), source=2, offset=2), text)
     assert chains.window(3, 8) == (1, 1, 1)
-    assert chains.window(3, 2) == (2, 2)
+    assert chains.window(3, 2) == (1, 1)
+
+
+def test_a_source_that_is_right_more_often_goes_before_one_that_reaches_farther(chains: Chains, text: Text) -> None:
+    """Both are held against every text, whoever was tested: the good one need not be tested to be known as good."""
+    for chain in range(30):
+        position = len(text)
+        prefix = text.hash_at(position)
+        chains.offer(Proposal(1, chain, position, 0, (5, 6), prefix), text)
+        chains.offer(Proposal(2, chain, position, 0, (7,) * 4, prefix), text)
+        if chain == 0:
+            assert chains.window(position, 16) == (7,) * 4, "nothing is known yet"
+        chains.learn(position, (5,), tested=2)
+        chains.acceptance(2).observe(1, 0)
+        text.extend((5,))
+        assert chains.advance(position, (5,)) == [2]
+    assert chains.acceptance(1).rate(0) > 0.9 > 0.2 > chains.acceptance(2).rate(0)
+    position = len(text)
+    chains.offer(Proposal(1, 99, position, 0, (5,), text.hash_at(position)), text)
+    chains.offer(Proposal(2, 99, position, 0, (7,) * 4, text.hash_at(position)), text)
+    assert (chains.best(position), chains.window(position, 16)) == (1, (5,))
+
+
+def test_the_tested_source_is_told_elsewhere(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6), source=1), text)
+    chains.offer(chunk((5, 7, 7), source=2), text)
+    chains.learn(3, (5, 6), tested=2)
+    assert chains.acceptance(2).rate(0) == pytest.approx(0.7)
+    assert chains.acceptance(1).rate(1) > chains.acceptance(1).rate(0) - 1e-9 > 0.7
+
+
+def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6, 7), source=1), text)
+    chains.offer(chunk((5, 6, 8), source=2), text)
+    chains.offer(chunk((5, 9), source=3), text)
+    assert chains.behind(3, (5, 6)) == 7
+    chains.drop(1)
+    assert chains.behind(3, (5, 6)) == 8
+    assert chains.behind(3, (5, 9)) is None
+    assert chains.behind(3, ()) == 5
 
 
 def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:
@@ -167,15 +206,26 @@ def test_a_source_that_was_dropped_may_start_its_numbers_again(chains: Chains, t
     assert chains.offer(chunk((6,), chain=0), text) is Offer.STARTED
 
 
-def test_used_up_chains_of_older_sources_are_dropped_and_stay_stale(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5,), source=1), text)
-    chains.offer(chunk((5, 6), source=2), text)
-    chains.offer(chunk((5,), source=3), text)
+def test_used_up_chains_of_all_sources_may_go_on(chains: Chains, text: Text) -> None:
+    for source in (1, 2, 3):
+        chains.offer(chunk((5,), source=source), text)
     text.extend((5,))
     assert chains.advance(3, (5,)) == []
-    assert sorted(chains._live) == [2, 3]
-    assert chains.offer(chunk((6,), offset=1, source=1), text) is Offer.STALE
-    assert chains.offer(chunk((6,), offset=1, source=3), text) is Offer.EXTENDED
+    for source in (1, 2, 3):
+        assert chains.offer(chunk((6,), offset=1, source=source), text) is Offer.EXTENDED
+
+
+def test_a_chain_that_is_left_far_behind_is_dropped_and_stays_stale(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5,)), text)
+    for _ in range(chains.most_ahead):
+        assert list(chains._live) == [1]
+        position = len(text)
+        text.extend((5,))
+        chains.advance(position, (5,))
+    text.extend((5,))
+    chains.advance(len(text) - 1, (5,))
+    assert not chains._live
+    assert chains.offer(chunk((5,), offset=1), text) is Offer.STALE
 
 
 def test_sources_do_not_pile_up(text: Text) -> None:
@@ -183,6 +233,17 @@ def test_sources_do_not_pile_up(text: Text) -> None:
     for source in range(MOST_SOURCES + 9):
         assert chains.offer(chunk((5,), source=source), text) is Offer.STARTED
     assert len(chains._newest) == len(chains._live) == MOST_SOURCES
+
+
+def test_a_source_that_stayed_is_not_forgotten_for_those_that_came_and_went(text: Text) -> None:
+    chains = Chains(vocabulary=10)
+    chains.offer(chunk((5,), source=1), text)
+    for source in range(2, 2 * MOST_SOURCES):
+        chains.offer(chunk((5,), source=source), text)
+        chains._live.pop(source)
+        chains.acceptance(source)
+    assert chains.offer(chunk((6,), source=1, offset=1), text) is Offer.EXTENDED
+    assert len(chains._acceptance) <= MOST_SOURCES
 
 
 def test_every_offer_is_counted(chains: Chains, text: Text) -> None:

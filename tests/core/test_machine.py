@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.acceptance import Outcome
+from specwire.core.advising import Advised
 from specwire.core.chain import Chains, SourceKind
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.limits import Ending, FinishReason
@@ -38,11 +39,19 @@ class Machine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         stops=st.sampled_from(STOPS),
         buffer=st.integers(1, 12),
+        other=st.sampled_from((0, 5, 7, 8)),
     )
     def start(
-        self, seed: int, quality: int, prompt: list[int], max_tokens: int, stops: tuple[str, ...], buffer: int
+        self,
+        seed: int,
+        quality: int,
+        prompt: list[int],
+        max_tokens: int,
+        stops: tuple[str, ...],
+        buffer: int,
+        other: int,
     ) -> None:
-        self.world = World(Script(seed, quality), prompt, max_tokens, stops, buffer)
+        self.world = World(Script(seed, quality), prompt, max_tokens, stops, buffer, other)
 
     @rule(action=st.sampled_from(PROGRESS), number=NUMBERS)
     def goes_on(self, action: str, number: int) -> None:
@@ -313,7 +322,59 @@ def end_seen_at_a_run_s_last_token_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ending, "cut", hurried)
 
 
+def only_the_first_drafter_is_told(patch: pytest.MonkeyPatch) -> None:
+    original = Session._advance
+
+    def partial(self: Session, position: int, tokens: tuple[int, ...]) -> list[fx.Effect]:
+        return original(self, position, tokens)[:1]
+
+    patch.setattr(Session, "_advance", partial)
+
+
+def one_drafter_s_loss_is_taken_for_all(patch: pytest.MonkeyPatch) -> None:
+    original = Session._on_drafter_lost
+
+    def sweeping(self: Session, event: ev.DrafterLost) -> list[fx.Effect]:
+        self.drafters.clear()
+        return original(self, event)
+
+    patch.setattr(Session, "_on_drafter_lost", sweeping)
+
+
+def a_paused_drafter_is_not_told_what_it_missed(patch: pytest.MonkeyPatch) -> None:
+    original = Advised.advance
+
+    def forgetful(self: Advised, text: Text, position: int, tokens: tuple[int, ...]) -> list[fx.Effect]:
+        if self.pace.run_ahead:
+            self.missed = None
+        return original(self, text, position, tokens)
+
+    patch.setattr(Advised, "advance", forgetful)
+
+
+def one_drafter_s_plan_is_told_to_another(patch: pytest.MonkeyPatch) -> None:
+    original = Session._on_pace
+
+    def confused(self: Session, event: ev.PacePlanned) -> list[fx.Effect]:
+        return [
+            replace(e, source=max(self.drafters)) if isinstance(e, fx.AdvanceDrafter) else e
+            for e in original(self, event)
+        ]
+
+    patch.setattr(Session, "_on_pace", confused)
+
+
+def only_the_first_drafter_is_closed(patch: pytest.MonkeyPatch) -> None:
+    original = Session._close_drafters
+    patch.setattr(Session, "_close_drafters", lambda self: original(self)[:1])
+
+
 MISTAKES = [
+    only_the_first_drafter_is_told,
+    one_drafter_s_loss_is_taken_for_all,
+    a_paused_drafter_is_not_told_what_it_missed,
+    one_drafter_s_plan_is_told_to_another,
+    only_the_first_drafter_is_closed,
     emit_before_append,
     two_appends_in_flight,
     chain_outlives_its_contradiction,

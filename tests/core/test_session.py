@@ -67,7 +67,7 @@ def test_the_drafter_hears_before_the_log() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(5))
     assert kinds(subject.handle(verdict(2, 1))) == ["AdvanceDrafter", "Append"]
-    assert subject.handle(verdict(3, 2)) == [fx.AdvanceDrafter(3, (2,), subject.pace)]
+    assert subject.handle(verdict(3, 2)) == [fx.AdvanceDrafter(5, 3, (2,), Pace())]
 
 
 def test_the_last_append_finishes_in_the_same_script() -> None:
@@ -267,14 +267,15 @@ def test_a_buffer_of_nothing_is_refused() -> None:
 def test_a_drafter_opens_with_the_whole_decided_text() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
-    assert subject.handle(ev.DrafterReady(3)) == [fx.OpenDrafter(3, (1, 2, 1), subject.pace)]
+    assert subject.handle(ev.DrafterReady(3)) == [fx.OpenDrafter(3, (1, 2, 1), Pace())]
 
 
 def test_what_is_due_follows_the_drafter_s_presence() -> None:
     subject = running()
-    assert subject.handle(ev.PacePlanned(Pace(4, 4), 4)) == []
-    assert subject.handle(ev.DrafterReady(1)) == [fx.OpenDrafter(1, PROMPT, Pace(4, 4)), fx.SendProgress(2, 10, 4)]
-    assert subject.handle(ev.PacePlanned(Pace(4, 4), 3)) == [fx.SendProgress(2, 10, 3)]
+    plan = Pace(4, 4), 4
+    assert subject.handle(ev.PacePlanned(1, *plan)) == [], "nobody is there"
+    assert subject.handle(ev.DrafterReady(1, *plan)) == [fx.OpenDrafter(1, PROMPT, plan[0]), fx.SendProgress(2, 10, 4)]
+    assert subject.handle(ev.PacePlanned(1, Pace(4, 4), 3)) == [fx.SendProgress(2, 10, 3)]
     assert subject.handle(ev.DrafterLost(1)) == [fx.SendProgress(2, 10, 0)]
 
 
@@ -282,22 +283,61 @@ def test_a_plan_made_while_opening_is_told_when_open() -> None:
     subject = session()
     subject.handle(ev.VerifierReady())
     subject.handle(ev.DrafterReady(1))
-    subject.handle(ev.PacePlanned(Pace(2, 2), 2))
+    subject.handle(ev.PacePlanned(1, Pace(2, 2), 2))
     assert subject.handle(ev.VerifierOpened(1, 2)) == [fx.SendProgress(2, 10, 2)]
 
 
 def test_a_changed_pace_wakes_the_drafter() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(1))
-    assert subject.handle(ev.PacePlanned(Pace(1, 9), 0)) == [fx.AdvanceDrafter(2, (), Pace(1, 9))]
-    assert subject.handle(ev.PacePlanned(Pace(1, 9), 0)) == []
+    assert subject.handle(ev.PacePlanned(1, Pace(1, 9), 0)) == [fx.AdvanceDrafter(1, 2, (), Pace(1, 9))]
+    assert subject.handle(ev.PacePlanned(1, Pace(1, 9), 0)) == []
 
 
 def test_the_loss_of_a_former_drafter_means_nothing() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(2))
     assert subject.handle(ev.DrafterLost(1)) == []
-    assert subject.source == 2
+    assert list(subject.drafters) == [2]
+
+
+def test_each_drafter_is_told_at_its_own_pace() -> None:
+    subject = running()
+    quick, paused = Pace(4, 8), Pace(1, 0)
+    subject.handle(ev.DrafterReady(1, quick, 2))
+    assert subject.handle(ev.DrafterReady(2, paused, 0)) == [fx.OpenDrafter(2, PROMPT, paused)]
+    assert subject.handle(verdict(2, 3))[0] == fx.AdvanceDrafter(1, 2, (3,), quick)
+    slow = Pace(1, 1)
+    assert subject.handle(ev.PacePlanned(2, slow, 0)) == [fx.AdvanceDrafter(2, 2, (3,), slow)]
+    told = [effect for effect in subject.handle(verdict(3, 4)) if isinstance(effect, fx.AdvanceDrafter)]
+    assert told == [fx.AdvanceDrafter(1, 3, (4,), quick), fx.AdvanceDrafter(2, 3, (4,), slow)]
+
+
+def test_the_loss_of_one_drafter_leaves_the_other_what_it_was() -> None:
+    subject = running()
+    subject.handle(ev.DrafterReady(1, Pace(4, 4), 4))
+    assert subject.handle(ev.DrafterReady(2, Pace(2, 2), 2)) == [fx.OpenDrafter(2, PROMPT, Pace(2, 2))], "4 stays due"
+    assert subject.handle(ev.DrafterLost(1)) == [fx.SendProgress(2, 10, 2)]
+    of_one, of_other = (Proposal(source, 0, 2, 0, (1,), 7) for source in (1, 2))
+    assert subject.handle(ev.ProposalArrived(of_one)) == []
+    assert subject.handle(ev.ProposalArrived(of_other)) == [fx.RelayProposal(of_other)]
+    assert subject.handle(verdict(2, 3))[0] == fx.AdvanceDrafter(2, 2, (3,), Pace(2, 2))
+
+
+def test_all_drafters_begin_a_new_chain_for_a_verifier_that_opens_and_all_are_closed() -> None:
+    subject = session()
+    for source in (1, 2):
+        subject.handle(ev.DrafterReady(source))
+    restarts = subject.handle(ev.VerifierReady())[1:]
+    assert [(e.source, e.tokens) for e in restarts if isinstance(e, fx.AdvanceDrafter)] == [
+        (1, ()),
+        (1, (2,)),
+        (2, ()),
+        (2, (2,)),
+    ]
+    closing = subject.handle(ev.OwnerLost())
+    assert closing == [fx.CloseVerifier(), fx.CloseDrafter(1), fx.CloseDrafter(2)]
+    assert subject.drafters == {}
 
 
 def test_proposals_are_relayed_once_the_verifier_was_asked_to_open() -> None:
@@ -316,14 +356,14 @@ def test_proposals_are_relayed_once_the_verifier_was_asked_to_open() -> None:
 def test_an_open_drafter_begins_a_new_chain_for_a_verifier_that_opens() -> None:
     subject = session()
     subject.handle(ev.DrafterReady(1))
-    pace = subject.pace
-    assert subject.handle(ev.VerifierReady())[1:] == [fx.AdvanceDrafter(1, (), pace), fx.AdvanceDrafter(1, (2,), pace)]
+    back, forward = subject.handle(ev.VerifierReady())[1:]
+    assert (back, forward) == (fx.AdvanceDrafter(1, 1, (), Pace()), fx.AdvanceDrafter(1, 1, (2,), Pace()))
 
 
 def test_with_a_text_of_one_token_it_is_opened_again() -> None:
     subject = Session(Text([3]), 1, LetterScanner(()))
     subject.handle(ev.DrafterReady(1))
-    assert subject.handle(ev.VerifierReady())[1:] == [fx.OpenDrafter(1, (3,), subject.pace)]
+    assert subject.handle(ev.VerifierReady())[1:] == [fx.OpenDrafter(1, (3,), Pace())]
 
 
 # The end
@@ -348,7 +388,7 @@ def test_an_end_waits_for_the_append_under_way_and_takes_what_was_decided_before
     _, append, *closing = subject.handle(ev.Appended())
     assert isinstance(append, fx.Append)
     assert append == fx.Append(3, (2,), (D,), fx.End(FinishReason.DEADLINE, "", 2))
-    assert closing == [fx.CloseVerifier(), fx.CloseDrafter()]
+    assert closing == [fx.CloseVerifier(), fx.CloseDrafter(1)]
 
 
 def test_an_end_survives_the_loss_of_the_verifier() -> None:
@@ -371,7 +411,7 @@ def test_nothing_follows_the_end() -> None:
         ev.DrafterReady(4),
         ev.DrafterLost(4),
         ev.ProposalArrived(Proposal(4, 0, 2, 0, (1,), 0)),
-        ev.PacePlanned(Pace(1, 1), 1),
+        ev.PacePlanned(4, Pace(1, 1), 1),
         ev.ClientTook(2),
         ev.Appended(),
         ev.EndRequested(FinishReason.ERROR, "late"),
@@ -386,7 +426,7 @@ def test_a_fenced_owner_emits_and_appends_nothing_more() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(1))
     subject.handle(verdict(2, 1))
-    assert subject.handle(ev.OwnerLost()) == [fx.CloseVerifier(), fx.CloseDrafter()]
+    assert subject.handle(ev.OwnerLost()) == [fx.CloseVerifier(), fx.CloseDrafter(1)]
     for event in (ev.Appended(), verdict(3, 1), ev.EndRequested(FinishReason.CANCELLED), ev.OwnerLost()):
         assert subject.handle(event) == []
     assert subject.state is State.FENCED
@@ -468,8 +508,8 @@ def test_a_paused_drafter_hears_all_that_it_missed_when_it_goes_on() -> None:
     subject = running()
     subject.handle(ev.DrafterReady(1))
     paused, awake = Pace(1, 0), Pace(4, 4)
-    assert subject.handle(ev.PacePlanned(paused, 0)) == [fx.AdvanceDrafter(2, (), paused)]
+    assert subject.handle(ev.PacePlanned(1, paused, 0)) == [fx.AdvanceDrafter(1, 2, (), paused)]
     assert "AdvanceDrafter" not in kinds(subject.handle(verdict(2, 3)))
     assert "AdvanceDrafter" not in kinds(subject.handle(verdict(3, 4, 5)))
-    assert subject.handle(ev.PacePlanned(awake, 4))[0] == fx.AdvanceDrafter(2, (3, 4, 5), awake)
-    assert fx.AdvanceDrafter(5, (6,), awake) in subject.handle(verdict(5, 6))
+    assert subject.handle(ev.PacePlanned(1, awake, 4))[0] == fx.AdvanceDrafter(1, 2, (3, 4, 5), awake)
+    assert fx.AdvanceDrafter(1, 5, (6,), awake) in subject.handle(verdict(5, 6))

@@ -105,9 +105,9 @@ def test_nothing_follows_an_end_inside_an_accepted_run(token: int, reason: Finis
 def test_positions_behind_the_end_count_as_untested() -> None:
     session = opened()
     propose(session, 5, 0, 6)
-    before = session.acceptance.rates(3)
+    before = session.chains.acceptance(1).rates(3)
     session.resolve([5, 0, 6, 7], session.window(8))
-    after = session.acceptance.rates(3)
+    after = session.chains.acceptance(1).rates(3)
     assert after[0] > before[0]
     assert after[2] >= after[1] > before[1]
 
@@ -129,7 +129,7 @@ def test_acceptance_is_learnt_from_what_was_tested() -> None:
     session = opened()
     propose(session, 5, 6)
     session.resolve([5, 1, 1], session.window(8))
-    first, second, third = session.acceptance.rates(3)
+    first, second, third = session.chains.acceptance(1).rates(3)
     assert first > 0.7 > second
     assert third == second
 
@@ -155,11 +155,11 @@ def test_a_guess_is_a_window_within_the_room() -> None:
 def test_a_guess_that_was_tested_teaches_nothing_about_drafters() -> None:
     session = guessing([1, 2, 3, 4, 1, 2])
     session.look()
-    before = session.acceptance.rates(3)
+    before = session.chains.acceptance(1).rates(3)
     verdict = session.resolve([3, 9, 9, 9], session.window(3, SourceKind.NGRAM), SourceKind.NGRAM)
     assert (verdict.tokens, verdict.outcomes) == ((3, 9), (A, R))
     assert (verdict.tested, verdict.kind) == (3, SourceKind.NGRAM)
-    assert session.acceptance.rates(3) == before
+    assert session.chains.acceptance(1).rates(3) == before
     assert session.window(3, SourceKind.NGRAM) == (), "the guess was for another position"
 
 

@@ -22,7 +22,7 @@ from specwire.core.states import State
 from specwire.core.tail import Verdict
 from specwire.core.text import Text, hash_of
 from specwire.core.verification import Allowance, VerifySession
-from tests.core.facts import Facts, is_prefix, require
+from tests.core.facts import Facts, Seat, Violation, is_prefix, require
 from tests.core.script import EOS, VOCABULARY, LetterScanner, Script
 
 PROGRESS = (
@@ -38,9 +38,10 @@ class World(Facts):
     """One session from its first owner to its end.
 
     Args:
-        script: the target and its drafter.
+        script: the target and its first drafter.
         prompt: at least one token.
         buffer: the session's credit beyond what is durable and taken.
+        other: how often the second drafter is right; there is none before the first `drafter_ready` of an odd number.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class World(Facts):
         max_tokens: int = 24,
         stops: Sequence[str] = (),
         buffer: int = 8,
+        other: int = 6,
     ) -> None:
         ending = Ending.of(Stopping(max_tokens), len(prompt), frozenset({EOS}), context=10_000)
         super().__init__(script, prompt, ending, stops, buffer)
-        self.pace = Pace(2, 4)
+        self.seats = [Seat(script, 0), Seat(replace(script, quality=other), 1)]
+        self.paces = [(Pace(2, 4), 0), (Pace(2, 4), 0)]
+        self.paces_changed = 0
         self.source = 0
         self.decided = self.resumed = self.delivered = 0
         self.session = self._own()
@@ -64,20 +68,16 @@ class World(Facts):
         released = self.scanner.push(self.log[len(self.prompt) :]).text
         require(is_prefix(self.told_text, released), f"replay says {released!r}, the client had {self.told_text!r}")
         self.told_text, self.told_tokens = released, list(self.log)
-        self.verifier_up = self.drafter_up = False
+        self.verifier_up = False
         self.to_verifier: deque[fx.OpenVerifier | fx.SendProgress | fx.CloseVerifier] = deque()
         self.from_verifier: deque[ev.VerifierOpened | ev.VerdictArrived] = deque()
         self.stale: list[ev.VerifierOpened | ev.VerdictArrived] = []
-        self.to_drafter: deque[fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter] = deque()
         self.drafted: list[Proposal] = []
         self.relayed: list[Proposal] = []
         self.kept = self.verifier or self.kept
         self.verifier = None
         self.attach = 0
-        self.drafter = None
-        self.cache: list[int] = []
-        self.advised = []
-        self.drafter_decided = []
+        self.seats = [seat.emptied() for seat in self.seats]
         return Session(Text(self.log), len(self.prompt), self.scanner, self.buffer)
 
     # One step
@@ -100,16 +100,8 @@ class World(Facts):
                 self.to_verifier.append(effect)
             case fx.CloseVerifier():
                 self.to_verifier.append(effect)
-            case fx.OpenDrafter():
-                self.advised = list(effect.tokens)
-                self.to_drafter.append(effect)
-            case fx.AdvanceDrafter():
-                require(effect.position <= len(self.advised), "an advance leaves a gap")
-                self.advised[effect.position :] = effect.tokens
-                self.to_drafter.append(effect)
-            case fx.CloseDrafter():
-                self.to_drafter.append(effect)
-                self.drafter_up = False
+            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+                self._tell_drafter(effect)
             case fx.RelayProposal():
                 self.relayed.append(effect.proposal)
             case fx.Append():
@@ -118,6 +110,20 @@ class World(Facts):
                 self._emit(effect)
             case fx.EmitEnd():
                 self._finish(effect)
+
+    def _tell_drafter(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+        seat = next((seat for seat in self.seats if seat.up and seat.source == effect.source), None)
+        if seat is None:
+            raise Violation(f"{effect} for a drafter that is not there")
+        match effect:
+            case fx.OpenDrafter():
+                seat.advised = list(effect.tokens)
+            case fx.AdvanceDrafter():
+                require(effect.position <= len(seat.advised), "an advance leaves a gap")
+                seat.advised[effect.position :] = effect.tokens
+            case fx.CloseDrafter():
+                seat.up = False
+        seat.to_drafter.append(effect)
 
     def _append(self, effect: fx.Append) -> None:
         require(self.pending is None, "two appends in flight")
@@ -251,50 +257,54 @@ class World(Facts):
         self.decided += len(verdict.tokens)
         return verdict
 
-    # The drafter's link: in order towards the drafter; its proposals may be lost, repeated and overtaken
+    # The drafters' links: in order towards a drafter; proposals may be lost, repeated and overtaken. Even numbers are
+    # the first drafter's, odd ones the second's.
 
-    def drafter_ready(self, _: int) -> None:
-        if not self.drafter_up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
-            self.drafter_up = True
+    def drafter_ready(self, number: int) -> None:
+        seat = self.seats[number % 2]
+        if not seat.up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
             self.source += 1
-            self.handle(ev.DrafterReady(self.source))
+            seat.up, seat.source = True, self.source
+            self.handle(ev.DrafterReady(self.source, *self.paces[seat.number]))
+            seat.up = seat.source in self.session.drafters
 
-    def cut_drafter(self, _: int) -> None:
-        if self.drafter_up:
-            self.drafter_up = False
-            self.drafter = None
-            self.to_drafter.clear()
-            self.handle(ev.DrafterLost(self.source))
+    def cut_drafter(self, number: int) -> None:
+        seat = self.seats[number % 2]
+        if seat.up:
+            self.seats[number % 2] = seat.emptied()
+            self.handle(ev.DrafterLost(seat.source))
 
-    def drafter_receives(self, _: int) -> None:
-        if not self.to_drafter:
+    def drafter_receives(self, number: int) -> None:
+        seat = self.seats[number % 2]
+        if not seat.to_drafter:
             return
-        match self.to_drafter.popleft():
+        match seat.to_drafter.popleft():
             case fx.OpenDrafter() as opening:
-                chain = self.drafter.chain + 1 if self.drafter else 0
-                self.drafter = DraftSession(opening.tokens, opening.pace, chain)
-                self.drafter_decided, self.cache = list(opening.tokens), list(opening.tokens)
+                chain = seat.drafter.chain + 1 if seat.drafter else 0
+                seat.drafter = DraftSession(opening.tokens, opening.pace, chain)
+                seat.decided, seat.cache = list(opening.tokens), list(opening.tokens)
             case fx.AdvanceDrafter() as advance:
-                self._advance_drafter(advance)
+                self._advance_drafter(seat, advance)
             case fx.CloseDrafter():
-                self.drafter = None
+                seat.drafter = None
 
-    def _advance_drafter(self, advance: fx.AdvanceDrafter) -> None:
-        if self.drafter is None:
+    def _advance_drafter(self, seat: Seat, advance: fx.AdvanceDrafter) -> None:
+        if seat.drafter is None:
             return
-        self.drafter_decided[advance.position :] = advance.tokens
-        self.cache = self.cache[: self.drafter.advance(advance.position, advance.tokens, advance.pace)]
-        require(is_prefix(self.cache, self.drafter.text.tokens), "the drafter's cache is not its text's")
+        seat.decided[advance.position :] = advance.tokens
+        seat.cache = seat.cache[: seat.drafter.advance(advance.position, advance.tokens, advance.pace)]
+        require(is_prefix(seat.cache, seat.drafter.text.tokens), "a drafter's cache is not its text's")
 
-    def draft(self, _: int) -> None:
-        if self.drafter is None:
+    def draft(self, number: int) -> None:
+        seat = self.seats[number % 2]
+        if seat.drafter is None:
             return
-        self.cache = list(self.drafter.text.tokens)
-        if self.drafter.wants_token:
-            self.drafter.drafted(self.script.guess(self.drafter.text.tokens), 1.0)
-            require(self.drafter.in_flight <= self.drafter.pace.run_ahead, "drafted beyond the run-ahead")
-        while proposal := self.drafter.take_proposal():
-            self.drafted.append(replace(proposal, source=self.source))
+        seat.cache = list(seat.drafter.text.tokens)
+        if seat.drafter.wants_token:
+            seat.drafter.drafted(seat.script.guess(seat.drafter.text.tokens, seat.number), 1.0)
+            require(seat.drafter.in_flight <= seat.drafter.pace.run_ahead, "drafted beyond the run-ahead")
+        while proposal := seat.drafter.take_proposal():
+            self.drafted.append(replace(proposal, source=seat.source))
 
     def relay(self, number: int) -> None:
         if self.drafted:
@@ -338,8 +348,12 @@ class World(Facts):
             self.handle(ev.ClientTook(position))
 
     def change_pace(self, number: int) -> None:
-        self.pace = Pace(1 + number % 3, number)
-        self.handle(ev.PacePlanned(self.pace, due=min(number, 2)))
+        """The drafters' controllers plan in turns."""
+        seat = self.seats[self.paces_changed % 2]
+        self.paces_changed += 1
+        self.paces[seat.number] = Pace(1 + number % 3, number), min(number, 2)
+        if seat.up:
+            self.handle(ev.PacePlanned(seat.source, *self.paces[seat.number]))
 
     def cancel(self, _: int) -> None:
         self.cancelled = self.cancelled or not self.over
@@ -366,10 +380,11 @@ class World(Facts):
 
     def round(self, number: int) -> None:
         """Everything that is under way arrives, and everyone does a piece of work."""
-        while self.to_drafter:
-            self.drafter_receives(0)
-        for _ in range(4):
-            self.draft(0)
+        for seat in self.seats:
+            while seat.to_drafter:
+                self.drafter_receives(seat.number)
+            for _ in range(4):
+                self.draft(seat.number)
         while self.drafted:
             self.relay(0)
         while self.to_verifier:
@@ -404,6 +419,7 @@ def random_world(random: Random) -> World:
         max_tokens=random.randint(1, 60),
         stops=random.choice(STOPS),
         buffer=random.randint(1, 12),
+        other=random.choice((0, 5, 7, 8)),
     )
 
 

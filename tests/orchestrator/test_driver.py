@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from orchestrator import drafters
 from orchestrator import driver as module
 from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
@@ -60,9 +61,9 @@ class Scene:
     def place(self, driver: SessionDriver) -> None:
         self.placed += 1
         if driver.session.state is State.WAITING and driver.verifier is None:
-            driver.use_verifier(self.verifier, shared_host=False)
-        if driver.wants_drafter:
-            driver.use_drafter(self.drafter)
+            driver.use_verifier(self.verifier)
+        if driver.drafters_missing:
+            driver.drafters.add(self.drafter)
 
     async def decide(self, *tokens: int) -> None:
         """Open the session and decide `tokens`; returns once they are emitted."""
@@ -93,14 +94,14 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY", 0.05)
+    monkeypatch.setattr(drafters, "RETRY", 0.05)
     played = await scene()
     for asked in range(2):
         handle = next(iter(played.drafter.subjects))
         refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
         played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
-        assert not played.driver.wants_drafter  # not at once
-        assert played.driver.refusals[played.drafter] == asked + 1
+        assert not played.driver.drafters_missing  # not at once
+        assert played.driver.drafters.refusals[played.drafter] == asked + 1
         await until(lambda: bool(played.drafter.subjects))
     await played.driver.close()
 
@@ -113,7 +114,7 @@ async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> No
     assert isinstance(drafting, SilentLink)
     handle = next(iter(played.drafter.subjects))
     for _ in range(300):
-        played.driver._ask(128)
+        played.driver.drafters._by_source[1]._ask(128)
     for chain in range(1, 301):
         late = common_pb2.Proposal(handle=handle, chain=chain, base=3, tokens=[1] * 15)
         played.drafter.on_message(draft_pb2.ConnectDraftResponse(proposals=[late]))
@@ -174,7 +175,7 @@ async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pyte
     broken, sound = await scene(), await scene()
     link = broken.verifier
     sound.driver.on_verifier_lost()
-    sound.driver.use_verifier(link, shared_host=False)
+    sound.driver.use_verifier(link)
     first, second = link.subjects
 
     def check(session: Session) -> None:

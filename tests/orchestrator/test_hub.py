@@ -14,6 +14,7 @@ import draft_service.server
 import orchestrator.server
 from draft_service.dialling import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
+from orchestrator.experience import share_host
 from orchestrator.link import QUARANTINE
 from orchestrator.options import OrchestratorOptions
 from specwire.core.sampling import InvalidParameter
@@ -236,8 +237,10 @@ async def test_it_cannot_claim_the_host_of_the_verifier() -> None:
         claim.host_id, claim.device = target.host_id, target.device
         await call.write(draft_pb2.JoinRequest(model=claim))
         await call.read()
-        assert not known._shares_host(target)
-        assert not known._shares_host(INFO(device=target.device))
+        (joined,) = (drafter.info for drafter in known.drafters)
+        assert joined is not None
+        assert not share_host(target, joined)
+        assert not share_host(INFO(device=target.device), joined)
         shown = await running.client.server_info()
         assert shown.target.model
         assert [each.host_id for each in (shown.target, *shown.drafters)] == ["", ""]

@@ -1,0 +1,153 @@
+"""The drafters of one session. Each stands for itself: the loss of one changes nothing for the others."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from orchestrator.drafting import Drafting, Owner
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.stats import SessionStats
+from orchestrator.store import SessionRecord
+from orchestrator.timers import Timers
+from specwire.core import effects as fx
+from specwire.core import events as ev
+from specwire.core.controller import parse_plan
+from specwire.v1 import verify_pb2
+
+logger = logging.getLogger(__name__)
+
+# Seconds after which a session that a drafter refused for the moment is placed again, doubled with every refusal.
+RETRY = 1.0
+MOST_RETRY = 30.0
+
+
+class Drafters:
+    """Up to `options.drafters_per_session` at a time. `refusals`: how often each refused this session.
+
+    shown: a reader wants to see what they draft. place: give the session what it lacks.
+
+    Invariant: sources rise, and are never used twice in a session.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        record: SessionRecord,
+        options: OrchestratorOptions,
+        stats: SessionStats,
+        timers: Timers,
+        place: Callable[[], None],
+    ) -> None:
+        self.refusals: Counter[DrafterPeer] = Counter()
+        self.shown = False
+        self._owner = owner
+        self._record = record
+        self._most = options.drafters_per_session
+        self._fixed = parse_plan(options.plan)
+        self._stats = stats
+        self._timers = timers
+        self._place = place
+        self._verifier: VerifierPeer | None = None
+        self._by_source: dict[int, Drafting] = {}
+        self._source = 0
+        self._had: set[str] = set()
+        self._retries: dict[DrafterPeer, float] = {}
+        self._resting: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_source)
+
+    @property
+    def missing(self) -> int:
+        """How many more the session may have now; one that has just refused keeps its place for a while."""
+        self._resting = {name for name in self._resting if self._timers.left(name) is not None}
+        wanted = self._most if self._record.drafting else 0
+        return max(0, wanted - len(self._by_source) - len(self._resting))
+
+    def has(self, peer: DrafterPeer) -> bool:
+        return any(drafting.peer is peer for drafting in self._by_source.values())
+
+    # Who drafts
+
+    def add(self, peer: DrafterPeer) -> None:
+        """Have `peer` draft, too."""
+        self._source += 1
+        stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
+        drafting = Drafting(
+            self._source, peer, self._owner, self._record, self._fixed, stats, self._on_lost, self._on_refused
+        )
+        self._by_source[self._source] = drafting
+        if self._verifier is not None:
+            drafting.use_verifier(self._verifier, drafting.info.weights_fingerprint in self._had)
+        self._had.add(drafting.info.weights_fingerprint)
+        drafting.begin(self.shown)
+
+    def use_verifier(self, verifier: VerifierPeer) -> None:
+        """Another verifier: its forwards take another time, and it may be on another host."""
+        self._verifier = verifier
+        for drafting in self._by_source.values():
+            drafting.use_verifier(verifier, again=False)
+        self.plan()
+
+    def show(self) -> None:
+        """A reader wants to see what they draft, from now on."""
+        self.shown = True
+        self.plan()
+
+    def plan(self) -> None:
+        for drafting in list(self._by_source.values()):
+            drafting.plan(self.shown)
+
+    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
+        """A verdict came."""
+        for drafting in list(self._by_source.values()):
+            drafting.observe(event, verdict, self.shown)
+
+    def _on_lost(self, drafting: Drafting) -> None:
+        drafting.stats.lost = True
+        self._forget(drafting)
+        self._owner.apply(ev.DrafterLost(drafting.source))
+
+    def _on_refused(self, drafting: Drafting, message: str) -> None:
+        logger.info("session %s: drafter refused: %s", self._record.session_id[:8], message)
+        peer, name = drafting.peer, f"drafter {drafting.source}"
+        self.refusals[peer] += 1
+        if drafting.has_proposed:
+            self._retries.pop(peer, None)
+        retry = self._retries.get(peer, RETRY)
+        self._retries[peer] = min(MOST_RETRY, 2 * retry)
+        self._resting.add(name)
+        self._timers.set(name, retry, self._place)
+        self._on_lost(drafting)
+
+    def _forget(self, drafting: Drafting) -> None:
+        self._by_source.pop(drafting.source, None)
+        if self._verifier is not None:
+            drafting.bequeath(self._verifier)
+
+    # Effects
+
+    def run(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+        """For one that is gone nothing is to be done."""
+        drafting = self._by_source.get(effect.source)
+        if drafting is None:
+            return
+        match effect:
+            case fx.OpenDrafter():
+                drafting.open(effect)
+            case fx.AdvanceDrafter():
+                drafting.advance(effect)
+            case fx.CloseDrafter():
+                self._close(drafting)
+
+    def _close(self, drafting: Drafting) -> None:
+        self._forget(drafting)
+        drafting.close()
+
+    def leave(self) -> None:
+        """The session needs them no longer."""
+        for drafting in list(self._by_source.values()):
+            self._close(drafting)
