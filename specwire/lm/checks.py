@@ -61,6 +61,12 @@ def _sliding_window(config: PreTrainedConfig) -> int | None:
     return window if isinstance(window, int) and slides else None
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says first, for a sentence of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def check_model(model: PreTrainedModel) -> None:
     """ModelError for recurrent models, which say so on their class."""
     if getattr(model, "_is_stateful", False):
@@ -68,8 +74,10 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 @torch.inference_mode()
-def deviation(model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int) -> float:
-    """How far the runner is from the model's own cache-less forward, in units of the tolerance (<= 1 is equal).
+def deviation(
+    model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int, dtype: torch.dtype
+) -> float:
+    """How far the runner is from the model's own cache-less forward, in units of the dtype's tolerance (<= 1 is equal).
 
     The trial extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
     """
@@ -86,7 +94,7 @@ def deviation(model: PreTrainedModel, runner: Runner, slots: int, context: int, 
     order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
     error = (got[:, :vocabulary] - expected[order, :vocabulary]).abs().max()
     _clean(runner, feeds, split + 1)
-    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[next(model.parameters()).dtype]
+    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[dtype]
 
 
 def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:

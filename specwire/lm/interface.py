@@ -8,6 +8,9 @@ from typing import Protocol
 
 import torch
 
+# What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
+TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
+
 
 class ModelError(ValueError):
     """A model cannot be loaded or cannot be served; the message is one sentence for the user."""
@@ -38,9 +41,11 @@ class ModelInfo:
 
     Attributes:
         architecture: the model's class, such as LlamaForCausalLM.
+        runtime: what computes the forwards: torch, openvino, or scripted.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
-        weights_fingerprint: sha256 (hex) over dtype, configuration and weights.
+        weights_fingerprint: sha256 (hex) over dtype, configuration and weights. Not over device and runtime: they round
+            differently, as another machine does, and a session may move from one to the other all the same.
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
         tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
         chat_template: Jinja source, empty if the model has none.
@@ -55,6 +60,7 @@ class ModelInfo:
     device: str
     weights_fingerprint: str
     vocabulary_fingerprint: str
+    runtime: str = TORCH
     tokenizer_json: bytes = field(default=b"", repr=False)
     chat_template: str = field(default="", repr=False)
 

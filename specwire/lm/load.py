@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specwire.lm.interface import LanguageModel, ModelError
+from specwire.lm.interface import RUNTIMES, TORCH, LanguageModel, ModelError
 from specwire.lm.scripted import PREFIX, ScriptedLM
 
 
@@ -17,6 +17,7 @@ def load_model(
     context: int | None = None,
     threads: int | None = None,
     lean: bool = True,
+    runtime: str = TORCH,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -26,19 +27,23 @@ def load_model(
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
+        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, on cpu only); or "auto", which
+            is openvino where it is installed and agrees with the model, else torch. A scripted model ignores it.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
     if slots < 1:
         raise ModelError(f"slots: must be at least 1, not {slots}")
+    if runtime not in RUNTIMES:
+        raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return ScriptedLM.parse(spec, slots=slots, context=context)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
     from specwire.lm.pretrained import load_pretrained
 
-    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, lean=lean)
+    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, lean=lean, runtime=runtime)
 
 
 def _set_threads(threads: int | None) -> None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specwire.lm.cached import CachedLM, Runner
-from specwire.lm.checks import check_kind, check_model, check_window, context_of, deviation
+from specwire.lm.cached import CachedLM
+from specwire.lm.checks import check_kind, check_model, check_window, context_of, first_line
 from specwire.lm.describe import read_text, weights_fingerprint
-from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
-from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.runners import Sizes, runner_for
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
-
-logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_pretrained(
-    spec: str, *, slots: int, dtype: str, device: str, context: int | None, lean: bool
+    spec: str, *, slots: int, dtype: str, device: str, context: int | None, lean: bool, runtime: str
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
     target = _device(device)
@@ -33,7 +30,9 @@ def load_pretrained(
     check_window(config, positions)
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
-    return _serve(spec, model, config, dtype, slots, positions, lean)
+    info, unassigned = _describe(spec, model, config, dtype, positions)
+    runner, used = runner_for(model, Sizes(slots, positions, info.vocabulary), runtime, lean)
+    return CachedLM(runner, replace(info, runtime=used), slots, unassigned)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -48,7 +47,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelError(f"device: {name!r} cannot be used here ({_first_line(error)})") from error
+        raise ModelError(f"device: {name!r} cannot be used here ({first_line(error)})") from error
     return device
 
 
@@ -59,7 +58,7 @@ def _config(spec: str) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
     except Exception as error:  # whatever a broken or foreign directory makes the library raise
-        raise ModelError(f"model {spec!r} has no configuration that can be read: {_first_line(error)}") from error
+        raise ModelError(f"model {spec!r} has no configuration that can be read: {first_line(error)}") from error
     return config
 
 
@@ -69,7 +68,7 @@ def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedM
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(_location(spec), dtype=dtype)
         model.eval().to(device=device)
     except Exception as error:  # as above, or too little memory
-        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {_first_line(error)}") from error
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
     return model
 
 
@@ -78,14 +77,10 @@ def _location(spec: str) -> str:
     return str(path) if path.is_dir() else spec
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _serve(
-    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, slots: int, context: int, lean: bool
-) -> LanguageModel:
+def _describe(
+    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, context: int
+) -> tuple[ModelInfo, list[int]]:
+    """What the model is, and the ids of its vocabulary that no token has."""
     text = read_text(_location(spec))
     width = model.get_output_embeddings().weight.shape[0]
     tokens = vocabulary_map(text.tokenizer_json, width)
@@ -103,8 +98,7 @@ def _serve(
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
     )
-    runner = _runner(model, slots, context, vocabulary, lean)
-    return CachedLM(runner, info, slots, sorted(set(range(vocabulary)) - tokens.keys()))
+    return info, sorted(set(range(vocabulary)) - tokens.keys())
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -115,38 +109,3 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if found is None:
         return ()
     return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _runner(model: PreTrainedModel, slots: int, context: int, vocabulary: int, lean: bool) -> Runner:
-    """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    if lean and model.config.model_type in MODEL_TYPES:
-        runner = _lean_runner(model, slots, context, vocabulary)
-        if runner is not None:
-            return runner
-    generic = HuggingFaceRunner(model, slots, context)
-    try:
-        error = deviation(model, generic, slots, context, vocabulary)
-    except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
-        name = type(model).__name__
-        raise ModelError(f"{name} cannot be run with a cache by absolute position: {_first_line(failure)}") from failure
-    if not error <= 1:
-        raise ModelError(
-            f"{type(model).__name__} gives other logits with a cache by absolute position than without a cache "
-            f"({error:.1f} times the tolerance), so it cannot be served"
-        )
-    return generic
-
-
-def _lean_runner(model: PreTrainedModel, slots: int, context: int, vocabulary: int) -> Runner | None:
-    try:
-        runner = LlamaRunner(model, slots, context, vocabulary)
-    except (Unsuited, AttributeError) as reason:
-        logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
-        return None
-    error = deviation(model, runner, slots, context, vocabulary)
-    if error <= 1:
-        return runner
-    logger.warning(
-        "%s is served by its own modules: our decoder is off by %.1f tolerances", type(model).__name__, error
-    )
-    return None

@@ -247,6 +247,7 @@ def _info(script: Script, context: int) -> ModelInfo:
         device=script.device,
         weights_fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         vocabulary_fingerprint=vocabulary_fingerprint(vocabulary),
+        runtime="scripted",
         tokenizer_json=_tokenizer(vocabulary),
     )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.stateless import Stateless
+from specwire.lm.stateless import Stateless
 from tests.bench.tiny import save_pair
 
 TEXT = torch.tensor([list(b"for name in names:\n    pri"), list(b"def walk(tree):\n    for no")])

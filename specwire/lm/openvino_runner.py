@@ -1,0 +1,99 @@
+"""A second runtime for CPUs: OpenVINO computes the forward, over pages of a cache that lies here.
+
+Its attention over pages takes for each session how much is cached and which pages hold it. So a slot is a fixed run of
+pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+import torch
+from transformers import PreTrainedModel
+
+from specwire.lm.interface import Feed
+from specwire.lm.openvino_graph import ROWS, paged
+
+DEVICE = "CPU"
+PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+CACHES = ("key_cache.", "value_cache.")
+
+Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+class OpenvinoRunner:
+    """`Runner` with the weights of a Hugging Face model, which can be freed."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, context: int, dtype: torch.dtype, threads: int) -> None:
+        """Compute in `dtype` with the weights of a model that is in float32.
+
+        Raises whatever OpenVINO raises for a model that it cannot trace, page or compile.
+        """
+        compiled = openvino.Core().compile_model(paged(model), DEVICE, _options(dtype, threads))
+        self._request = compiled.create_infer_request()
+        ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
+        # Positions of a page, as this processor's kernels want it.
+        self._page = int(ports[0].partial_shape[2].get_length())
+        self._pages = -(-context // self._page)
+        self._caches = [self._allocate(port, slots) for port in ports]
+        self._indices = np.arange(slots * self._pages, dtype=np.int32).reshape(slots, self._pages)
+
+    def _allocate(self, port: Any, slots: int) -> torch.Tensor:
+        """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""
+        shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
+        memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
+        self._request.set_tensor(port, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type))
+        return memory
+
+    def zero(self, slot: int, stop: int) -> None:
+        """Zero at least [0, stop): whole pages."""
+        first = slot * self._pages
+        for memory in self._caches:
+            memory[first : first - (-stop // self._page)].zero_()
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        for name, numbers in self._inputs(feeds):
+            self._request.set_tensor(name, openvino.Tensor(numbers))
+        self._request.infer()
+        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return torch.from_numpy(logits.reshape(-1, logits.shape[-1])).clone()  # the next forward overwrites it
+
+    def _inputs(self, feeds: Sequence[Feed]) -> list[tuple[str, Numbers]]:
+        """As `openvino_graph.paged` takes them."""
+        stops = [feed.stop for feed in feeds]
+        ends = list(accumulate(len(feed.tokens) for feed in feeds))
+        counts = [-(-stop // self._page) for stop in stops]
+        rows = chain.from_iterable(range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds, strict=True))
+        pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
+        tokens = chain.from_iterable(feed.tokens for feed in feeds)
+        positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)
+        return [
+            ("input_ids", np.fromiter(tokens, np.int64, ends[-1])),
+            ("position_ids", np.fromiter(positions, np.int64, ends[-1])),
+            ("past_lens", _integers(feed.start for feed in feeds)),
+            ("subsequence_begins", _integers([0, *ends])),
+            ("block_indices", np.concatenate(pages)),
+            ("block_indices_begins", _integers([0, *accumulate(counts)])),
+            ("max_context_len", np.array(max(stops), np.int32)),
+            (ROWS, _integers(rows)),
+        ]
+
+
+def _integers(values: Iterable[int]) -> npt.NDArray[np.int32]:
+    return np.array(list(values), np.int32)
+
+
+def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
+    """One forward at a time on so many threads, not pinned: other processes work on the same cores."""
+    return {
+        "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+        "KV_CACHE_PRECISION": PRECISIONS[dtype],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,
+    }

@@ -1,0 +1,108 @@
+"""Which runner serves a model: the fastest that agrees with the model's own cache-less forward."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specwire.lm.cached import Runner
+from specwire.lm.checks import deviation, first_line
+from specwire.lm.hugging_face import HuggingFaceRunner
+from specwire.lm.interface import AUTO, OPENVINO, TORCH, ModelError
+from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+
+logger = logging.getLogger(__name__)
+
+OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Sizes(NamedTuple):
+    """What a runner keeps a cache for."""
+
+    slots: int
+    context: int
+    vocabulary: int
+
+
+def runner_for(model: PreTrainedModel, sizes: Sizes, runtime: str, lean: bool) -> tuple[Runner, str]:
+    """The runner, and the runtime that it is of; ModelError if the model cannot be served by `runtime`."""
+    if runtime == TORCH:
+        return _torch_runner(model, sizes, lean), TORCH
+    try:
+        return _openvino_runner(model, sizes), OPENVINO
+    except ModelError as reason:
+        if runtime != AUTO:
+            raise
+        logger.info("%s is served by torch: %s", type(model).__name__, reason)
+        return _torch_runner(model, sizes, lean), TORCH
+
+
+def _openvino_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
+    """ModelError where OpenVINO is not installed, does not take the model, or computes something else."""
+    first = next(model.parameters())
+    if first.device.type != "cpu":
+        raise ModelError(f"runtime: openvino computes on cpu here, not on {first.device}")
+    if first.dtype not in OPENVINO_DTYPES:
+        raise ModelError(f"runtime: openvino computes in float32 or bfloat16, not in {str(first.dtype)[6:]}")
+    try:
+        # An extra, and slow to import: only where it was asked for.
+        from specwire.lm.openvino_runner import OpenvinoRunner
+    except ImportError as error:
+        raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
+    dtype, name = first.dtype, type(model).__name__
+    model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
+    try:
+        runner = OpenvinoRunner(model, sizes.slots, sizes.context, dtype, torch.get_num_threads())
+        off = deviation(model, runner, *sizes, dtype)
+    except Exception as failure:  # whatever tracing, paging or compiling a model of a kind they do not know raises
+        raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
+    finally:
+        nn.Module.to(model, dtype)
+    if not off <= 1:
+        raise ModelError(f"runtime: openvino gives other logits than this {name} ({off:.1f} times the tolerance)")
+    return runner
+
+
+def _last_line(error: BaseException) -> str:
+    """OpenVINO's errors begin with where it was and end with what it was."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].rstrip(".") if lines else type(error).__name__
+
+
+def _torch_runner(model: PreTrainedModel, sizes: Sizes, lean: bool) -> Runner:
+    """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
+    if lean and model.config.model_type in MODEL_TYPES:
+        runner = _lean_runner(model, sizes)
+        if runner is not None:
+            return runner
+    generic = HuggingFaceRunner(model, sizes.slots, sizes.context)
+    name = type(model).__name__
+    try:
+        error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
+    except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
+        raise ModelError(f"{name} cannot be run with a cache by absolute position: {first_line(failure)}") from failure
+    if not error <= 1:
+        raise ModelError(
+            f"{name} gives other logits with a cache by absolute position than without a cache "
+            f"({error:.1f} times the tolerance), so it cannot be served"
+        )
+    return generic
+
+
+def _lean_runner(model: PreTrainedModel, sizes: Sizes) -> Runner | None:
+    try:
+        runner = LlamaRunner(model, *sizes)
+    except (Unsuited, AttributeError) as reason:
+        logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
+        return None
+    error = deviation(model, runner, *sizes, next(model.parameters()).dtype)
+    if error <= 1:
+        return runner
+    logger.warning(
+        "%s is served by its own modules: our decoder is off by %.1f tolerances", type(model).__name__, error
+    )
+    return None
