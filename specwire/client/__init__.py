@@ -6,6 +6,7 @@ from specwire.client.errors import SpecwireError
 from specwire.client.events import (
     Chunk,
     Completion,
+    DrafterStats,
     Event,
     Finished,
     Provisional,
@@ -24,6 +25,7 @@ __all__ = [
     "Client",
     "ClientTls",
     "Completion",
+    "DrafterStats",
     "Event",
     "Finished",
     "Provisional",

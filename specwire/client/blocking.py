@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, Unpack
 
 import grpc
 
-from specwire.client.errors import from_rpc
+from specwire.client.errors import SpecwireError, from_rpc
 from specwire.client.events import (
     Completion,
     Event,
+    Finished,
     Gathering,
     Response,
     SessionState,
     event_from_wire,
     session_from_wire,
 )
-from specwire.client.requests import TIMEOUT_S, Options, Prompt, generate_request, watch_request
+from specwire.client.requests import (
+    TIMEOUT_S,
+    Options,
+    Prompt,
+    addresses_of,
+    generate_request,
+    request_id,
+    watch_request,
+)
+from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
 from specwire.rpc.channel import open_blocking_channel
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 
+# Seconds within which a session that is left early is cancelled.
+FAREWELL_S = 2.0
+
+Stub = generation_pb2_grpc.GenerationServiceStub
 Q = TypeVar("Q", contravariant=True)
 A = TypeVar("A", covariant=True)
 
@@ -35,37 +51,114 @@ class Stream(Protocol):
     def cancel(self) -> object: ...
 
 
-class Starting(Protocol[Q]):
-    def __call__(self, request: Q, *, timeout: float) -> Stream: ...
-
-
 class Unary(Protocol[Q, A]):
     def __call__(self, request: Q, *, timeout: float) -> A: ...
 
 
-class Client:
-    """A connection to GenerationService at HOST:PORT, encrypted if `tls` says how. Calls end within `timeout` s.
+class Farewell(Protocol):
+    """A call under way."""
 
-    token: shown with every call, for a service that asks who calls; InvalidParameter if it would travel unencrypted.
+    def exception(self) -> BaseException | None: ...
+
+
+class _Endpoint:
+    """One address."""
+
+    def __init__(self, address: str, tls: ClientTls | None, token: str) -> None:
+        self.address = address
+        self._tls = tls is not None
+        self.channel = open_blocking_channel(address, tls, token)
+        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
+
+    def events(self, request: Request, timeout: float) -> Generator[Event, None, None]:
+        stream: Stream
+        if isinstance(request, generation_pb2.WatchRequest):
+            stream = self.stub.Watch(request, timeout=timeout)
+        else:
+            stream = self.stub.Generate(request, timeout=timeout)
+        try:
+            for message in stream:
+                yield event_from_wire(message)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.address, tls=self._tls) from None
+        finally:
+            stream.cancel()
+
+    def ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.address, tls=self._tls) from None
+
+
+class Client:
+    """Calls GenerationService at one HOST:PORT, or at any of several that share a log. Calls end within `timeout` s.
+
+    A generation outlives the service that it came from: it goes on at another address, or at the same one once it is
+    back, with the same text. See `specwire.client.resuming`.
+
+    Args:
+        address: one, several with commas between them, or a sequence.
+        tls: how the connections are encrypted, None for not.
+        token: shown with every call, for a service that asks who calls; InvalidParameter if it would travel
+            unencrypted.
+        patience: seconds for which it is tried again while nobody serves the call. 0 does nothing of the kind, and a
+            session then ends with its first connection.
 
     Methods raise SpecwireError. Usable from several threads; close it, or use it as a context manager.
     """
 
-    def __init__(self, address: str, *, tls: ClientTls | None = None, token: str = "") -> None:
-        self.address = address
-        self._tls = tls is not None
-        self._channel = open_blocking_channel(address, tls, token)
-        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        *,
+        tls: ClientTls | None = None,
+        token: str = "",
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._endpoints = [_Endpoint(each, tls, token) for each in addresses_of(address)]
+        self._current = 0
+        self._answered = False
+        self._patience = patience
+        self._farewells: set[Farewell] = set()
+
+    @property
+    def address(self) -> str:
+        """Where it calls now."""
+        return self._endpoints[self._current].address
 
     def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
     ) -> Generator[Event, None, None]:
-        """Started, Chunks (Provisionals between them where asked for), Finished. Leaving early cancels.
+        """Started, Chunks (Provisionals between them where asked for), Finished.
 
-        See `generate_request` for the options.
+        Closing it early cancels, except with a request id of the caller's own: who chose one may come back. See
+        `generate_request` for the options.
         """
         request = generate_request(prompt, **options)
-        return self._events(self._stub.Generate, request, timeout)
+        owned = not request.request_id
+        if owned and self._patience:
+            request.request_id = request_id()
+        resumption, over = Resumption(request), False
+        try:
+            with closing(self._events(resumption, timeout)) as events:
+                for event in events:
+                    over = isinstance(event, Finished)
+                    yield event
+            over = True
+        except SpecwireError:
+            over = True
+            raise
+        finally:
+            if owned and resumption.session_id and not over:
+                self._say_farewell(resumption.session_id)
+
+    def continue_(
+        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+    ) -> Generator[Event, None, None]:
+        """`generate` a conversation's next turn: a new session, which adds `prompt` to all of one that has ended."""
+        options["parent"] = session_id
+        return self.generate(prompt, timeout=timeout, **options)
 
     def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]) -> Completion:
         """The whole generation at once. A session that failed half-way has finish_reason ERROR and its message."""
@@ -81,24 +174,27 @@ class Client:
 
         prefix_hash: `specwire.core.text.hash_of` the text before from_position; a contradiction is DATA_LOSS.
         """
-        request = watch_request(session_id, from_position, prefix_hash)
-        return self._events(self._stub.Watch, request, timeout)
+        return self._events(Resumption(watch_request(session_id, from_position, prefix_hash)), timeout)
 
     def get_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> SessionState:
         request = generation_pb2.GetSessionRequest(session_id=session_id)
-        return session_from_wire(self._ask(self._stub.GetSession, request, timeout))
+        return session_from_wire(self._ask(lambda stub: stub.GetSession, request, timeout))
 
     def cancel(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
         """Tell a session to end; its stream says when it has."""
-        self._ask(self._stub.Cancel, generation_pb2.CancelRequest(session_id=session_id), timeout)
+        request = generation_pb2.CancelRequest(session_id=session_id)
+        self._ask(lambda stub: stub.Cancel, request, timeout)
 
     def server_info(self, *, timeout: float = TIMEOUT_S) -> generation_pb2.GetServerInfoResponse:
         request = generation_pb2.GetServerInfoRequest()
-        info: generation_pb2.GetServerInfoResponse = self._ask(self._stub.GetServerInfo, request, timeout)
+        info: generation_pb2.GetServerInfoResponse = self._ask(lambda stub: stub.GetServerInfo, request, timeout)
         return info
 
     def close(self) -> None:
-        self._channel.close()
+        for farewell in list(self._farewells):
+            farewell.exception()
+        for endpoint in self._endpoints:
+            endpoint.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -108,18 +204,46 @@ class Client:
     ) -> None:
         self.close()
 
-    def _events(self, method: Starting[Q], request: Q, timeout: float) -> Generator[Event, None, None]:
-        stream = method(request, timeout=timeout)
-        try:
-            for message in stream:
-                yield event_from_wire(message)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.address, tls=self._tls) from None
-        finally:
-            stream.cancel()
+    def _events(self, resumption: Resumption, timeout: float) -> Generator[Event, None, None]:
+        attempts = self._attempts(timeout)
+        while True:
+            endpoint = self._endpoints[attempts.current]
+            try:
+                with closing(endpoint.events(resumption.request, attempts.left(time.monotonic()))) as events:
+                    for event in events:
+                        self._progressed(attempts)
+                        if (shown := resumption.take(event)) is not None:
+                            yield shown
+                return
+            except SpecwireError as error:
+                resumption.broke(error, self._patience)
+                wait = attempts.after(error, time.monotonic())
+            time.sleep(wait)
 
-    def _ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
-        try:
-            return method(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.address, tls=self._tls) from None
+    def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
+        attempts = self._attempts(timeout)
+        while True:
+            endpoint = self._endpoints[attempts.current]
+            try:
+                answer = endpoint.ask(method(endpoint.stub), request, attempts.left(time.monotonic()))
+            except SpecwireError as error:
+                wait = attempts.after(error, time.monotonic())
+            else:
+                self._progressed(attempts)
+                return answer
+            time.sleep(wait)
+
+    def _attempts(self, timeout: float) -> Attempts:
+        now = time.monotonic()
+        return Attempts(len(self._endpoints), self._current, now, now + timeout, self._patience, self._answered)
+
+    def _progressed(self, attempts: Attempts) -> None:
+        attempts.progressed(time.monotonic())
+        self._current, self._answered = attempts.current, True
+
+    def _say_farewell(self, session_id: str) -> None:
+        """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
+        request = generation_pb2.CancelRequest(session_id=session_id)
+        farewell = self._endpoints[self._current].stub.Cancel.future(request, timeout=FAREWELL_S)
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)

@@ -28,12 +28,16 @@ class SamplingInForce:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The session exists; whoever knows `session_id` may watch and cancel it."""
+    """The session exists; whoever knows `session_id` may watch and cancel it.
+
+    prompt_hash: `specwire.core.text.hash_of` the prompt's tokens; None from a service that does not say.
+    """
 
     session_id: str
     prompt_tokens: int
     sampling: SamplingInForce
     received_ns: int
+    prompt_hash: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,17 @@ class Provisional:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterStats:
+    """What one drafter did for a session; see DrafterStats in generation.proto."""
+
+    source: int
+    model: str
+    proposed: int
+    accepted: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A session's figures; see Stats in generation.proto. Times in microseconds."""
 
@@ -112,6 +127,7 @@ class Stats:
     proposed_ngram: int = 0
     accepted_ngram: int = 0
     plan: str = ""
+    drafters: tuple[DrafterStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +234,8 @@ def event_from_wire(message: Response) -> Event:
 
 
 def _started(message: generation_pb2.Started, received_ns: int) -> Started:
-    return Started(message.session_id, message.prompt_tokens, _sampling(message.sampling), received_ns)
+    prompt_hash = message.prompt_hash if message.HasField("prompt_hash") else None
+    return Started(message.session_id, message.prompt_tokens, _sampling(message.sampling), received_ns, prompt_hash)
 
 
 def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
@@ -288,6 +305,7 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         proposed_ngram=message.proposed_ngram,
         accepted_ngram=message.accepted_ngram,
         plan=message.plan,
+        drafters=tuple(DrafterStats(d.source, d.model, d.proposed, d.accepted, d.plan) for d in message.drafters),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -9,6 +10,7 @@ from specwire.client.errors import invalid
 from specwire.v1 import common_pb2, generation_pb2
 
 TIMEOUT_S = 300.0
+REQUEST_ID_BYTES = 18
 
 Prompt = str | Sequence[int]
 
@@ -37,6 +39,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     request_id: str
     provisional: bool
+    parent: str
 
 
 def generate_request(
@@ -55,6 +58,7 @@ def generate_request(
     ignore_eos: bool = False,
     request_id: str = "",
     provisional: bool = False,
+    parent: str = "",
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -70,6 +74,7 @@ def generate_request(
             drafting=False alone has the target decode plainly.
         request_id: a repeated id joins the running session instead of starting another.
         provisional: True asks for Provisional events, too: drafts, before the target has decided.
+        parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
@@ -87,6 +92,7 @@ def generate_request(
         drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
         request_id=_text("request_id", request_id),
         provisional=provisional,
+        parent=_text("parent", parent),
     )
     if seed is not None:
         request.sampling.seed = _unsigned("seed", seed, bits=64)
@@ -96,6 +102,24 @@ def generate_request(
         request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
         request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
     return request
+
+
+def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """HOST:PORT of each service, from one, from several with commas between them, or from a sequence.
+
+    Raises:
+        SpecwireError: INVALID_ARGUMENT, there is none.
+    """
+    several = given.split(",") if isinstance(given, str) else given
+    addresses = tuple(each.strip() for each in several)
+    if not addresses or not all(addresses):
+        raise invalid("address", f"must be HOST:PORT, or several with commas between them, not {given!r}")
+    return addresses
+
+
+def request_id() -> str:
+    """A new one."""
+    return secrets.token_urlsafe(REQUEST_ID_BYTES)
 
 
 def watch_request(session_id: str, from_position: int, prefix_hash: int | None) -> generation_pb2.WatchRequest:

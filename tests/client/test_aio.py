@@ -58,7 +58,7 @@ async def test_provisional_events_are_told_and_no_part_of_the_completion() -> No
 
 async def test_a_server_without_room_says_when_to_ask_again() -> None:
     failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
-    async with serving(Scripted(failure=failure)) as address, AsyncClient(address) as client:
+    async with serving(Scripted(failure=failure)) as address, AsyncClient(address, patience=0) as client:
         with pytest.raises(SpecwireError) as streamed:
             await client.complete("x")
         with pytest.raises(SpecwireError) as asked:
@@ -68,7 +68,7 @@ async def test_a_server_without_room_says_when_to_ask_again() -> None:
 
 async def test_options_reach_the_service() -> None:
     servicer = Scripted()
-    async with serving(servicer) as address, AsyncClient(address) as client:
+    async with serving(servicer) as address, AsyncClient(address, patience=0) as client:
         await client.complete(
             [3, 0],
             max_tokens=9,
@@ -115,9 +115,9 @@ async def test_an_empty_list_of_ids_is_sent_as_such() -> None:
 async def test_watching_a_session() -> None:
     servicer = Scripted()
     async with serving(servicer) as address, AsyncClient(address) as client:
-        events = [event async for event in client.watch("s-1", 3, prefix_hash=5)]
+        events = [event async for event in client.watch("s-1", 2, prefix_hash=5)]
     assert len(events) == 4
-    assert servicer.asked == [generation_pb2.WatchRequest(session_id="s-1", from_position=3, prefix_hash=5)]
+    assert servicer.asked == [generation_pb2.WatchRequest(session_id="s-1", from_position=2, prefix_hash=5)]
 
 
 async def test_sessions_can_be_read_and_cancelled() -> None:

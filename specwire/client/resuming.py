@@ -1,0 +1,159 @@
+"""How a stream survives the service that it came from, without I/O: what to ask next, whom, and when.
+
+A stream that broke after it had begun goes on with Watch, at the next address: from the position behind its last token,
+with the hash of the text before it, so that nothing is lost, repeated or contradicted (PROTOCOL.md, section 12). One
+that had not begun is asked for again under its request id, and so begins at most once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import grpc
+
+from specwire.client.errors import SpecwireError
+from specwire.client.events import Chunk, Event, Started
+from specwire.core.text import extend_hash
+from specwire.rpc.backoff import Backoff
+from specwire.v1 import generation_pb2
+
+# Seconds for which a client asks again and again while nobody serves it.
+PATIENCE_S = 30.0
+FIRST_WAIT_S = 0.1
+MOST_WAIT_S = 2.0
+
+# The connection broke, the service is leaving, or has no room now.
+TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# What gRPC says of a stream that something between the two ends has reset.
+RESET = ("Received RST_STREAM", "Stream removed")
+
+
+def is_transient(error: SpecwireError) -> bool:
+    """Asking again, or elsewhere, may help."""
+    return error.code in TRANSIENT or error.message.startswith(RESET)
+
+
+def ends(error: SpecwireError, begun: bool) -> bool:
+    """Nothing comes after it. A session that has begun, and finds no room, has ended."""
+    return not is_transient(error) or (begun and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+@dataclass(slots=True)
+class Attempts:
+    """One call's attempts; times are seconds on one clock.
+
+    Args:
+        addresses: how many there are; `current` is the one to ask.
+        since: when the call began.
+        deadline: when it ends.
+        patience: how long after the last sign of life it is tried again; 0 tries each address once.
+        answered: the service has answered this client before. Else one round is all: nobody may be there at all.
+    """
+
+    addresses: int
+    current: int
+    since: float
+    deadline: float
+    patience: float
+    answered: bool
+    _failed: int = 0
+    _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, MOST_WAIT_S))
+
+    def progressed(self, now: float) -> None:
+        """The service has said something."""
+        self.since, self.answered, self._failed = now, True, 0
+        self._backoff.reset()
+
+    def left(self, now: float) -> float:
+        """Seconds that the next attempt may take. Raises SpecwireError (DEADLINE_EXCEEDED)."""
+        if now >= self.deadline:
+            raise SpecwireError(grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline has passed")
+        return self.deadline - now
+
+    def after(self, error: SpecwireError, now: float) -> float:
+        """Seconds to wait before `current`, which moves on, is asked.
+
+        Raises:
+            SpecwireError: the `error`, where there is no more time or no hope.
+        """
+        if not is_transient(error):
+            raise error
+        self._failed += 1
+        self.current = (self.current + 1) % self.addresses
+        if self._failed % self.addresses:
+            return 0.0  # somebody else may be there
+        wait = max(self._backoff.next(), error.retry_after or 0.0)
+        if not self.answered or now + wait > min(self.since + self.patience, self.deadline):
+            raise error
+        return wait
+
+
+Request = generation_pb2.GenerateRequest | generation_pb2.WatchRequest
+
+
+class Resumption:
+    """What one stream has brought.
+
+    `request`: the next one to send. `session_id`: empty until the session has begun.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.session_id = ""
+        self._position = 0
+        self._hash: int | None = None
+        self._cause: SpecwireError | None = None
+
+    def take(self, event: Event) -> Event | None:
+        """The event for the client, None for one that it has had.
+
+        Raises:
+            SpecwireError: DATA_LOSS, the service went on somewhere else than where the text ends.
+        """
+        self._cause = None
+        match event:
+            case Started():
+                return self._begin(event)
+            case Chunk():
+                self._extend(event)
+        return event
+
+    def _begin(self, started: Started) -> Event | None:
+        if self.session_id:
+            return None
+        self.session_id = started.session_id
+        self._position, self._hash = started.prompt_tokens, started.prompt_hash
+        if isinstance(self.request, generation_pb2.WatchRequest) and self.request.from_position > self._position:
+            self._position = self.request.from_position
+            self._hash = self.request.prefix_hash if self.request.HasField("prefix_hash") else None
+        return started
+
+    def _extend(self, chunk: Chunk) -> None:
+        if chunk.position != self._position:
+            message = f"the service went on at {chunk.position}, where {self._position} was due"
+            raise SpecwireError(grpc.StatusCode.DATA_LOSS, message)
+        self._position += len(chunk.tokens)
+        if self._hash is not None:
+            for token in chunk.tokens:
+                self._hash = extend_hash(self._hash, token)
+
+    def broke(self, error: SpecwireError, patience: float) -> None:
+        """The stream is gone, and is to go on.
+
+        Raises:
+            SpecwireError: it does not go on; the `error`, or the one from which it only followed.
+        """
+        begun = bool(self.session_id)
+        if ends(error, begun) or (begun and patience == 0):
+            raise self._explained(error)
+        self._cause = self._cause or error
+        if self.session_id:
+            self.request = generation_pb2.WatchRequest(
+                session_id=self.session_id, from_position=self._position, prefix_hash=self._hash, take_over=True
+            )
+
+    def _explained(self, error: SpecwireError) -> SpecwireError:
+        cause = self._cause
+        if cause is None or error.code is grpc.StatusCode.DATA_LOSS:
+            return error
+        return SpecwireError(cause.code, f"{cause.message}; then {error}", cause.retry_after)
