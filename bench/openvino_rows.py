@@ -1,4 +1,4 @@
-"""Rows (e), for those who have installed the extra `openvino`: how far a CPU can go on the same weights."""
+"""Rows (e), for those who have installed the extra `openvino-genai`: how far a CPU can go on the same weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from bench.runs import Run
 
 PACKAGES = ("openvino", "openvino_genai", "openvino_tokenizers")
 NOT_INSTALLED = (
-    "(e) OpenVINO GenAI was not measured: the extra `openvino` is not installed (pip install -e '.[openvino]')."
+    "(e) OpenVINO GenAI was not measured: the extra `openvino-genai` is not installed "
+    "(pip install -e '.[openvino-genai]')."
 )
 SETTINGS_NOTE = "(e) OpenVINO GenAI: cache in the rows' precision (default: 8 bits), prefix cache off (default: on)."
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLED_EXTRAS = ("lm", "ray", "embedded-redis", "bench", "dev")
+INSTALLED_EXTRAS = ("lm", "ray", "embedded-redis", "openvino", "bench", "dev")
 
 
 @pytest.fixture(scope="module")

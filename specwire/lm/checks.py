@@ -13,8 +13,11 @@ from specwire.lm.interface import Feed, ModelError
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
-# Tokens of the trial at load: long enough to cross a rollback and a ragged batch, short enough to cost nothing.
-TRIAL_TOKENS = 12
+# Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, short
+# enough to cost little.
+TRIAL_TOKENS = 40
+# Different ids among them.
+TRIAL_IDS = 12
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 
@@ -82,7 +85,7 @@ def deviation(
     The trial extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
     """
     count = min(TRIAL_TOKENS, context)
-    text = [(7 * index + 3) % vocabulary for index in range(count)]
+    text = [(7 * (index % TRIAL_IDS) + 3) % vocabulary for index in range(count)]
     split, last = count // 2, slots - 1
     device = next(model.parameters()).device
     expected = model(input_ids=torch.tensor([text], device=device), use_cache=False).logits[0].float()

@@ -50,7 +50,7 @@ def test_without_the_extra_a_note_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     with ExitStack() as cleanup:
         measure._add_openvino(found, settings, cleanup)
     (note,) = found.notes
-    assert note.startswith("(e) OpenVINO GenAI was not measured: the extra `openvino` is not installed")
+    assert note.startswith("(e) OpenVINO GenAI was not measured: the extra `openvino-genai` is not installed")
     assert (found.rows, found.choices) == ([], [])
 
 

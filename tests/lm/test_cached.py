@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.cached import CachedLM
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.llama import LlamaRunner
-from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.walk import Texts
 
 SLOTS = 3
 PATHS = [
@@ -32,39 +32,6 @@ PATHS = [
 def _load(kind: str, lean: bool, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
     model = build(config(kind))
     return model, load_model(save(model, folder), slots=SLOTS, lean=lean)
-
-
-class Texts:
-    """What each slot should hold, and a random walk of feeds and rollbacks over it."""
-
-    def __init__(self, model: PreTrainedModel, lm: LanguageModel, seed: int) -> None:
-        self.model, self.lm = model, lm
-        self.random = random.Random(seed)
-        self.held: list[list[int]] = [[] for _ in range(lm.slots)]
-
-    def roll_back(self, slot: int) -> None:
-        length = self.random.randint(0, len(self.held[slot]))
-        self.lm.rollback(slot, length)
-        self.lm.rollback(slot, length)  # idempotent
-        del self.held[slot][length:]
-
-    def feed(self, slot: int) -> Feed:
-        start = self.random.randint(max(0, len(self.held[slot]) - 4), min(len(self.held[slot]), CONTEXT - 1))
-        count = self.random.randint(1, min(7, CONTEXT - start))
-        tokens = [self.random.randrange(VOCABULARY) for _ in range(count)]
-        self.held[slot][start:] = tokens
-        return Feed(slot, start, tokens, self.random.randint(0, count))
-
-    def step(self) -> None:
-        if self.random.random() < 0.3:
-            self.roll_back(self.random.randrange(self.lm.slots))
-        chosen = self.random.sample(range(self.lm.slots), self.random.randint(1, self.lm.slots))
-        feeds = [self.feed(slot) for slot in chosen]
-        logits = self.lm.forward(feeds)
-        expected = [plain(self.model, self.held[feed.slot])[feed.stop - feed.wanted :] for feed in feeds]
-        torch.testing.assert_close(logits, torch.cat(expected), atol=TOLERANCE, rtol=TOLERANCE)
-        assert [self.lm.cached(slot) for slot in range(self.lm.slots)] == [len(text) for text in self.held]
-        assert self.lm.failed == frozenset()
 
 
 @pytest.mark.parametrize(("kind", "lean"), PATHS)

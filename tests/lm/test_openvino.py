@@ -1,0 +1,175 @@
+"""OpenVINO behind the same interface: the same logits, the same refusals of what it cannot serve."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, PreTrainedModel
+
+from demo_pair import TARGET, held_out_prompts
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.openvino_runner import OpenvinoRunner
+from specwire.lm.runners import Sizes, runner_for
+from tests.lm.models import ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.walk import Texts
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3", "gpt2"]
+SLOTS = 3
+# Of logits of a few units, as `specwire.lm.checks` has it.
+BFLOAT16_TOLERANCE = 1 / 16
+# Top two scores that two kernels may order differently.
+NEAR_TIE = 1e-4
+
+
+def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str = "float32") -> LanguageModel:
+    lm = load_model(save(model, folder), slots=slots, dtype=dtype, runtime="openvino")
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, OpenvinoRunner)
+    return lm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    texts = Texts(model, _load(model, tmp_path), seed=len(kind))
+    for _ in range(60):
+        texts.step()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_in_bfloat16_too_within_its_tolerance(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    lm = _load(model, tmp_path, dtype="bfloat16")
+    rounded: PreTrainedModel = model.bfloat16().float()
+    texts = Texts(rounded, lm, seed=len(kind), tolerance=BFLOAT16_TOLERANCE)
+    for _ in range(30):
+        texts.step()
+
+
+def test_logits_that_are_not_finite_cost_their_own_slot_only(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    poison(model, 7, float("nan"))
+    lm = _load(model, tmp_path, slots=2)
+    text = [1, 3, 9, 4, 8]
+    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
+    logits = lm.forward([Feed(0, 5, [7, 3], 1), Feed(1, 5, [6, 3], 1)])
+    assert lm.failed == {0}
+    assert lm.cached(0) == 0
+    torch.testing.assert_close(logits[1], plain(model, [*text, 6, 3])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+
+    again = lm.forward([Feed(0, 0, text, 5), Feed(1, 7, [5], 1)])
+    assert lm.failed == frozenset()
+    torch.testing.assert_close(again[:5], plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(again[5], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    poison(model, 7, float("inf"))
+    lm = _load(model, tmp_path)
+    assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
+    assert lm.failed == {0}
+    assert lm.cached(0) == 0
+
+
+def test_logits_stay_as_they_are_when_the_next_forward_runs(tmp_path: Path) -> None:
+    lm = _load(build(config("llama")), tmp_path)
+    first = lm.forward([Feed(0, 0, [1, 2, 3], 1)])
+    kept = first.clone()
+    lm.forward([Feed(0, 3, [4], 1)])
+    assert torch.equal(first, kept)
+
+
+def test_the_weights_fingerprint_is_that_of_torch_and_the_runtime_is_named(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        ours = load_model(folder, slots=1, dtype=dtype, runtime="openvino").info
+        torchs = load_model(folder, slots=1, dtype=dtype).info
+        assert ours.weights_fingerprint == torchs.weights_fingerprint
+        assert (ours.runtime, torchs.runtime) == ("openvino", "torch")
+
+
+def test_the_demo_target_says_what_it_says_on_torch_up_to_near_ties() -> None:
+    there = load_model(str(TARGET), slots=2, context=256)
+    here = load_model(str(TARGET), slots=2, context=256, runtime="openvino")
+    for prompt in held_out_prompts()[:3]:
+        _follow(there, here, _encoded(here, prompt.text), tokens=48)
+
+
+def _encoded(lm: LanguageModel, text: str) -> list[int]:
+    ids: list[int] = Tokenizer.from_str(lm.info.tokenizer_json.decode()).encode(text).ids
+    return ids[-128:]
+
+
+def _follow(there: LanguageModel, here: LanguageModel, text: list[int], tokens: int) -> None:
+    """Decode greedily on one; at each position the other must choose the same, or the two best are a near-tie."""
+    for lm in (there, here):
+        lm.discard(1)
+    fed = 0
+    for _ in range(tokens):
+        feed = Feed(1, fed, text[fed:], 1)
+        one, other = (lm.forward([feed])[0] for lm in (there, here))
+        best, second = one.topk(2).values.tolist()
+        assert int(one.argmax()) == int(other.argmax()) or best - second <= NEAR_TIE
+        fed = len(text)
+        text = [*text, int(one.argmax())]
+
+
+def test_what_openvino_cannot_serve_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    with pytest.raises(ModelError, match="runtime: openvino computes in float32 or bfloat16, not in float16"):
+        load_model(folder, slots=1, dtype="float16", runtime="openvino")
+    with pytest.raises(ModelError, match="runtime: openvino computes on cpu here, not on meta"):
+        with torch.device("meta"):
+            unplaced = build(config("llama"))
+        runner_for(unplaced, Sizes(1, 48, VOCABULARY), "openvino", lean=True)
+    with pytest.raises(ModelError, match="runtime: must be one of torch, openvino, auto, not 'onnx'"):
+        load_model(folder, slots=1, runtime="onnx")
+
+
+def test_a_rotation_that_depends_on_the_length_is_refused(tmp_path: Path) -> None:
+    rotation = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    folder = save(build(LlamaConfig(**ROTARY, rope_parameters=rotation)), tmp_path)
+    with pytest.raises(ModelError, match=r"may depend on the text's length \(dynamic\)"):
+        load_model(folder, slots=1, runtime="openvino")
+    assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
+
+
+def test_it_is_imported_only_where_it_was_asked_for(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    code = (
+        "import sys; from specwire.lm import load_model\n"
+        f"load_model({folder!r}, slots=1); assert 'openvino' not in sys.modules\n"
+        f"load_model({folder!r}, slots=1, runtime='openvino'); assert 'openvino' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+def test_auto_takes_openvino_where_it_agrees(tmp_path: Path) -> None:
+    assert load_model(save(build(config("llama")), tmp_path), slots=1, runtime="auto").info.runtime == "openvino"
+
+
+def test_auto_takes_torch_where_openvino_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "specwire.lm.openvino_runner", None)
+    folder = save(build(config("llama")), tmp_path)
+    assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
+    with pytest.raises(ModelError, match=r"openvino is not installed \(pip install 'specwire\[openvino\]'\)"):
+        load_model(folder, slots=1, runtime="openvino")
+
+
+def test_a_model_on_which_they_disagree_is_refused_and_served_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    right = OpenvinoRunner.run
+    monkeypatch.setattr(OpenvinoRunner, "run", lambda self, feeds: 1.01 * right(self, feeds))
+    with pytest.raises(ModelError, match="runtime: openvino gives other logits than this LlamaForCausalLM"):
+        load_model(folder, slots=1, runtime="openvino")
+    assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
