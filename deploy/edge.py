@@ -13,14 +13,17 @@ import orchestrator.server
 from deploy.local_drafter import LocalDrafter
 from deploy.options import DEFAULT_LISTEN
 from deploy.stack import check_free
+from orchestrator.access import access_of
 from orchestrator.cli import add_serving_arguments
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.keys import read_token
 from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
     check_listen,
+    drain_grace,
     run_until_signalled,
     say,
     share_interpreter,
@@ -113,6 +116,8 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         insecure=args.insecure,
         tls=server_tls(args),
         peer_tls=client_tls(args),
+        peer_token=read_token(args),
+        access=access_of(args),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,
@@ -124,7 +129,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        options = options_of(args)
+        options, grace = options_of(args), drain_grace(args)
     except ValueError as error:
         say(f"specwire edge: error: {error}")
         return 2
@@ -132,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     def ready(running: RunningEdge) -> str:
         return _ready_object(running, options) if args.json else _ready_line(running, options)
 
-    return asyncio.run(run_until_signalled(lambda: start(options), ready, "edge"))
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, "edge", grace))
 
 
 def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:

@@ -40,10 +40,11 @@ class JoinRefused(Exception):
 class Dialler:
     """Keeps a link to the orchestrator at `address`; `joined` is set from the first time that it was up."""
 
-    def __init__(self, address: str, tls: ClientTls | None, reception: Reception) -> None:
+    def __init__(self, address: str, tls: ClientTls | None, reception: Reception, token: str = "") -> None:
         self.address = address
         self.joined = asyncio.Event()
         self._tls = tls
+        self._token = token
         self._reception = reception
         self._backoff = Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         self._said = ""
@@ -69,7 +70,7 @@ class Dialler:
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""
-        async with open_channel(self.address, self._tls) as channel:
+        async with open_channel(self.address, self._tls, self._token) as channel:
             call: Call = draft_pb2_grpc.DraftHubServiceStub(channel).Join()
             try:
                 return await self._talk(call)
@@ -134,10 +135,12 @@ class Dialler:
 class DiallingDrafter:
     """A drafter that serves the orchestrator which it dials; owns the drafter. `address` is the orchestrator's."""
 
-    def __init__(self, drafter: ModelDrafter, address: str, tls: ClientTls | None, reception: Reception) -> None:
+    def __init__(
+        self, drafter: ModelDrafter, address: str, tls: ClientTls | None, reception: Reception, token: str = ""
+    ) -> None:
         self.address = address
         self._drafter = drafter
-        self._dialler = Dialler(address, tls, reception)
+        self._dialler = Dialler(address, tls, reception, token)
         self._dialling = asyncio.create_task(self._dialler.run())
 
     async def join(self) -> None:

@@ -12,12 +12,15 @@ from draft_service.drafter import Book, Drafter
 from draft_service.reception import ModelDrafter, Reception
 from draft_service.service import DraftServicer
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.keys import read_token
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import (
     ANY_PORT,
     ModelServiceOptions,
     add_model_arguments,
     check_listen,
+    drain_grace,
     model_options,
     run_model_service,
     run_until_signalled,
@@ -69,7 +72,11 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
     """
     drafter, reception = await load(options)
     servicer = DraftServicer(reception)
-    service = Service(SERVICE, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server))
+    service = Service(
+        SERVICE,
+        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
+        options.admission,
+    )
     try:
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
@@ -78,7 +85,9 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
     return RunningDrafter(drafter, servicer, server, reception.info)
 
 
-async def dial_in(options: ModelServiceOptions, address: str, tls: ClientTls | None) -> DiallingDrafter:
+async def dial_in(
+    options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = ""
+) -> DiallingDrafter:
     """Load the model, then dial the orchestrator at `address` until it has joined. `options` about listening are void.
 
     Raises:
@@ -86,7 +95,7 @@ async def dial_in(options: ModelServiceOptions, address: str, tls: ClientTls | N
         JoinRefused: the orchestrator will not have this drafter.
     """
     drafter, reception = await load(options)
-    running = DiallingDrafter(drafter, address, tls, reception)
+    running = DiallingDrafter(drafter, address, tls, reception, token)
     try:
         await running.join()
     except BaseException:
@@ -114,6 +123,7 @@ def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2
             slots=options.slots,
             dtype=options.dtype,
             device=options.device,
+            runtime=options.runtime,
             context=options.context,
             threads=options.threads,
         )
@@ -133,8 +143,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
     try:
-        options, tls = model_options(args), client_tls(args)
-        _check_connect(args, options, tls)
+        options, tls, token = model_options(args), client_tls(args), read_token(args)
+        _check_connect(args, options, tls, token)
+        grace = drain_grace(args)
     except InvalidParameter as error:
         say(f"specwire draft: error: {error}")
         return 2
@@ -146,15 +157,18 @@ def run(args: argparse.Namespace) -> int:
             return json.dumps({"service": "draft", "connected": running.address, "model": options.model})
         return f"specwire draft: {options.model} ready, joined {running.address}"
 
-    return asyncio.run(run_until_signalled(lambda: dial_in(options, args.connect, tls), ready, "draft"))
+    return asyncio.run(run_until_signalled(lambda: dial_in(options, args.connect, tls, token), ready, "draft", grace))
 
 
-def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None) -> None:
-    """InvalidParameter where listening and dialling are mixed."""
+def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None, token: str) -> None:
+    """InvalidParameter where listening and dialling are mixed, or the token would travel unencrypted."""
     if args.connect is None:
         if tls is not None:
             raise InvalidParameter("--tls", "and the other flags of a client need --connect")
+        if token:
+            raise InvalidParameter("--token-file", "is shown to an orchestrator: needs --connect")
         return
     check_listen(args.connect, "connect")
-    if options.listen != ANY_PORT or options.tls is not None or options.insecure:
+    check_token_is_safe(args.connect, tls, token)
+    if options.listen != ANY_PORT or options.tls or options.insecure or options.keys:
         raise InvalidParameter("connect", "a drafter that dials in does not listen: leave out --listen and its flags")

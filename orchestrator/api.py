@@ -15,6 +15,7 @@ from orchestrator.requests import record_of
 from orchestrator.sessions import Orchestrator, Target
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
+from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.preview import Provisional
@@ -27,7 +28,6 @@ from specwire.v1 import generation_pb2 as pb
 
 # A client's own clock may end the call this much before ours says that its deadline has passed.
 DEADLINE_SLACK_S = 0.1
-ANONYMOUS = ""
 
 
 class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
@@ -38,7 +38,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         target = self._orchestrator.require_target()
-        driver = await self._session_for(await record_of(request, target, ANONYMOUS), context)
+        driver = await self._session_for(await record_of(request, target, self._tenant(context)), context)
         guess = _guess(driver, target) if request.provisional else None
         async for part in self._follow(driver, Cursor(), context, guess):
             yield replies.generate_response(part)
@@ -47,6 +47,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
             ttl = self._orchestrator.options.retention
+
+    def _tenant(self, context: Context) -> str:
+        """Who calls. Whoever has no right to is not here: see specwire.rpc.guard."""
+        keys = self._orchestrator.options.access.keys
+        return ANONYMOUS if keys is None else keys.holder(context.invocation_metadata() or ())
             with store_statuses():
                 first = await self._orchestrator.store.bind_request(
                     record.tenant, record.request_id, record.session_id, ttl
@@ -76,7 +81,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def _stored(self, session_id: str) -> StoredSession:
         log = await self._read(session_id)
         if log is None:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}")
+            raise no_session(session_id)
         return log
 
     async def _read(self, session_id: str) -> StoredSession | None:
@@ -84,6 +89,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             return await self._orchestrator.store.read(session_id)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        check_owner(request.session_id, self._tenant(context))
         driver = await self._known(request.session_id)
         prompt = driver.record.prompt
         position = request.from_position or len(prompt)
@@ -125,6 +131,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             driver.reader_left()
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        check_owner(request.session_id, self._tenant(context))
         log = await self._stored(request.session_id)
         return pb.GetSessionResponse(
             prompt_tokens=len(log.record.prompt),
@@ -134,6 +141,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         )
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        check_owner(request.session_id, self._tenant(context))
         driver = self._orchestrator.sessions.get(request.session_id)
         if driver is not None:
             driver.cancel()

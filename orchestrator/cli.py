@@ -7,9 +7,11 @@ import asyncio
 import json
 
 from orchestrator import server
+from orchestrator.access import access_of, add_access_arguments
 from orchestrator.options import OrchestratorOptions
-from specwire.rpc.process import check_listen, run_until_signalled, say
-from specwire.rpc.tls import add_client_arguments, add_server_arguments, client_tls, server_tls
+from specwire.rpc.keys import read_token
+from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
+from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +46,8 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         metavar="N",
         help="drafters that propose for one session at a time (default: %(default)s)",
     )
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
-    add_server_arguments(parser)
+    add_listening_arguments(parser, "clients")
+    add_access_arguments(parser)
     add_client_arguments(parser, peers)
 
 
@@ -62,6 +64,8 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         insecure=args.insecure,
         tls=server_tls(args),
         peer_tls=client_tls(args),
+        peer_token=read_token(args),
+        access=access_of(args),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,
@@ -73,7 +77,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        options = options_of(args)
+        options, grace = options_of(args), drain_grace(args)
     except ValueError as error:
         say(f"specwire orchestrate: error: {error}")
         return 2
@@ -83,4 +87,4 @@ def run(args: argparse.Namespace) -> int:
             return json.dumps({"service": "orchestrate", "address": running.address})
         return f"specwire orchestrate: ready on {running.address}"
 
-    return asyncio.run(run_until_signalled(lambda: server.start(options), ready, "orchestrate"))
+    return asyncio.run(run_until_signalled(lambda: server.start(options), ready, "orchestrate", grace))

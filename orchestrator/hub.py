@@ -14,6 +14,7 @@ from orchestrator.peers import DrafterPeer
 from orchestrator.sessions import Orchestrator
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
+from specwire.rpc.guard import MessageTooLong
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 
@@ -24,6 +25,8 @@ Requests = AsyncIterator[draft_pb2.JoinRequest]
 
 HELLO_LIMIT = 10.0
 MOST_JOINED = 64
+# Of one message: far more than honest drafters say in a tick, for a thousand sessions, and little to keep in memory.
+MOST_SAID_BYTES = 1 << 20
 # Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything. Not
 # the host: to claim the verifier's would change how every session is paced.
 STRINGS = ("model", "architecture", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint")
@@ -97,7 +100,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             hello.cancel()
 
     async def Join(self, requests: Requests, context: Context) -> None:
-        who = identity(context)
+        who = self._identity(context)
         self._check_name(context)
         self._check_welcome(who)
         info = await self._introduced(requests, who)
@@ -106,6 +109,9 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
         self._lines[line] = who
         try:
             await self._converse(requests, line, drafter)
+        except MessageTooLong:
+            line.flooded = True
+            raise
         finally:
             if line.flooded:
                 self._bar(who)
@@ -113,6 +119,11 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             line.end(line.reason.code, line.reason.message)
             self._orchestrator.dismiss(drafter)
             await line.close()
+
+    def _identity(self, context: Context) -> str:
+        """Whom to bar: whose token it shows, else what `identity` says."""
+        keys = self._orchestrator.options.access.drafter_keys
+        return identity(context) if keys is None else keys.holder(context.invocation_metadata() or ())
 
     def _check_name(self, context: Context) -> None:
         accepted, names = self._orchestrator.options.drafter_names, certified_names(context)

@@ -72,6 +72,7 @@ class Link(Generic[Request, Response]):
         connect: opens the stream on a channel.
         describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
         tls: how to encrypt; None speaks plaintext.
+        token: shown to the peer.
 
     `round_trip_us`: to the peer and back, as it was when the link came up; 0 before that.
     `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
@@ -86,12 +87,14 @@ class Link(Generic[Request, Response]):
         connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
         describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
         tls: ClientTls | None = None,
+        token: str = "",
     ) -> None:
         self.address = address
         self.trouble = f"{address} does not answer"
         self.distrusted = False
         self.round_trip_us = 0.0
         self._tls = tls
+        self._token = token
         self._connect = connect
         self._describe = describe
         self._known = Info()
@@ -135,7 +138,7 @@ class Link(Generic[Request, Response]):
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
-        async with open_channel(self.address, self._tls) as channel:
+        async with open_channel(self.address, self._tls, self._token) as channel:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._ask(channel)  # also sets the connection up, so that the second time measures the line

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.access import Access
 from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.options import host_of, is_loopback
 from specwire.rpc.tls import ClientTls, ServerTls
 
@@ -20,6 +22,7 @@ class OrchestratorOptions:
     tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
     accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
     drafter_names: whom to let dial in, by a name in its certificate; empty lets in everybody who has one.
+    access: tokens that callers must show, and what a tenant may have. peer_token: shown to peers that are dialled.
     drafters_per_session: how many drafters propose for one session at a time, if so many are there.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
@@ -38,6 +41,8 @@ class OrchestratorOptions:
     peer_tls: ClientTls | None = None
     accept_drafters: bool = False
     drafter_names: tuple[str, ...] = ()
+    access: Access = Access()
+    peer_token: str = ""
     drafters_per_session: int = 1
     buffer: int = 64
     start_timeout: float = 120.0
@@ -51,8 +56,9 @@ class OrchestratorOptions:
         certified = self.tls is not None and self.tls.client_ca is not None
         if self.drafter_names and not (self.accept_drafters and certified):
             raise InvalidParameter("drafter-name", "is read in certificates: needs --accept-drafters, --tls-client-ca")
-        if self.accept_drafters and not certified:
+        if self.accept_drafters and not (certified or self.access.drafter_keys):
             self._check_drafters_are_near()
+        self._check_tokens()
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "retention"):
@@ -71,5 +77,16 @@ class OrchestratorOptions:
             raise InvalidParameter(
                 "accept-drafters",
                 f"a drafter is told every prompt, and {self.listen} can be reached from other machines; "
-                "ask for certificates with --tls-client-ca, use a loopback address, or --insecure",
+                "ask for tokens with --drafter-keys or for certificates with --tls-client-ca, use a loopback address, "
+                "or --insecure",
             )
+
+    def _check_tokens(self) -> None:
+        """Drafters read what every tenant writes, so a tenant's token must not be enough to draft."""
+        named = self.access.drafter_keys is not None or self.drafter_names
+        if self.accept_drafters and self.access.keys is not None and not named:
+            raise InvalidParameter("accept-drafters", "with --api-keys it needs --drafter-keys or --drafter-name")
+        if self.access.drafter_keys is not None and not self.accept_drafters:
+            raise InvalidParameter("--drafter-keys", "needs --accept-drafters")
+        for address in (*self.verifiers, *self.drafters):
+            check_token_is_safe(address, self.peer_tls, self.peer_token)

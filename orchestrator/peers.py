@@ -257,21 +257,23 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-def verifier_link(address: str, tls: ClientTls | None) -> VerifierLink:
+def verifier_link(address: str, tls: ClientTls | None, token: str = "") -> VerifierLink:
     return Link(
         address,
         lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
         lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
         tls,
+        token,
     )
 
 
-def drafter_link(address: str, tls: ClientTls | None) -> DrafterLink:
+def drafter_link(address: str, tls: ClientTls | None, token: str = "") -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
         lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
         tls,
+        token,
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 from orchestrator.sessions import Target
 from orchestrator.store import SessionRecord
+from orchestrator.tenants import new_session_id
 from specwire.core.limits import Stopping, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
@@ -15,7 +16,6 @@ from specwire.text import check_stops, encode
 from specwire.v1 import common_pb2, generation_pb2
 
 MOST_REQUEST_ID = 128
-SESSION_ID_BYTES = 24
 SEED_BITS = 64
 # Bytes of text from which encoding takes long enough for other sessions to feel it.
 LONG_TEXT = 4096
@@ -33,7 +33,7 @@ async def record_of(request: generation_pb2.GenerateRequest, target: Target, ten
     drafting, ngram = drafting_of(request.drafting)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))
     return SessionRecord(
-        session_id=secrets.token_urlsafe(SESSION_ID_BYTES),
+        session_id=new_session_id(tenant),
         tenant=tenant,
         request_id=checked_request_id(request.request_id),
         prompt=tuple(prompt),

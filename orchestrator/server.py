@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from orchestrator.api import GenerationApi
-from orchestrator.hub import DraftHub
+from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.options import OrchestratorOptions
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import open_store
+from specwire.rpc.guard import Admission
+from specwire.rpc.keys import Keys
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
 
@@ -55,7 +57,8 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     try:
         await orchestrator.start()
         hub = DraftHub(orchestrator)
-        services = [_generation(GenerationApi(orchestrator)), _drafters(hub)]
+        access = options.access
+        services = [_generation(GenerationApi(orchestrator), access.keys), _drafters(hub, access.drafter_keys)]
         offered = services if options.accept_drafters else services[:1]
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
@@ -64,9 +67,17 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     return RunningOrchestrator(orchestrator, hub, server)
 
 
-def _generation(api: GenerationApi) -> Service:
-    return Service(GENERATION, lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server))
+def _generation(api: GenerationApi, keys: Keys | None) -> Service:
+    return Service(
+        GENERATION,
+        lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server),
+        Admission(keys),
+    )
 
 
-def _drafters(hub: DraftHub) -> Service:
-    return Service(HUB, lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server))
+def _drafters(hub: DraftHub, keys: Keys | None) -> Service:
+    return Service(
+        HUB,
+        lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server),
+        Admission(keys, MOST_SAID_BYTES),
+    )

@@ -29,6 +29,7 @@ from orchestrator.peers import (
 )
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionExists, SessionRecord, SessionStore
+from orchestrator.tenants import Allowances, no_session
 from specwire.core.states import State
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText, TokenizerError, load_tokenizer
@@ -77,11 +78,12 @@ class Orchestrator:
         self._ownership = Ownership(
             store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget
         )
-        tls = options.peer_tls
+        self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
+        tls, token = options.peer_tls, options.peer_token
         self.verifiers = [
-            VerifierPeer(verifier_link(a, tls), self._rebalance, self._accept_target) for a in options.verifiers
+            VerifierPeer(verifier_link(a, tls, token), self._rebalance, self._accept_target) for a in options.verifiers
         ]
-        self._drafter_links = [drafter_link(a, tls) for a in options.drafters]
+        self._drafter_links = [drafter_link(a, tls, token) for a in options.drafters]
         self.drafters = [self._drafter(link) for link in self._drafter_links]
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -226,7 +228,15 @@ class Orchestrator:
         known = await self.find(record.session_id)
         if known is not None:
             return known
-        return await self._begin(record.session_id, self._create(record, deadline))
+        return await self._begin(record.session_id, self._admit(record, deadline))
+
+    async def _admit(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
+        self._allowances.admit(record)
+        try:
+            return await self._create(record, deadline)
+        except BaseException:
+            self._allowances.settle(record, 0)
+            raise
 
     async def _begin(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
         task = asyncio.create_task(coroutine)
@@ -282,7 +292,7 @@ class Orchestrator:
         with store_statuses():
             log = await self.store.read(session_id)
         if log is None:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id!r}")
+            raise no_session(session_id)
         self._check_model(log.record)
         left = self.sessions.pop(session_id, None)
         if left is not None:
@@ -323,11 +333,16 @@ class Orchestrator:
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
+        self._settle(driver)
         if self.sessions.get(driver.record.session_id) is driver:
             del self.sessions[driver.record.session_id]
 
-    def _ended(self, _: SessionDriver) -> None:
+    def _settle(self, driver: SessionDriver) -> None:
+        self._allowances.settle(driver.record, len(driver.record.prompt) + len(driver.output.tokens))
+
+    def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session a little for readers that come back; the log keeps it for longer."""
+        self._settle(driver)
         ended = [s for s, d in self.sessions.items() if d.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]

@@ -72,7 +72,11 @@ async def start(
     worker = Worker(_loader(options, patient, detach_grace))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
-    service = Service(SERVICE, lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server))
+    service = Service(
+        SERVICE,
+        lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
+        options.admission,
+    )
     try:
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
     except BaseException:
@@ -101,6 +105,7 @@ def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) ->
             slots=options.slots,
             dtype=options.dtype,
             device=options.device,
+            runtime=options.runtime,
             context=options.context,
             threads=options.threads,
         )

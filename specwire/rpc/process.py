@@ -22,9 +22,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.guard import Admission
+from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
 DRAIN_GRACE = 3.0
+MOST_GRACE = 3600.0
 
 # The model's thread gives up the interpreter lock in every operation of a forward and must get it back from the event
 # loop's thread; at Python's default of 5 ms a forward of 2 ms was often stretched by half.
@@ -33,6 +36,7 @@ STOP_LIMIT = 10.0
 # For a start that is given up to clean up.
 GIVE_UP_LIMIT = 5.0
 DTYPES = ("float32", "bfloat16")
+RUNTIMES = ("torch", "openvino", "auto")
 ANY_PORT = "127.0.0.1:0"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,11 +68,13 @@ class ModelServiceOptions:
     Attributes:
         model: a path, a hub id or a scripted model.
         listen: HOST:PORT; port 0 takes a free one.
+        runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
         threads: CPU threads of the model's forwards.
         slots: sessions held at once.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
         tls: encrypt what is listened on.
+        keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
     """
 
@@ -76,11 +82,13 @@ class ModelServiceOptions:
     listen: str = ANY_PORT
     dtype: str = "float32"
     device: str = "cpu"
+    runtime: str = "torch"
     threads: int = 1
     slots: int = 16
     context: int | None = None
     insecure: bool = False
     tls: ServerTls | None = None
+    keys: Keys | None = None
     ngram: bool = True
 
     def __post_init__(self) -> None:
@@ -91,11 +99,17 @@ class ModelServiceOptions:
             raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not self.device:
             raise InvalidParameter("device", "must not be empty")
+        if self.runtime not in RUNTIMES:
+            raise InvalidParameter("runtime", f"must be one of {', '.join(RUNTIMES)}, not {self.runtime!r}")
         for field, value in (("threads", self.threads), ("slots", self.slots)):
             if not 1 <= value <= 1024:
                 raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
+
+    @property
+    def admission(self) -> Admission:
+        return Admission(self.keys)
 
 
 def check_listen(listen: str, field: str = "listen") -> None:
@@ -111,12 +125,42 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
     parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
+    add_runtime_argument(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_listening_arguments(parser, "orchestrators")
+
+
+def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--runtime",
+        default="torch",
+        choices=RUNTIMES,
+        help="of forwards; openvino: on CPUs, with the extra of that name; auto: openvino where it can (default: torch)",
+    )
+
+
+def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> None:
+    """What every command that listens takes: who may call, encryption, and how it ends. See `drain_grace`."""
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=DRAIN_GRACE,
+        metavar="S",
+        help="on a signal, let what runs go on for so long (default: %(default)g s)",
+    )
     add_server_arguments(parser)
+
+
+def drain_grace(args: argparse.Namespace) -> float:
+    """Seconds of --grace; InvalidParameter if it is no time to wait."""
+    if not 0 <= args.grace <= MOST_GRACE:  # nor NaN
+        raise InvalidParameter("--grace", f"must be from 0 to {MOST_GRACE:g} seconds, not {args.grace:g}")
+    return float(args.grace)
 
 
 def share_interpreter() -> None:
@@ -130,18 +174,20 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         listen=args.listen,
         dtype=args.dtype,
         device=args.device,
+        runtime=args.runtime,
         threads=args.threads,
         slots=args.slots,
         context=args.context,
         insecure=args.insecure,
         tls=server_tls(args),
+        keys=read_keys("--api-keys", args.api_keys),
     )
 
 
 def run_model_service(args: argparse.Namespace, name: str, start: Callable[[ModelServiceOptions], Awaitable[R]]) -> int:
     """Serve as the command line says until a signal comes; returns the exit code."""
     try:
-        options = model_options(args)
+        options, grace = model_options(args), drain_grace(args)
     except InvalidParameter as error:
         say(f"specwire {name}: error: {error}")
         return 2
@@ -151,7 +197,7 @@ def run_model_service(args: argparse.Namespace, name: str, start: Callable[[Mode
             return json.dumps({"service": name, "address": running.address, "model": options.model})
         return f"specwire {name}: {options.model} ready on {running.address}"
 
-    return asyncio.run(run_until_signalled(lambda: start(options), ready, name))
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, name, grace))
 
 
 async def run_until_signalled(

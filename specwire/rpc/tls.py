@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc
 
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.keys import add_token_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,14 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-client-ca", metavar="FILE", help="clients must show a certificate of this authority")
 
 
-def add_client_arguments(parser: argparse.ArgumentParser, whom: str) -> None:
-    """What client_tls reads; `whom` says which connections these are."""
+def add_client_arguments(parser: argparse.ArgumentParser, whom: str, variable: bool = False) -> None:
+    """What client_tls and keys.read_token read; `whom` says which connections these are. variable: see read_token."""
     group = parser.add_argument_group(f"TLS to {whom}")
     group.add_argument("--tls", action="store_true", help="encrypt, and trust the system's authorities")
     group.add_argument("--tls-ca", metavar="FILE", help="encrypt, and trust the authorities in FILE")
     group.add_argument("--tls-client-cert", metavar="FILE", help="show this certificate to a server that asks for one")
     group.add_argument("--tls-client-key", metavar="FILE", help="its private key")
+    add_token_argument(parser, whom, variable)
 
 
 def server_tls(args: argparse.Namespace) -> ServerTls | None:

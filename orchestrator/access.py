@@ -1,0 +1,49 @@
+"""Who may call an orchestrator, and how much of it each tenant may use; validated when built."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.keys import Keys, read_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """keys: clients' tokens, each of one tenant; None serves everybody as one tenant without a name.
+
+    drafter_keys: tokens of the drafters that dial in.
+    sessions: how many a tenant may have running at once; None for no limit.
+    tokens_per_minute: prompt and output together, for each tenant; None for no limit.
+    """
+
+    keys: Keys | None = None
+    drafter_keys: Keys | None = None
+    sessions: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("sessions", self.sessions), ("tokens", self.tokens_per_minute)):
+            if value is not None and value < 1:
+                raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
+
+
+def add_access_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `access_of` reads, --api-keys apart, which every server has."""
+    group = parser.add_argument_group("tenants")
+    group.add_argument("--drafter-keys", metavar="FILE", help="drafters that dial in must show a token of this file")
+    group.add_argument("--tenant-sessions", type=int, metavar="N", help="sessions that a tenant may have at once")
+    group.add_argument(
+        "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
+    )
+
+
+def access_of(args: argparse.Namespace) -> Access:
+    """InvalidParameter names the flag that is wrong."""
+    return Access(
+        keys=read_keys("--api-keys", args.api_keys),
+        drafter_keys=read_keys("--drafter-keys", args.drafter_keys),
+        sessions=args.tenant_sessions,
+        tokens_per_minute=args.tenant_tokens,
+    )
