@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy import stack
@@ -214,6 +214,7 @@ def as_object(completion: Completion) -> dict[str, object]:
             "proposed_ngram": stats.proposed_ngram,
             "accepted_ngram": stats.accepted_ngram,
             "plan": stats.plan,
+            "drafters": [asdict(drafter) for drafter in stats.drafters],
         },
     }
 

@@ -51,6 +51,7 @@ async def stack(
     peer_timeout: float = 30.0,
     accept_drafters: bool = False,
     slots: int = 16,
+    drafters_per_session: int = 1,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
         verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
@@ -65,6 +66,7 @@ async def stack(
             redis_url,
             peer_timeout=peer_timeout,
             accept_drafters=accept_drafters,
+            drafters_per_session=drafters_per_session,
         )
         orchestrator = await server.start(known)
         parts.push_async_callback(orchestrator.stop, 0.0)

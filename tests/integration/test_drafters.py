@@ -1,0 +1,95 @@
+"""Several drafters for one session, as processes of their own: one good, one poor, one that dies mid-sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from specwire.client import DrafterStats
+from specwire.core.sampling import Sampling
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import Stream, plain
+
+TARGET = "scripted:7:vocab=64"
+GOOD, POOR = f"{TARGET}:agree=0.9", f"{TARGET}:agree=0.3"
+LENGTH = 400
+
+
+@dataclass
+class Served:
+    """A verifier, two drafters, and an orchestrator that gives every session both of them."""
+
+    good: Service
+    poor: Service
+    orchestrator: Service
+
+    def generate(self, **options: float) -> Stream:
+        return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of this file's processes."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture
+def served(owned: Parts) -> Iterator[Served]:
+    """Give a stack whose plan is fixed: what a controller makes of a busy machine is not the matter here."""
+    verifier = owned.start("verify", f"{TARGET}:delay_ms=10")
+    good, poor = (owned.start("draft", model) for model in (GOOD, POOR))
+    drafters = [part for drafter in (good, poor) for part in ("--drafter", drafter.ready())]
+    orchestrator = owned.start(
+        "orchestrate", "--verifier", verifier.ready(), *drafters, "--drafters-per-session", "2", "--plan", "lockstep:4"
+    )
+    orchestrator.ready()
+    yield Served(good, poor, orchestrator)
+    for service in (orchestrator, good, poor, verifier):
+        service.kill()
+
+
+def figures(stream: Stream) -> dict[int, DrafterStats]:
+    """By source; of drafters with equally many sessions the one that is named first is assigned first."""
+    assert stream.finished is not None
+    return {each.source: each for each in stream.finished.stats.drafters}
+
+
+def test_both_are_accepted_from_and_one_outlives_the_other(served: Served) -> None:
+    with served.generate() as stream:
+        stream.until(100)
+        served.good.kill()
+        assert stream.rest() == plain(TARGET, LENGTH)
+        good, poor = figures(stream).values()
+        assert good.accepted > 0
+        assert poor.accepted > 0
+        assert good.accepted / good.proposed > poor.accepted / poor.proposed
+        assert stream.finished is not None
+        assert good.proposed + poor.proposed <= stream.finished.stats.proposed
+
+
+def test_a_drafter_that_comes_back_is_another_source(served: Served) -> None:
+    sampled = Sampling(temperature=0.8, seed=5)
+    with served.generate(temperature=0.8, seed=5) as stream:
+        stream.until_accepted()
+        served.poor.kill()
+        stream.until(len(stream.tokens) + 20)
+        served.poor.restart()
+        served.poor.ready()
+        assert stream.rest() == plain(TARGET, LENGTH, sampling=sampled)
+        told = figures(stream)
+        assert told[1].accepted > 0
+        assert list(told)[:2] == [1, 2]
+
+
+def test_one_is_enough_for_those_who_ask_for_one(owned: Parts, served: Served) -> None:
+    verifier = owned.start("verify", TARGET)
+    named = ("--drafter", served.good.address, "--drafter", served.poor.address)
+    alone = owned.start("orchestrate", "--verifier", verifier.ready(), *named)
+    with Stream(alone.ready(), max_tokens=50) as stream:
+        assert stream.rest() == plain(TARGET, 50)
+        assert len(figures(stream)) == 1
+    for service in (alone, verifier):
+        service.kill()

@@ -1,0 +1,264 @@
+"""Several drafters of one session: what one does, suffers or is believed of is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import grpc
+import pytest
+
+from orchestrator import drafters as module
+from orchestrator.drafters import Drafters
+from orchestrator.driver import SessionDriver
+from orchestrator.experience import MOST_KNOWN, Experience, share_host
+from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
+from orchestrator.peers import DrafterPeer, VerifierPeer, least_refusing
+from orchestrator.stats import SessionStats
+from orchestrator.store import SessionRecord
+from orchestrator.store.memory import MemoryStore
+from specwire.client import Chunk
+from specwire.core.controller import Controller
+from specwire.core.limits import Stopping
+from specwire.core.sampling import InvalidParameter, Rule, Sampling
+from specwire.core.speed import ForwardTimes
+from specwire.core.text import hash_of
+from specwire.rpc.errors import code_number
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from tests.core.script import LetterScanner
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.orchestrator.test_driver import SilentLink, until
+
+FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class Scene:
+    """A running session with a verifier and two drafters that a test plays."""
+
+    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord) -> None:
+        self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
+        self.peers = [DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(2)]
+        for name, peer in zip("ab", self.peers, strict=True):
+            peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
+        options = OrchestratorOptions(("nowhere:1",), drafters_per_session=2, buffer=1000)
+        self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
+        self.place(self.driver)
+        session = self.driver.session
+        self.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        self.chains = 0
+
+    @property
+    def drafters(self) -> Drafters:
+        return self.driver.drafters
+
+    def place(self, driver: SessionDriver) -> None:
+        if driver.verifier is None:
+            driver.use_verifier(self.verifier)
+        for _ in range(driver.drafters_missing):
+            free = [peer for peer in self.peers if not driver.drafters.has(peer)]
+            peer = least_refusing(free, driver.drafters.refusals)
+            if peer is not None:
+                driver.drafters.add(peer)
+
+    def link(self, number: int) -> SilentLink:
+        link = self.peers[number].link
+        assert isinstance(link, SilentLink)
+        return link
+
+    def relayed(self) -> list[common_pb2.Proposal]:
+        link = self.verifier.link
+        assert isinstance(link, SilentLink)
+        sent = [part for part in link.sent if isinstance(part, verify_pb2.ConnectVerifyRequest)]
+        return [proposal for part in sent for proposal in part.proposals]
+
+    def propose(self, number: int, *tokens: int) -> None:
+        """A new chain behind the text, drafted at 1 ms a token."""
+        (handle,) = self.peers[number].subjects
+        text = self.driver.session.text.tokens
+        self.chains += 1
+        proposal = common_pb2.Proposal(
+            handle=handle,
+            chain=self.chains,
+            base=len(text),
+            tokens=tokens,
+            prefix_hash=hash_of(text),
+            draft_us=1000 * len(tokens),
+        )
+        self.peers[number].on_message(draft_pb2.ConnectDraftResponse(proposals=[proposal]))
+
+    def decide(self, source: int, tested: int, *tokens: int) -> None:
+        """A verdict over a window of `source`, all of whose tokens but the last were accepted."""
+        session = self.driver.session
+        outcomes = [common_pb2.OUTCOME_ACCEPTED] * (len(tokens) - 1) + [common_pb2.OUTCOME_RECOVERED]
+        verdict = verify_pb2.Verdict(
+            attach=session.attach,
+            position=len(session.text),
+            tokens=tokens,
+            outcomes=outcomes,
+            tested=tested,
+            kind=common_pb2.SOURCE_KIND_DRAFTER,
+            source=source,
+            answered=source,
+            proposal_delay_us=1500,
+        )
+        self.driver.on_verdict(verdict, verify_pb2.StepTimings(), 0)
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    record = SessionRecord("s", (1, 2), Sampling(), Stopping(1000))
+    store = MemoryStore()
+    played = Scene(store, await store.create(record, 60.0), record)
+    try:
+        yield played
+    finally:
+        await played.driver.close()
+
+
+def sources(played: Scene) -> list[int]:
+    return list(played.driver.session.drafters)
+
+
+async def test_each_has_a_source_a_handle_and_the_text() -> None:
+    async with scene() as played:
+        assert sources(played) == [1, 2]
+        for number in (0, 1):
+            opens = [each for part in played.link(number).sent for each in part.opens]  # type: ignore[attr-defined]
+            assert [list(each.tokens) for each in opens] == [[1, 2]]
+        played.propose(0, 3)
+        played.propose(1, 4)
+        assert [(proposal.source, list(proposal.tokens)) for proposal in played.relayed()] == [(1, [3]), (2, [4])]
+
+
+async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_source() -> None:
+    async with scene() as played:
+        played.peers[0].on_down()
+        assert sources(played) == [2]
+        played.propose(1, 4)
+        assert [proposal.source for proposal in played.relayed()] == [2]
+        played.place(played.driver)
+        assert sources(played) == [2, 3]
+        assert [each.lost for each in played.driver.stats.drafters] == [True, False, False]
+
+
+async def test_a_flood_of_one_cuts_off_that_one() -> None:
+    async with scene() as played:
+        played.propose(0, *[1] * 4096)
+        assert (played.link(0)._was_cut, played.link(1)._was_cut) == (True, False)
+        assert played.relayed() == []
+        played.propose(1, 4)
+        assert len(played.relayed()) == 1
+
+
+async def test_one_that_refuses_is_asked_again_while_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY", 0.05)
+    async with scene() as played:
+        (handle,) = played.peers[0].subjects
+        refused = common_pb2.Refused(handle=handle, code=FULL, message="full")
+        played.peers[0].on_message(draft_pb2.ConnectDraftResponse(refused=[refused]))
+        assert sources(played) == [2]
+        assert played.driver.drafters_missing == 0, "not at once"
+        await until(lambda: sources(played) == [2, 3])
+        assert list(played.drafters.refusals.values()) == [1]
+
+
+async def test_what_is_believed_of_one_is_its_own_doing_and_one_may_be_off_while_the_other_goes_on() -> None:
+    async with scene() as played:
+        for _ in range(40):
+            played.propose(0, 3, 3, 3, 3)
+            played.propose(1, 4, 4, 4, 4)
+            played.decide(1, 4, 3, 3, 3, 3, 1)
+        good, poor = played.driver.stats.drafters
+        assert (good.proposed, good.accepted) == (160, 160)
+        assert (poor.proposed, poor.accepted) == (0, 0)
+        assert good.plan.startswith(("stream", "lockstep"))
+        assert poor.plan == "off: no gain expected"
+        assert played.driver.stats.plan == f"{good.plan}; {poor.plan}"
+        paces = [drafter.pace.run_ahead for drafter in played.driver.session.drafters.values()]
+        assert paces[0] > 0 == paces[1]
+
+
+async def test_what_one_session_learnt_of_a_drafter_is_where_the_next_begins() -> None:
+    async with scene() as played:
+        for _ in range(40):
+            played.propose(0, 3, 3, 3, 3)
+            played.propose(1, 4, 4, 4, 4)
+            played.decide(1, 4, 3, 3, 3, 3, 1)
+        played.driver.cancel()
+        await played.driver.ended(5.0)
+        kept = [
+            played.verifier.experience.recall(Rule.GREEDY, peer.info or common_pb2.GetModelInfoResponse())
+            for peer in played.peers
+        ]
+        assert [planner is not None and planner.plan().discipline.value != "off" for planner in kept] == [True, False]
+
+
+async def test_a_void_verdict_counts_for_nobody() -> None:
+    async with scene() as played:
+        played.propose(0, 3, 3)
+        verdict = verify_pb2.Verdict(attach=9, position=2, tokens=[3], outcomes=[common_pb2.OUTCOME_ACCEPTED], source=1)
+        verdict.tested = 1
+        played.driver.on_verdict(verdict, verify_pb2.StepTimings(), 0)
+        assert played.driver.stats.drafters[0].proposed == played.driver.stats.proposed == 0
+
+
+# Over real connections
+
+
+async def test_a_session_gets_as_many_as_are_allowed_and_another_when_one_stops() -> None:
+    async with stack(SLOW_TARGET, DRAFT, DRAFT, DRAFT, drafters_per_session=2) as running:
+        known = running.orchestrator.orchestrator
+        tokens: list[int] = []
+        async for event in running.client.generate(PROMPT, max_tokens=120, ignore_eos=True):
+            if not isinstance(event, Chunk):
+                continue
+            tokens += event.tokens
+            (driver,) = known.sessions.values()
+            assert len(driver.drafters) <= 2
+            if len(driver.stats.drafters) == 2 and len(tokens) >= 30:
+                serving = next(peer.link.address for peer in known.drafters if driver.drafters.has(peer))
+                await next(drafter for drafter in running.drafters if drafter.address == serving).stop(0.0)
+                await until(partial(_have, driver.stats, 3))
+        assert tokens == plain(TARGET, PROMPT, 120)
+        (ended,) = known.sessions.values()
+        assert [drafter.source for drafter in ended.stats.drafters] == [1, 2, 3]
+
+
+def _have(stats: SessionStats, drafters: int) -> bool:
+    return len(stats.drafters) == drafters
+
+
+# What is kept, and what is asked for
+
+
+def info(name: str, host: str = "", device: str = "cpu") -> common_pb2.GetModelInfoResponse:
+    return common_pb2.GetModelInfoResponse(weights_fingerprint=name, host_id=host, device=device)
+
+
+def test_experience_is_by_drafter_and_rule_and_bounded() -> None:
+    experience = Experience()
+    planner = Controller(ForwardTimes({1: 1.0}), shared_host=False)
+    experience.keep(Rule.GREEDY, info("a"), planner)
+    assert experience.recall(Rule.GREEDY, info("a")) is planner
+    assert experience.recall(Rule.COUPLED, info("a")) is None
+    assert experience.recall(Rule.GREEDY, info("b")) is None
+    assert experience.recall(Rule.GREEDY, info("a", host="h")) is None
+    for number in range(MOST_KNOWN):
+        experience.keep(Rule.GREEDY, info(str(number)), planner)
+    assert experience.recall(Rule.GREEDY, info("a")) is None
+    assert experience.recall(Rule.GREEDY, info("0")) is planner
+
+
+def test_who_shares_a_host_is_asked_for_each_drafter() -> None:
+    verifier = info("t", host="h")
+    assert share_host(verifier, info("a", host="h"))
+    assert not share_host(verifier, info("a", host="h", device="cuda:0"))
+    assert not share_host(verifier, info("a", host="other"))
+    assert not share_host(info("t"), info("a"))
+
+
+@pytest.mark.parametrize("count", [0, -1, MOST_DRAFTERS + 1])
+def test_as_many_drafters_as_make_sense(count: int) -> None:
+    with pytest.raises(InvalidParameter, match=f"drafters-per-session: must be from 1 to 8, not {count}"):
+        OrchestratorOptions(("v:1",), drafters_per_session=count)
