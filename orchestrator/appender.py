@@ -1,28 +1,84 @@
-"""Writes one session's appends into the log, again and again while the log does not answer."""
+"""Writes one session's appends into the log, and mends the log where the store has lost of it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from orchestrator.store import SessionStore, StoreUnavailable
+from orchestrator.store import (
+    LEASE_S,
+    Appended,
+    Gap,
+    MissingSession,
+    SessionRecord,
+    SessionStore,
+    StaleLog,
+    StoreUnavailable,
+)
+from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append
 
 RETRY_S = 0.1
+# A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
+RENEW_S = LEASE_S / 3
+
+
+class Held(Protocol):
+    """What the owner has had acknowledged, behind the prompt: enough to write a lost log again."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Seconds. running: after the owner's last sign of life. ended: after the session's end."""
+
+    running: float
+    ended: float
 
 
 class Appender:
-    """An append whose outcome is unknown is repeated: an equal append changes nothing.
+    """One owner's pen. Never guesses what became of a write.
+
+    - Outcome unknown (no answer): the append is repeated. The script compares it with what the log holds there, so this
+      reads the log and adds what is missing in one step.
+    - The log is gone, ends too early, or stands under an older fence (the store was restarted empty or behind): it is
+      written again from `held`, under our fence, and the append is repeated.
+    - The log holds other tokens (ContentMismatch) or a newer fence (Fenced): it wins, and the caller reopens from it or
+      stops.
 
     Args:
         fence: of the session's present owner.
+        held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
         timeout: seconds after which a log that does not answer is given up.
     """
 
-    def __init__(self, store: SessionStore, session_id: str, fence: int, timeout: float) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        record: SessionRecord,
+        fence: int,
+        held: Held,
+        owner: str,
+        lifetimes: Lifetimes,
+        timeout: float,
+    ) -> None:
         self._store = store
-        self._session_id = session_id
+        self._record = record
         self._fence = fence
+        self._held = held
+        self._owner = owner
+        self._lifetimes = lifetimes
         self._timeout = timeout
+        self._now = asyncio.get_running_loop().time
+        self._acknowledged = self._now()
+        self._writing = asyncio.Lock()
 
     async def write(self, effect: Append) -> bool:
         """Returns, once the log has acknowledged it, whether somebody asked there for the session's end.
@@ -30,18 +86,57 @@ class Appender:
         Raises:
             StoreError: the log refused, or did not answer in time.
         """
-        give_up = asyncio.get_running_loop().time() + self._timeout
-        while True:
-            try:
-                return await self._write_once(effect)
-            except StoreUnavailable:
-                if asyncio.get_running_loop().time() > give_up:
-                    raise
-            await asyncio.sleep(RETRY_S)
+        async with self._writing:
+            give_up = self._now() + self._timeout
+            while True:
+                try:
+                    return await self._attempt(effect)
+                except StoreUnavailable:
+                    if self._now() > give_up:
+                        raise
+                await asyncio.sleep(RETRY_S)
 
-    async def _write_once(self, effect: Append) -> bool:
-        place = (self._session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
+    async def renew(self) -> bool:
+        """Give a sign of life, unless a write has just been one; whether somebody asked for the session's end.
+
+        Raises:
+            StoreError: as `write`, but a log that does not answer is not waited for.
+        """
+        if self._writing.locked() or self._now() - self._acknowledged < RENEW_S:
+            return False
+        async with self._writing:
+            return await self._attempt(Append(self._length, (), (), None))
+
+    @property
+    def _length(self) -> int:
+        return len(self._record.prompt) + len(self._held.tokens)
+
+    async def _attempt(self, effect: Append) -> bool:
+        try:
+            done = await self._write_once(effect)
+        except (MissingSession, StaleLog, Gap):
+            await self._restore()
+            done = await self._write_once(effect)
+        self._acknowledged = self._now()
+        return done.cancelled and effect.end is None
+
+    async def _write_once(self, effect: Append) -> Appended:
+        place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
         if effect.end is None:
-            return (await self._store.append(*place)).cancelled
-        await self._store.finish(*place, effect.end.reason, effect.end.text_length)
-        return False
+            return await self._store.append(*place)
+        return await self._store.finish(*place, effect.end.reason, effect.end.text_length)
+
+    async def _restore(self) -> None:
+        """Write again what the log has lost. With it went what its request id stood for."""
+        record, lifetimes = self._record, self._lifetimes
+        await self._store.recreate(
+            record,
+            self._held.tokens,
+            self._held.outcomes,
+            self._fence,
+            lifetimes.running,
+            self._owner,
+            lifetimes.ended,
+        )
+        if record.request_id:
+            await self._store.bind_request(record.tenant, record.request_id, record.session_id, lifetimes.running)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import grpc
 
 from orchestrator import messages
-from orchestrator.appender import Appender
+from orchestrator.appender import Appender, Lifetimes
 from orchestrator.drafters import Drafters
 from orchestrator.options import OrchestratorOptions
 from orchestrator.output import Output, Timings
@@ -20,7 +20,15 @@ from orchestrator.peers import PREFERENCE, VerifierPeer
 from orchestrator.provisional import ProvisionalText
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
-from orchestrator.store import LEASE_S, Fenced, SessionRecord, SessionStore, StoreError
+from orchestrator.store import (
+    LEASE_S,
+    ContentMismatch,
+    Fenced,
+    SessionRecord,
+    SessionStore,
+    StoreError,
+    StoreUnavailable,
+)
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
@@ -67,6 +75,7 @@ class SessionDriver:
         place: Callable[[SessionDriver], None],
         on_ended: Callable[[SessionDriver], None],
         on_fenced: Callable[[SessionDriver], None] | None = None,
+        owner: str = "",
     ) -> None:
         self.record = record
         self.output = Output(len(record.prompt))
@@ -83,6 +92,7 @@ class SessionDriver:
         self._timings = self._appending = Timings(verify_pb2.StepTimings())
         self._store_is_kept = store.durability != "memory"
         self._store = store
+        self._owner = owner
         self._options = options
         self._place = place
         self._on_ended = on_ended
@@ -106,7 +116,9 @@ class SessionDriver:
         self._scanner = scanner
         text = Text([*self.record.prompt, *self.output.tokens])
         self.session = Session(text, len(self.record.prompt), scanner, self._options.buffer)
-        self._appender = Appender(self._store, self.record.session_id, fence, self._options.store_timeout)
+        lifetimes = Lifetimes(self._options.session_ttl, self._options.retention)
+        timeout = self._options.store_timeout
+        self._appender = Appender(self._store, self.record, fence, self.output, self._owner, lifetimes, timeout)
         self._patience = self._options.peer_timeout
         self._losses = 0
         if self.provisional is not None:
@@ -237,11 +249,13 @@ class SessionDriver:
             return
         self._timings = Timings(timings, received_ns)
         self._ledger_us = verdict.ledger_us
-        if event.attach == self.session.attach:
+        void = event.attach != self.session.attach
+        if not void:
             self.stats.count_verdict(event, verdict.tested)
             self._patience, self._losses = self._options.peer_timeout, 0
         self.apply(event)
-        self.drafters.observe(event, verdict)
+        if not void:
+            self.drafters.observe(event, verdict)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code = code_of(refused.code)
@@ -325,11 +339,8 @@ class SessionDriver:
         session = self.session
         try:
             cancelled = await self._appender.write(effect)
-        except Fenced as error:
-            self._lose(session, error)
-            return
         except StoreError as error:
-            self.abandon(status_of_append(error), f"session log: {error}")
+            self._lose(session, error)
             return
         if session is not self.session:
             return  # the session was lost and came back meanwhile, with all that the log holds
@@ -338,11 +349,29 @@ class SessionDriver:
         if cancelled:
             self.cancel()
 
-    def _lose(self, session: Session, error: Fenced) -> None:
-        """The log refused the fence that `session` had: somebody else has claimed it."""
+    async def renew(self) -> None:
+        """Give the log a sign of life, and learn whether somebody asked there for the session's end."""
+        session = self.session
+        if self.output.end is not None or session.state is State.FENCED:
+            return
+        try:
+            cancelled = await self._appender.renew()
+        except StoreUnavailable:
+            return  # the next append waits for it, and says so
+        except StoreError as error:
+            self._lose(session, error)
+            return
+        if cancelled and session is self.session:
+            self.cancel()
+
+    def _lose(self, session: Session, error: StoreError) -> None:
+        """The log refused what `session` wrote.
+
+        If it holds another fence or other tokens, it wins: the session goes on from what it holds, here or elsewhere.
+        """
         if session is not self.session or self.output.end is not None:
             return
-        if self._on_fenced is None:
+        if self._on_fenced is None or not isinstance(error, Fenced | ContentMismatch):
             self.abandon(status_of_append(error), f"session log: {error}")
             return
         self.let_go()

@@ -28,7 +28,8 @@ class OrchestratorOptions:
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
-    retention: how long the log keeps a session after its last change.
+    session_ttl: how long the log keeps a running session after its owner's last sign of life.
+    retention: how long the log keeps prompt and text after a session's end.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
     """
 
@@ -49,6 +50,7 @@ class OrchestratorOptions:
     peer_timeout: float = 30.0
     store_timeout: float = 30.0
     detach_grace: float = 30.0
+    session_ttl: float = 3600.0
     retention: float = 3600.0
     plan: str = "auto"
 
@@ -61,7 +63,7 @@ class OrchestratorOptions:
         self._check_tokens()
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
-        for name in ("start_timeout", "peer_timeout", "store_timeout", "retention"):
+        for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):
             if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
         parse_plan(self.plan)

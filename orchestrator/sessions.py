@@ -12,6 +12,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from orchestrator.driver import SessionDriver
+from orchestrator.leases import keep_leases
 from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import Ownership
@@ -101,6 +102,7 @@ class Orchestrator:
             self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
         for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
             self._tasks.append(asyncio.create_task(link.run(drafter)))
+        self._tasks.append(asyncio.create_task(keep_leases(lambda: list(self.sessions.values()))))
         try:
             async with asyncio.timeout(self.options.start_timeout):
                 await self._until_ready()
@@ -258,7 +260,8 @@ class Orchestrator:
             record = replace(record, deadline=record.created + deadline)
         try:
             with store_statuses():
-                fence = await self.store.create(record, self.options.retention, self.owner)
+                ttl, retention = self.options.session_ttl, self.options.retention
+                fence = await self.store.create(record, ttl, self.owner, retention)
         except StatusError as error:
             if not isinstance(error.__cause__, SessionExists):
                 raise
@@ -308,7 +311,8 @@ class Orchestrator:
 
     def _driver(self, record: SessionRecord, fence: int) -> SessionDriver:
         scanner = self._scanner_of(record)
-        driver = SessionDriver(record, fence, scanner, self.store, self.options, self.place, self._ended, self._fenced)
+        calls = (self.place, self._ended, self._fenced)
+        driver = SessionDriver(record, fence, scanner, self.store, self.options, *calls, owner=self.owner)
         self.sessions[record.session_id] = driver
         return driver
 
@@ -325,7 +329,7 @@ class Orchestrator:
             )
 
     def _fenced(self, driver: SessionDriver) -> None:
-        """Another orchestrator has claimed the session."""
+        """Another orchestrator has claimed the session, or the log has gone another way."""
         if driver.readers:
             self._ownership.follow(driver)
         else:

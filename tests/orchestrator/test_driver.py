@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from orchestrator import drafters
+from orchestrator import appender, drafters
 from orchestrator import driver as module
 from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
@@ -68,6 +68,7 @@ class Scene:
     async def decide(self, *tokens: int) -> None:
         """Open the session and decide `tokens`; returns once they are emitted."""
         session = self.driver.session
+        expected = len(self.driver.output.tokens) + len(tokens)
         self.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         outcomes = [common_pb2.OUTCOME_DIRECT] * len(tokens)
         self.driver.on_verdict(
@@ -75,7 +76,7 @@ class Scene:
             verify_pb2.StepTimings(),
             0,
         )
-        await until(lambda: len(self.driver.output.tokens) >= len(tokens) or self.driver.output.end is not None)
+        await until(lambda: len(self.driver.output.tokens) >= expected or self.driver.output.end is not None)
 
 
 async def scene(peer_timeout: float = 30.0) -> Scene:
@@ -151,10 +152,46 @@ async def test_a_new_session_is_refused_at_once() -> None:
     assert played.driver.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
 
-async def test_a_lost_log_is_data_loss_and_leaves_the_peers() -> None:
+async def test_a_lost_log_is_written_again() -> None:
     played = await scene()
-    played.store._logs.clear()
     await played.decide(1)
+    played.store._logs.clear()
+    await played.decide(2)
+    assert played.driver.failure is None
+    log = await played.store.read("s")
+    assert log is not None
+    assert (log.record, log.fence, log.tokens) == (played.driver.record, played.driver.fence, (1, 2))
+    await played.driver.close()
+
+
+async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appender, "RENEW_S", 0.0)
+    played = await scene()
+    await played.decide(1)
+    played.store._logs.clear()
+    await played.driver.renew()
+    log = await played.store.read("s")
+    assert log is not None
+    assert log.tokens == (1,)
+    await played.driver.close()
+
+
+async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appender, "RENEW_S", 0.0)
+    played = await scene()
+    await played.store.cancel("s")
+    await played.driver.renew()
+    await played.driver.ended(5.0)
+    assert played.driver.output.end is not None
+    assert played.driver.output.end.reason is FinishReason.CANCELLED
+
+
+async def test_a_log_that_contradicts_what_was_shown_is_data_loss_and_leaves_the_peers() -> None:
+    played = await scene()
+    await played.decide(1)
+    played.store._logs["s"].tokens[-1:] = [9, 9]
+    played.store._logs["s"].outcomes *= 2
+    await played.decide(2)
     assert played.driver.failure is not None
     assert played.driver.failure[0] is grpc.StatusCode.DATA_LOSS
     assert not played.verifier.subjects

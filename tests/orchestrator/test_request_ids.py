@@ -76,8 +76,10 @@ class SlowStore(MemoryStore):
         self.created = asyncio.Event()
         self.answer = asyncio.Event()
 
-    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
-        fence = await super().create(record, ttl_s, owner)
+    async def create(
+        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
+    ) -> int:
+        fence = await super().create(record, ttl_s, owner, retention_s)
         self.created.set()
         await self.answer.wait()
         return fence
@@ -90,9 +92,11 @@ class DeafStore(MemoryStore):
         super().__init__()
         self.deaf_to = deaf_to
 
-    async def create(self, record: SessionRecord, ttl_s: float, owner: str = "") -> int:
+    async def create(
+        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
+    ) -> int:
         self._hear("create")
-        return await super().create(record, ttl_s, owner)
+        return await super().create(record, ttl_s, owner, retention_s)
 
     async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
         self._hear("bind_request")

@@ -1,0 +1,198 @@
+"""What becomes of an append when the log answers late, not at all, or has lost something."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from orchestrator import appender as module
+from orchestrator.appender import Appender, Lifetimes
+from orchestrator.store import Appended, ContentMismatch, Fenced, StoreUnavailable
+from orchestrator.store.base import Outcomes, Tokens
+from orchestrator.store.memory import MemoryStore
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import Append, End
+from specwire.core.limits import FinishReason
+from tests.orchestrator.test_store import record_of
+
+A = Outcome.ACCEPTED
+LIFETIMES = Lifetimes(60.0, 30.0)
+
+
+class Unsteady(MemoryStore):
+    """Its appends fail as told: before they take effect, or after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost_before = self.lost_after = self.appends = 0
+
+    async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
+        self.appends += 1
+        if self.lost_before:
+            self.lost_before -= 1
+            raise StoreUnavailable("lost before")
+        done = await super().append(session_id, fence, position, tokens, outcomes)
+        if self.lost_after:
+            self.lost_after -= 1
+            raise StoreUnavailable("lost after")
+        return done
+
+
+@dataclass
+class Output:
+    tokens: list[int] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+class Scene:
+    """An owner whose acknowledged appends go into `output`, as the driver does it."""
+
+    def __init__(self, store: MemoryStore, fence: int, timeout: float) -> None:
+        self.store = store
+        self.fence = fence
+        self.output = Output()
+        self.record = record_of("s")
+        self.appender = Appender(store, self.record, fence, self.output, "me", LIFETIMES, timeout)
+
+    async def write(self, *tokens: int, end: End | None = None) -> bool:
+        outcomes = (A,) * len(tokens)
+        cancelled = await self.appender.write(Append(3 + len(self.output.tokens), tokens, outcomes, end))
+        self.output.tokens += tokens
+        self.output.outcomes += outcomes
+        return cancelled
+
+    async def logged(self) -> tuple[int, ...]:
+        log = await self.store.read("s")
+        assert log is not None
+        assert len(log.outcomes) == len(log.tokens)
+        return log.tokens
+
+
+async def scene(store: MemoryStore | None = None, timeout: float = 30.0) -> Scene:
+    used = store or MemoryStore()
+    return Scene(used, await used.create(record_of("s"), 60.0, "me", 30.0), timeout)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+
+
+@pytest.mark.parametrize("lost", ["lost_before", "lost_after"])
+async def test_an_append_of_unknown_outcome_is_in_the_log_once(lost: str) -> None:
+    store = Unsteady()
+    played = await scene(store)
+    setattr(store, lost, 3)
+    await played.write(7, 8)
+    assert await played.logged() == (7, 8)
+    assert store.appends == 4
+
+
+async def test_a_log_that_does_not_answer_is_given_up() -> None:
+    store = Unsteady()
+    played = await scene(store, timeout=0.01)
+    store.lost_before = 1_000_000
+    with pytest.raises(StoreUnavailable):
+        await played.write(7)
+
+
+async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None:
+    store = MemoryStore()
+    played = await scene(store)
+    await played.write(7, 8)
+    store._logs.clear()
+    store._requests.clear()
+    await played.write(9)
+    log = await store.read("s")
+    assert log is not None
+    assert (log.record, log.fence, log.owner, log.tokens) == (played.record, played.fence, "me", (7, 8, 9))
+    assert (store._logs["s"].ttl_s, store._logs["s"].retention_s) == (60.0, 30.0)
+    assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
+
+
+async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
+    store = MemoryStore()
+    played = await scene(store)
+    await played.write(7, 8, 9)
+    del store._logs["s"].tokens[-2:]
+    del store._logs["s"].outcomes[-2:]
+    await played.write(10)
+    assert await played.logged() == (7, 8, 9, 10)
+
+
+async def test_a_log_that_came_back_from_before_the_claim_is_replaced() -> None:
+    store = MemoryStore()
+    former = await scene(store)
+    await former.write(7)
+    claimed = await store.claim("s", "me")
+    present = Scene(store, claimed.fence, 30.0)
+    present.output = former.output
+    present.appender = Appender(store, present.record, claimed.fence, present.output, "me", LIFETIMES, 30.0)
+    store._logs["s"].fence = former.fence
+    store._logs["s"].tokens[3:] = [1, 1]
+    store._logs["s"].outcomes[:] = [A, A]
+    await present.write(8)
+    assert await present.logged() == (7, 8)
+    with pytest.raises(Fenced):
+        await former.write(9)
+
+
+async def test_an_end_meets_a_lost_log() -> None:
+    store = MemoryStore()
+    played = await scene(store)
+    await played.write(7)
+    store._logs.clear()
+    assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
+    log = await store.read("s")
+    assert log is not None
+    assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)
+
+
+async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
+    store = MemoryStore()
+    played = await scene(store)
+    await played.write(7)
+    store._logs["s"].tokens.append(5)
+    store._logs["s"].outcomes.append(A)
+    with pytest.raises(ContentMismatch):
+        await played.write(8)
+    assert await played.logged() == (7, 5)
+
+
+async def test_a_newer_owner_is_never_overwritten() -> None:
+    store = MemoryStore()
+    played = await scene(store)
+    await played.write(7)
+    await store.claim("s", "other")
+    with pytest.raises(Fenced):
+        await played.write(8)
+    await store.delete("s")
+    with pytest.raises(Fenced):
+        await played.write(8)
+    assert await store.read("s") is None
+
+
+async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Unsteady()
+    played = await scene(store)
+    await played.write(7)
+    assert not await played.appender.renew()
+    assert store.appends == 1
+    monkeypatch.setattr(module, "RENEW_S", 0.0)
+    await store.cancel("s")
+    assert await played.appender.renew()
+    assert store.appends == 2
+
+
+async def test_a_sign_of_life_never_meets_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 0.0)
+    store = Unsteady()
+    played = await scene(store)
+    store.lost_before = 2
+    writing = asyncio.create_task(played.write(7))
+    await asyncio.sleep(0)
+    assert not await played.appender.renew()
+    await writing
+    assert await played.logged() == (7,)
