@@ -1,0 +1,241 @@
+"""An asyncio event loop without clock, threads or I/O: virtual time, and a seeded choice of who runs next.
+
+Callbacks belong to strands: one for each thread of a simulated process, found by a context variable that tasks and
+callbacks inherit. Within a strand the order is asyncio's own (first in, first out), which code may rely on; between
+strands nothing is promised, so the seed decides. Time stands still while something can run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+WORLD = "world"
+STRAND: ContextVar[str] = ContextVar("strand", default=WORLD)
+
+
+class Stuck(AssertionError):
+    """Nothing can run any more, or too much has run, before what was waited for."""
+
+
+class SimTask(asyncio.Task[T]):
+    """Hashes by its number: sets of tasks have the same order in every run."""
+
+    def __init__(self, coro: Coroutine[Any, Any, T], loop: SimLoop, strand: str, **options: Any) -> None:
+        self.number = next(loop.numbers)
+        self.strand = strand
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimFuture(asyncio.Future[T]):
+    def __init__(self, loop: SimLoop) -> None:
+        self.number = next(loop.numbers)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+@dataclass(slots=True)
+class Strand:
+    """paused: as by SIGSTOP, or for good: what would run waits for `bury`. cost: seconds that each callback takes; the next one runs at `free_at` or later."""
+
+    name: str
+    ready: deque[asyncio.Handle] = field(default_factory=deque)
+    paused: bool = False
+    cost: float = 0.0
+    free_at: float = 0.0
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """`after_step` is called after every callback; `errors` holds what callbacks and tasks let go unhandled."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.numbers = itertools.count()
+        self.steps = 0
+        self.running = WORLD
+        self.errors: list[str] = []
+        self.tasks: list[SimTask[Any]] = []
+        self.after_step: Callable[[], None] = lambda: None
+        self._now = 0.0
+        self._strands: dict[str, Strand] = {}
+        self._timers: list[tuple[float, float, int, asyncio.TimerHandle, Strand]] = []
+
+    # Strands
+
+    def strand(self, name: str) -> Strand:
+        found = self._strands.get(name)
+        if found is None:
+            found = self._strands[name] = Strand(name)
+        return found
+
+    def strands_of(self, process: str) -> list[Strand]:
+        """A process is its main strand and those named PROCESS/..."""
+        return [s for name, s in self._strands.items() if name == process or name.startswith(f"{process}/")]
+
+    def context_of(self, name: str) -> Context:
+        """A context whose callbacks and tasks belong to the strand `name`."""
+        context = copy_context()
+        context.run(STRAND.set, name)
+        self.strand(name)
+        return context
+
+    def kill(self, process: str) -> None:
+        """End it at once: nothing of it runs any more before `bury`."""
+        for strand in self.strands_of(process):
+            strand.paused = True
+
+    def left_of(self, process: str) -> list[str]:
+        """Tasks of the process that have not ended."""
+        return [repr(task.get_coro()) for task in self.tasks if process_of(task.strand) == process and not task.done()]
+
+    # Running
+
+    def run_until(self, done: Callable[[], bool], seconds: float, most_steps: int = 1_000_000) -> None:
+        """Raises Stuck where `done` does not come true within the time, or nothing is left to run."""
+        deadline, last = self._now + seconds, self.steps + most_steps
+        asyncio.events._set_running_loop(self)
+        try:
+            while not done():
+                if not self._step(deadline):
+                    raise Stuck(f"nothing more has happened by {self._now:.3f} s")
+                if self.steps > last:
+                    raise Stuck(f"more than {most_steps} callbacks")
+        finally:
+            asyncio.events._set_running_loop(None)
+
+    def _step(self, deadline: float) -> bool:
+        self._fire()
+        runnable = [s for s in self._strands.values() if s.ready and not s.paused and s.free_at <= self._now]
+        if not runnable:
+            return self._advance(deadline)
+        strand = runnable[0] if len(runnable) == 1 else runnable[int(self.random.random() * len(runnable))]
+        handle = strand.ready.popleft()
+        if not handle.cancelled():
+            self.steps += 1
+            self.running = strand.name
+            handle._run()
+            strand.free_at = self._now + strand.cost
+            self.after_step()
+        return True
+
+    def _fire(self) -> None:
+        """What is due becomes ready; of timers that are due together the seed decides the order."""
+        while self._timers and self._timers[0][0] <= self._now:
+            _, _, _, timer, strand = heapq.heappop(self._timers)
+            if not timer.cancelled():
+                strand.ready.append(timer)
+
+    def _advance(self, deadline: float) -> bool:
+        busy = [s.free_at for s in self._strands.values() if s.ready and not s.paused]
+        while self._timers and self._timers[0][3].cancelled():
+            heapq.heappop(self._timers)
+        upcoming = [self._timers[0][0]] if self._timers else []
+        if not (busy or upcoming):
+            return False
+        self._now = min(busy + upcoming)
+        return self._now <= deadline
+
+    def bury(self, seconds: float) -> list[str]:
+        """End what still runs in strands that are alive or dead; returns what was left, by name."""
+        for strand in self._strands.values():
+            strand.paused = False
+        left = [task for task in self.tasks if not task.done()]
+        for _ in range(20):
+            pending = [task for task in self.tasks if not task.done()]
+            if not pending:
+                break
+            for task in pending:
+                task.cancel()
+            self.run_until(lambda pending=pending: all(t.done() for t in pending), seconds)  # type: ignore[misc]
+        return [repr(task) for task in left]
+
+    # What asyncio calls
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        context = context or copy_context()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._strand_in(context).ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = context or copy_context()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        entry = (when, self.random.random(), next(self.numbers), timer, self._strand_in(context))
+        heapq.heappush(self._timers, entry)
+        return timer
+
+    def _strand_in(self, context: Context) -> Strand:
+        return self.strand(context.get(STRAND, WORLD))
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is dropped when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **_: Any
+    ) -> asyncio.Task[Any]:
+        strand = STRAND.get() if context is None else context.get(STRAND, WORLD)
+        task = SimTask(coro, self, strand, name=name, context=context)
+        self.tasks.append(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.errors.append(f"{context.get('message')}: {error!r}")
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """For sys.set_asyncgen_hooks, as asyncio's own loop does it."""
+        self.create_task(generator.aclose())
+
+
+def in_strand(loop: SimLoop, name: str, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Run a coroutine as a task of that strand."""
+    return loop.create_task(coro, context=loop.context_of(name))
+
+
+def process_of(strand: str) -> str:
+    return strand.partition("/")[0]
+
+
+def current_process() -> str:
+    return process_of(STRAND.get())

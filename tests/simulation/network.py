@@ -1,0 +1,144 @@
+"""A network of simulated processes: which address is whose, how long messages take, and what breaks.
+
+A message takes its line's delay, in order within a call's direction. A line may stall (nothing arrives for a while), be
+closed (nobody gets through) or be reset (every call on it is lost, and the two ends learn it at different times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from specwire.rpc.errors import ErrorPolicy
+from tests.simulation.loop import SimLoop, current_process
+
+# Both ends ping every 5 s and give up 5 s later (PROTOCOL.md section 3).
+DETECTION = 10.0
+UNREACHABLE_AFTER = 1.0
+
+
+def failure(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details, None)
+
+
+def broken() -> grpc.aio.AioRpcError:
+    return failure(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+
+
+@dataclass(eq=False)
+class Line:
+    """Between two processes. delay: seconds, least and most. mangle: what becomes of a message on arrival."""
+
+    delay: tuple[float, float]
+    random: Random
+    stalled_until: float = 0.0
+    closed_until: float = 0.0
+    mangle: Callable[[Any], Any] = lambda message: message
+    calls: dict[Breakable, None] = field(default_factory=dict)
+
+    def arrival(self, now: float) -> float:
+        return max(now + self.random.uniform(*self.delay), self.stalled_until)
+
+
+class Breakable:
+    """A call, as its line sees it."""
+
+    def lose(self, client_in: float, server_in: float) -> None:
+        raise NotImplementedError
+
+    def served_by(self, process: str) -> bool:
+        raise NotImplementedError
+
+
+@dataclass
+class Listening:
+    """context: of the server's strand, in which handlers run."""
+
+    process: str
+    context: Context
+    handlers: dict[str, Any]
+
+
+class SimServer:
+    """What the generated add_..._to_server functions register a service with."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """The registered ones are all that is asked for."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
+
+
+@dataclass
+class Method:
+    method: str
+
+
+class Network:
+    """`delays`: the range of a line's delay by the roles at its ends; others take `delay`."""
+
+    def __init__(self, loop: SimLoop, random: Random, delay: tuple[float, float]) -> None:
+        self.loop = loop
+        self.random = random
+        self.delay = delay
+        self.listening: dict[str, Listening] = {}
+        self.lines: dict[frozenset[str], Line] = {}
+        self.written: list[tuple[str, str, Any]] = []
+
+    def line(self, one: str, other: str) -> Line:
+        """Between two parties, whatever incarnation they are in."""
+        ends = frozenset((party_of(one), party_of(other)))
+        if ends not in self.lines:
+            self.lines[ends] = Line(self.delay, self.random)
+        return self.lines[ends]
+
+    def lines_of(self, party: str) -> Iterable[Line]:
+        return [line for ends, line in self.lines.items() if party in ends]
+
+    async def listen(self, address: str, context: Context, server: SimServer) -> None:
+        """From now on calls to `address` are served, under the services' own error policy."""
+        policy = ErrorPolicy()
+        handlers = {}
+        for path, handler in server.handlers.items():
+
+            async def found(_: Any, handler: Any = handler) -> Any:
+                return handler
+
+            handlers[path] = await policy.intercept_service(found, Method(path))  # type: ignore[arg-type]
+        self.listening[address] = Listening(current_process(), context, handlers)
+
+    def close(self, address: str) -> None:
+        self.listening.pop(address, None)
+
+    def crash(self, process: str) -> None:
+        """The process is gone: its kernel resets what it was connected to."""
+        for address in [a for a, listening in self.listening.items() if listening.process == process]:
+            self.close(address)
+        for line in self.lines_of(party_of(process)):
+            self.reset(line, slow=False)
+
+    def end_calls(self, line: Line, process: str) -> None:
+        """Those that the process serves, as a server does that stops."""
+        for call in list(line.calls):
+            if call.served_by(process):
+                call.lose(self.random.uniform(0.0, 0.05), 0.0)
+
+    def reset(self, line: Line, slow: bool) -> None:
+        """Both ends learn it: soon, or (slow) when a ping is not answered."""
+        for call in list(line.calls):
+            most = DETECTION if slow else 0.05
+            call.lose(self.random.uniform(0.0, most), self.random.uniform(0.0, most))
+
+
+def party_of(process: str) -> str:
+    """Processes are incarnations of a party: PARTY#NUMBER."""
+    return process.partition("#")[0]

@@ -1,0 +1,142 @@
+"""What a simulation is of: a value whose repr is the script that runs it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from tests.simulation.services import VOCABULARY
+
+# Of a party or of two parties' line. The log's own: see `LOG_FAULTS`.
+PARTY_FAULTS = ("crash", "pause", "slow", "stop")
+LINE_FAULTS = ("cut", "break", "stall", "close", "mangle")
+LOG_FAULTS = ("log_down", "log_slow", "acks_lost", "effects_lost", "log_restarted", "log_behind", "log_emptied")
+STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A client's request. times in seconds, counts in tokens; None: never.
+
+    at: where it asks first, by number. reading: seconds that it takes for each message.
+    """
+
+    start: float
+    at: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    request_id: str = ""
+    drafting: int = 0
+    provisional: bool = False
+    timeout: float | None = None
+    cancel_after: int | None = None
+    leave_after: int | None = None
+    reading: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`target`: a party, or two with a dash. seconds: until it is over."""
+
+    start: float
+    kind: str
+    target: str = ""
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    verifiers: int = 1
+    drafters: int = 1
+    dialling: int = 0
+    orchestrators: int = 1
+    slots: int = 8
+    forward: float = 0.02
+    draft: float = 0.004
+    agree: float = 0.8
+    delay: tuple[float, float] = (0.0002, 0.002)
+    buffer: int = 16
+    shared_host: bool = False
+    plan: str = "auto"
+    asks: tuple[Ask, ...] = field(default=())
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def parties(self) -> list[str]:
+        counts = {"verifier": self.verifiers, "drafter": self.drafters + self.dialling}
+        counts["orchestrator"] = self.orchestrators
+        return [f"{role}-{number}" for role, count in counts.items() for number in range(count)]
+
+    @property
+    def lines(self) -> list[str]:
+        ends = [party for party in self.parties if not party.startswith("orchestrator")]
+        return [f"orchestrator-{n}-{end}" for n in range(self.orchestrators) for end in (*ends, "client")]
+
+
+def random_scenario(seed: int) -> Scenario:
+    random = Random(seed)
+    bare = Scenario(
+        seed,
+        verifiers=random.choice((1, 1, 2)),
+        drafters=random.choice((0, 1, 1, 2)),
+        dialling=random.choice((0, 0, 0, 1)),
+        orchestrators=random.choice((1, 1, 2)),
+        slots=random.choice((2, 8, 8)),
+        forward=random.choice((0.005, 0.02, 0.05)),
+        draft=random.choice((0.001, 0.004)),
+        agree=random.choice((0.0, 0.6, 0.9, 1.0)),
+        delay=random.choice(((0.0001, 0.0005), (0.0002, 0.02), (0.02, 0.04))),
+        buffer=random.choice((2, 8, 64)),
+        shared_host=random.random() < 0.3,
+        plan=random.choice(("auto", "stream:2,6", "lockstep:4")),
+    )
+    asks = random_asks(random, bare)
+    faults = tuple(sorted((random_fault(random, bare) for _ in range(random.choice((0, 1, 2, 4)))), key=_start))
+    return replace(bare, asks=asks, faults=faults)
+
+
+def _start(fault: Fault) -> float:
+    return fault.start
+
+
+def random_asks(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
+    """Those of one request id ask for the same, at any time and place."""
+    asks: list[Ask] = []
+    for number in range(random.randint(1, 3)):
+        ask = random_ask(random, scenario, number)
+        first = next((a for a in asks if a.request_id and a.request_id == ask.request_id), None)
+        asks.append(ask if first is None else replace(first, start=ask.start, at=ask.at, reading=ask.reading))
+    return tuple(asks)
+
+
+def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
+    coupled = random.random() < 0.4
+    length = random.randint(1, 40)
+    return Ask(
+        start=round(random.uniform(0.0, 0.5), 3),
+        at=random.randrange(scenario.orchestrators),
+        prompt=tuple(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6))),
+        max_tokens=length,
+        temperature=random.choice((0.5, 1.0)) if coupled else 0.0,
+        seed=random.randrange(1 << 32) if coupled else 0,
+        stop=random.choice(STOPS),
+        request_id=f"request-{random.choice((number, 0))}" if random.random() < 0.7 else "",
+        drafting=random.choice((0, 0, 0, 1, 2, 3, 4)),
+        provisional=random.random() < 0.2,
+        timeout=round(random.uniform(0.2, 3.0), 3) if random.random() < 0.1 else None,
+        cancel_after=random.randrange(length) if random.random() < 0.1 else None,
+        leave_after=random.randrange(length) if random.random() < 0.1 else None,
+        reading=round(random.uniform(0.0, 0.3), 3) if random.random() < 0.2 else 0.0,
+    )
+
+
+def random_fault(random: Random, scenario: Scenario) -> Fault:
+    kinds = random.choices((PARTY_FAULTS, LINE_FAULTS, LOG_FAULTS), (4, 4, 3))[0]
+    kind = random.choice(kinds)
+    targets = {PARTY_FAULTS: scenario.parties, LINE_FAULTS: scenario.lines}.get(kinds, [""])
+    seconds = random.choice((0.02, 0.3, 1.0, 3.0, 12.0)) * random.uniform(0.5, 1.5)
+    return Fault(round(random.uniform(0.0, 1.5), 3), kind, random.choice(targets), round(seconds, 3))

@@ -1,0 +1,218 @@
+"""What the services have in threads, as strands of the simulation: the real engine and the real drafter's sessions.
+
+Forwards take virtual time. The verifier's takes in commands before and after it, as the real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import lru_cache
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from draft_service.commands import Command as DraftCommand
+from draft_service.sessions import Sessions
+from specwire.core.costs import StepCosts
+from specwire.core.speed import ForwardTimes
+from specwire.lm import Feed
+from specwire.lm.scripted import Row, Script, ScriptedLM
+from specwire.rpc.model_info import model_info_to_wire
+from specwire.text import load_tokenizer
+from specwire.v1 import common_pb2
+from tests.simulation.loop import SimLoop
+from verify_service.commands import Command, Reports, Stop, Timings
+from verify_service.engine import Engine, Part, Rest
+
+CONTEXT = 160
+VOCABULARY = 12
+ROWS = (1, 2, 4, 8, 16, 32)
+
+
+class SeededScript(Script):
+    """Remembers what it has said: every party asks for the same logits."""
+
+    def logits(self, prefix: int, position: int = 0) -> Row:
+        return _logits(self, prefix, position)
+
+
+@lru_cache(maxsize=1 << 16)
+def _logits(script: SeededScript, prefix: int, position: int) -> Row:
+    return Script.logits(script, prefix, position)
+
+
+def script(seed: int, agree: float = 1.0) -> SeededScript:
+    return SeededScript(seed, vocab=VOCABULARY, agree=agree, eos=0.02, memory=0)
+
+
+class Model(ScriptedLM):
+    """A forward of m rows takes `seconds` times 1 + (m - 1) / 16, times `slowness`; `elapse` is told of it."""
+
+    def __init__(self, played: Script, slots: int, seconds: float) -> None:
+        super().__init__(played, slots, CONTEXT)
+        self.seconds = seconds
+        self.slowness = 1.0
+        self.spent = 0.0
+        self.elapse: Callable[[float], None] = lambda _: None
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self.spent = self.cost(sum(len(feed.tokens) for feed in feeds)) * self.slowness
+        self.elapse(self.spent)
+        return super().forward(feeds)
+
+    def cost(self, rows: int) -> float:
+        return self.seconds * (1 + (rows - 1) / 16)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.info.tokenizer_json)
+
+    def described(self, place: str) -> common_pb2.GetModelInfoResponse:
+        info = model_info_to_wire(self.info, self.slots)
+        info.host_id = place
+        for rows in ROWS:
+            info.forward_times.add(rows=rows, microseconds=round(self.cost(rows) * 1e6))
+        return info
+
+
+class SteppedEngine(Engine):
+    """The real engine, whose forward ends when it is told so; for itself its time has passed at once."""
+
+    lm: Model
+
+    def __init__(self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float) -> None:
+        self._loop = loop
+        self._ahead_us = 0.0
+        self.under_way: tuple[Sequence[Part], Sequence[int], Timings, frozenset[int]] | None = None
+        lm.elapse = self._elapse
+        costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
+        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us)
+
+    def _clock(self) -> float:
+        return self._loop.time() * 1e6 + self._ahead_us
+
+    def _elapse(self, seconds: float) -> None:
+        self._ahead_us = seconds * 1e6
+
+    def _forward(self, parts: Sequence[Part]) -> None:
+        chosen, timings = self._choose(parts)
+        self.under_way = parts, chosen, timings, self.lm.failed
+
+    def end_forward(self) -> None:
+        if self.under_way is not None:
+            (parts, chosen, timings, failed), self.under_way, self._ahead_us = self.under_way, None, 0.0
+            self._take_commands()
+            self._decide(parts, chosen, failed, timings)
+            self._flush()
+
+
+class EngineStrand:
+    """In place of verify_service.worker.Worker: what its thread does, as callbacks of a strand."""
+
+    def __init__(self, loop: SimLoop, lm: Model, engine_context: Context, loop_context: Context, grace: float) -> None:
+        self.on_reports: Callable[[Reports], None] = lambda _: None
+        self.engine = SteppedEngine(lm, loop, self._deliver, grace * 1e6)
+        self._loop = loop
+        self._context = engine_context
+        self._loop_context = loop_context
+        self._next: asyncio.Handle | None = None
+        self._resting: tuple[Rest, float] | None = None
+
+    def send(self, command: Command) -> None:
+        self.engine.inbox.put(command)
+        if self._resting is not None or self._next is None:
+            self._schedule(0.0)
+
+    @property
+    def backlog(self) -> int:
+        return self.engine.inbox.weight
+
+    async def stop(self) -> None:
+        self.send(Stop())
+
+    def _deliver(self, reports: Reports) -> None:
+        self._loop.call_soon(self.on_reports, reports, context=self._loop_context)
+
+    def _schedule(self, seconds: float) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        self._next = self._loop.call_later(seconds, self._go_on, context=self._context)
+
+    def _go_on(self) -> None:
+        self._next = None
+        self._wake()
+        engine = self.engine
+        if engine.under_way is not None:
+            engine.end_forward()
+        if engine.stopped:
+            return
+        rest = engine.step()
+        if engine.under_way is not None:
+            self._schedule(engine.lm.spent)
+        elif rest is None:
+            self._schedule(0.0)
+        else:
+            self._resting = rest, self._loop.time()
+            until = rest.until_us / 1e6 - self._loop.time()
+            if until < 1e6:
+                self._schedule(max(1e-6, until))
+
+    def _wake(self) -> None:
+        """As Engine._sleep accounts for it."""
+        if self._resting is not None:
+            (rest, since), self._resting = self._resting, None
+            slept_us = (self._loop.time() - since) * 1e6
+            if rest.waiting:
+                self.engine._pauses.waited_us += slept_us
+            else:
+                self.engine._pauses.idle_us += slept_us
+
+
+class DrafterStrand:
+    """In place of draft_service.drafter.Drafter: likewise."""
+
+    def __init__(self, loop: SimLoop, lm: Model, context: Context, random: Random) -> None:
+        self.book = Sessions(lm)
+        self.lm = lm
+        self._loop = loop
+        self._context = context
+        self._random = random
+        self._commands: list[DraftCommand] = []
+        self._drafting = False
+        self._next: asyncio.Handle | None = None
+        self.stopped = False
+
+    def send(self, command: DraftCommand) -> None:
+        self._commands.append(command)
+        if self._next is None:
+            self._next = self._loop.call_soon(self._go_on, context=self._context)
+
+    @property
+    def backlog(self) -> int:
+        return len(self._commands)
+
+    async def failed(self) -> str:
+        await asyncio.Event().wait()
+        return "unreachable"
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def _go_on(self) -> None:
+        """The end of a forward, then what waits, then the next forward; its replies come at its end."""
+        self._next = None
+        if self._drafting:
+            self._drafting = False
+            self.book.step()
+            self.book.deliver()
+        commands, self._commands = self._commands, []
+        for command in commands:
+            self.book.apply(command)
+        self.book.deliver()
+        if self.book.wanting and not self.stopped:
+            self._drafting = True
+            seconds = self.lm.seconds * self.lm.slowness * self._random.uniform(0.5, 1.5)
+            self._next = self._loop.call_later(seconds, self._go_on, context=self._context)
