@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from specwire.client.errors import SpecwireError, from_rpc
+from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import (
     Completion,
     Event,
@@ -116,6 +116,8 @@ class AsyncClient:
         self._current = 0
         self._answered = False
         self._patience = patience
+        self._closed = False
+        self._owned: set[Resumption] = set()
         self._farewells: set[asyncio.Task[None]] = set()
 
     @property
@@ -136,6 +138,8 @@ class AsyncClient:
         if owned and self._patience:
             request.request_id = request_id()
         resumption, over = Resumption(request), False
+        if owned:
+            self._owned.add(resumption)
         try:
             async with aclosing(self._events(resumption, timeout)) as events:
                 async for event in events:
@@ -146,8 +150,9 @@ class AsyncClient:
             over = True
             raise
         finally:
-            if owned and resumption.session_id and not over:
-                self._say_farewell(resumption.session_id)
+            self._owned.discard(resumption)
+            if owned and not over:
+                self._say_farewell(resumption)
 
     def continue_(
         self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
@@ -187,6 +192,10 @@ class AsyncClient:
         return info
 
     async def close(self) -> None:
+        """End what still streams, and the connections."""
+        for resumption in list(self._owned):
+            self._say_farewell(resumption)
+        self._closed = True
         await asyncio.gather(*self._farewells, return_exceptions=True)
         for endpoint in self._endpoints:
             await endpoint.channel.close(None)
@@ -209,11 +218,15 @@ class AsyncClient:
                         self._progressed(attempts)
                         if (shown := resumption.take(event)) is not None:
                             yield shown
+                        if isinstance(event, Finished):
+                            break
                 return
             except SpecwireError as error:
+                if self._closed:
+                    raise
                 resumption.broke(error, self._patience)
                 wait = attempts.after(error, time.monotonic())
-            await asyncio.sleep(wait)
+            await self._pause(wait)
 
     async def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
         attempts = self._attempts(timeout)
@@ -222,11 +235,18 @@ class AsyncClient:
             try:
                 answer = await endpoint.ask(method(endpoint.stub), request, attempts.left(time.monotonic()))
             except SpecwireError as error:
+                if self._closed:
+                    raise
                 wait = attempts.after(error, time.monotonic())
             else:
                 self._progressed(attempts)
                 return answer
-            await asyncio.sleep(wait)
+            await self._pause(wait)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self._closed:
+            raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
         now = time.monotonic()
@@ -236,9 +256,11 @@ class AsyncClient:
         attempts.progressed(time.monotonic())
         self._current, self._answered = attempts.current, True
 
-    def _say_farewell(self, session_id: str) -> None:
+    def _say_farewell(self, resumption: Resumption) -> None:
         """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
-        task = asyncio.get_running_loop().create_task(self._cancel_quietly(session_id))
+        if self._closed or not resumption.session_id:
+            return
+        task = asyncio.get_running_loop().create_task(self._cancel_quietly(resumption.session_id))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 

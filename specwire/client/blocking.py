@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 
 import grpc
 
-from specwire.client.errors import SpecwireError, from_rpc
+from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import (
     Completion,
     Event,
@@ -120,6 +120,8 @@ class Client:
         self._current = 0
         self._answered = False
         self._patience = patience
+        self._closed = False
+        self._owned: set[Resumption] = set()
         self._farewells: set[Farewell] = set()
 
     @property
@@ -140,6 +142,8 @@ class Client:
         if owned and self._patience:
             request.request_id = request_id()
         resumption, over = Resumption(request), False
+        if owned:
+            self._owned.add(resumption)
         try:
             with closing(self._events(resumption, timeout)) as events:
                 for event in events:
@@ -150,8 +154,9 @@ class Client:
             over = True
             raise
         finally:
-            if owned and resumption.session_id and not over:
-                self._say_farewell(resumption.session_id)
+            self._owned.discard(resumption)
+            if owned and not over:
+                self._say_farewell(resumption)
 
     def continue_(
         self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
@@ -191,6 +196,10 @@ class Client:
         return info
 
     def close(self) -> None:
+        """End what still streams, and the connections."""
+        for resumption in list(self._owned):
+            self._say_farewell(resumption)
+        self._closed = True
         for farewell in list(self._farewells):
             farewell.exception()
         for endpoint in self._endpoints:
@@ -214,11 +223,15 @@ class Client:
                         self._progressed(attempts)
                         if (shown := resumption.take(event)) is not None:
                             yield shown
+                        if isinstance(event, Finished):
+                            break
                 return
             except SpecwireError as error:
+                if self._closed:
+                    raise
                 resumption.broke(error, self._patience)
                 wait = attempts.after(error, time.monotonic())
-            time.sleep(wait)
+            self._pause(wait)
 
     def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
         attempts = self._attempts(timeout)
@@ -227,11 +240,18 @@ class Client:
             try:
                 answer = endpoint.ask(method(endpoint.stub), request, attempts.left(time.monotonic()))
             except SpecwireError as error:
+                if self._closed:
+                    raise
                 wait = attempts.after(error, time.monotonic())
             else:
                 self._progressed(attempts)
                 return answer
-            time.sleep(wait)
+            self._pause(wait)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if self._closed:
+            raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
         now = time.monotonic()
@@ -241,9 +261,11 @@ class Client:
         attempts.progressed(time.monotonic())
         self._current, self._answered = attempts.current, True
 
-    def _say_farewell(self, session_id: str) -> None:
+    def _say_farewell(self, resumption: Resumption) -> None:
         """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
-        request = generation_pb2.CancelRequest(session_id=session_id)
+        if self._closed or not resumption.session_id:
+            return
+        request = generation_pb2.CancelRequest(session_id=resumption.session_id)
         farewell = self._endpoints[self._current].stub.Cancel.future(request, timeout=FAREWELL_S)
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)

@@ -31,5 +31,9 @@ def from_rpc(error: grpc.RpcError, address: str, *, tls: bool = False) -> Specwi
     return SpecwireError(code, details or f"the call to {address} failed", retry_after(error))
 
 
+def closed() -> SpecwireError:
+    return SpecwireError(grpc.StatusCode.CANCELLED, "the client was closed")
+
+
 def invalid(field: str, message: str) -> SpecwireError:
     return SpecwireError(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {message}")

@@ -144,7 +144,7 @@ class Resumption:
             SpecwireError: it does not go on; the `error`, or the one from which it only followed.
         """
         begun = bool(self.session_id)
-        if ends(error, begun) or (begun and patience == 0):
+        if ends(error, begun) or (begun and not patience):
             raise self._explained(error)
         self._cause = self._cause or error
         if self.session_id:

@@ -58,7 +58,7 @@ async def test_provisional_events_are_told_and_no_part_of_the_completion() -> No
 
 async def test_a_server_without_room_says_when_to_ask_again() -> None:
     failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
-    async with serving(Scripted(failure=failure)) as address, AsyncClient(address, patience=0) as client:
+    async with serving(Scripted((STARTED,), failure)) as address, AsyncClient(address, patience=0) as client:
         with pytest.raises(SpecwireError) as streamed:
             await client.complete("x")
         with pytest.raises(SpecwireError) as asked:

@@ -55,16 +55,22 @@ class Stack:
 
     def log(self, session_id: str) -> StoredSession:
         """What Redis holds of a session."""
-        log = asyncio.run(self._read(session_id))
+        log = read_log(self.redis.url, session_id)
         assert log is not None
         return log
 
-    async def _read(self, session_id: str) -> StoredSession | None:
-        store = await open_store(self.redis.url)
-        try:
-            return await store.read(session_id)
-        finally:
-            await store.close()
+
+def read_log(url: str, session_id: str) -> StoredSession | None:
+    """What the Redis at `url` holds of a session."""
+    return asyncio.run(_read(url, session_id))
+
+
+async def _read(url: str, session_id: str) -> StoredSession | None:
+    store = await open_store(url)
+    try:
+        return await store.read(session_id)
+    finally:
+        await store.close()
 
 
 @contextmanager

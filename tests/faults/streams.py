@@ -37,10 +37,17 @@ class Quiet(Exception):
 class Stream:
     """A generation under way. Checks that no token is missing and none comes twice.
 
-    `error` is the status that it ended with, `finished` its regular end.
+    `error` is the status that it ended with, `finished` its regular end. `patience`: the client's; 0 has the stream end
+    with its connection.
     """
 
-    def __init__(self, address: str, prompt: Sequence[int] = PROMPT, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        prompt: Sequence[int] = PROMPT,
+        patience: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
         self.tokens: list[int] = []
         self.outcomes: list[Outcome] = []
         self.text = ""
@@ -49,7 +56,7 @@ class Stream:
         self.error: SpecwireError | None = None
         self._prompt_length = len(prompt)
         self._events: queue.SimpleQueue[Event | SpecwireError] = queue.SimpleQueue()
-        self._client = Client(address)
+        self._client = Client(address, patience=patience)
         self._thread = threading.Thread(target=self._read, args=(tuple(prompt), options), daemon=True)
         self._thread.start()
 

@@ -10,11 +10,17 @@ import time
 
 import grpc
 import pytest
+import redis
 
+from bench.wan.link import Link
+from orchestrator.store.encoding import pack_outcomes, pack_tokens
+from orchestrator.store.scripts import session_keys
+from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from tests.faults.parts import ROOT
-from tests.faults.stack import PLAIN, Stack
+from tests.faults.stack import PLAIN, Stack, read_log
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
 LONG = 4000
 # Longer than the orchestrator waits for one answer of the log, so that appends of unknown outcome are repeated.
@@ -44,6 +50,94 @@ def test_a_paused_log_pauses_the_text(healthy: Stack) -> None:
         assert stream.finished is not None
         assert stream.finished.reason is FinishReason.LENGTH
     assert list(healthy.log(stream.session_id).tokens) == stream.tokens
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["empty", "behind"])
+def test_a_log_that_was_lost_is_written_again_from_its_owners_memory(healthy: Stack, kept: bool) -> None:
+    with healthy.generate(600, request_id=f"lost-{kept}") as stream:
+        stream.until(60)
+        if kept:
+            healthy.redis.save()
+        stream.until(200)
+        healthy.redis.stop()
+        stream.until_quiet(QUIET_S)
+        healthy.redis.start()
+        assert stream.rest() == plain(PLAIN, 600)
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.LENGTH
+    log = healthy.log(stream.session_id)
+    assert (list(log.tokens), log.outcomes) == (stream.tokens, tuple(stream.outcomes))
+    assert log.reason is FinishReason.LENGTH
+    with healthy.generate(600, request_id=f"lost-{kept}") as again:
+        assert again.rest() == stream.tokens
+        assert again.session_id == stream.session_id
+
+
+def test_a_log_lost_while_the_text_stands_still_is_written_again(healthy: Stack) -> None:
+    """The lease is what notices it: no append does."""
+    with healthy.generate(200) as stream:
+        stream.until(50)
+        healthy.verifier.send(signal.SIGSTOP)
+        stream.until_quiet(QUIET_S)
+        healthy.redis.stop()
+        healthy.redis.start()
+        wait_for_log(healthy, stream.session_id)
+        assert list(healthy.log(stream.session_id).tokens) == stream.tokens
+        healthy.verifier.send(signal.SIGCONT)
+        assert stream.rest() == plain(PLAIN, 200)
+
+
+def wait_for_log(stack: Stack, session_id: str) -> None:
+    key = session_keys(session_id)[0]
+    deadline = time.monotonic() + LIMIT_S
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+        while not client.exists(key):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing(healthy: Stack) -> None:
+    chance = random.Random(5)
+    with RedisServer(port=free_port()) as apart, Link(apart.tcp) as line:
+        serving = healthy.parts.start(
+            "orchestrate", "--verifier", healthy.verifier.address, "--redis-url", f"redis://{line.address}"
+        )
+        serving.ready()
+        with Stream(serving.address, max_tokens=500) as stream:
+            for _ in range(8):
+                stream.until(len(stream.tokens) + chance.randrange(1, 40))
+                line.cut(chance.choice([0.0, 0.05, 0.5]))
+            assert stream.rest() == plain(PLAIN, 500)
+            assert stream.finished is not None
+        log = read_log(apart.url, stream.session_id)
+        assert log is not None
+        assert (list(log.tokens), log.outcomes) == (stream.tokens, tuple(stream.outcomes))
+        serving.kill()
+
+
+def test_where_the_log_went_another_way_it_wins(healthy: Stack) -> None:
+    with healthy.generate(300) as stream:
+        stream.until(100)
+        forge(healthy, stream.session_id, token=63)
+        stream.rest()
+        assert stream.finished is not None
+    log = healthy.log(stream.session_id)
+    assert list(log.tokens) == stream.tokens
+    assert len(stream.tokens) == 300
+    strange = next(i for i, token in enumerate(plain(PLAIN, 300)) if token != stream.tokens[i])
+    assert stream.tokens[strange] == 63
+    text = (*PROMPT, *stream.tokens[: strange + 1])
+    assert stream.tokens[strange + 1 :] == plain(PLAIN, 300 - strange - 1, text)
+
+
+def forge(stack: Stack, session_id: str, token: int) -> None:
+    """Add a token behind the log's end that its owner knows nothing of."""
+    _, tokens, outcomes = session_keys(session_id)
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.append(tokens, pack_tokens([token]))
+        pipeline.append(outcomes, pack_outcomes([Outcome.DIRECT]))
+        pipeline.execute()
 
 
 def test_a_session_that_cannot_be_logged_does_not_begin(healthy: Stack) -> None:

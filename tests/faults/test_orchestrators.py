@@ -1,0 +1,148 @@
+"""The orchestrator that serves a text dies, hangs or leaves: another goes on with it, and the client sees one text."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from specwire.client import Chunk, Client
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.faults.parts import Service
+from tests.faults.stack import PLAIN, Stack
+from tests.faults.streams import LIMIT_S, Stream, plain
+
+LENGTH = 600
+PATIENCE_S = 30.0
+# As long as a client needs to notice that nobody answers: see specwire.rpc.options.
+STOPPED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def second(running_stack: Stack) -> Iterator[Service]:
+    """Another orchestrator with the same log, verifier and drafter."""
+    other = running_stack.orchestrate(running_stack.drafter.address)
+    other.ready()
+    yield other
+    other.kill()
+
+
+def both(healthy: Stack, second: Service) -> list[str]:
+    return [healthy.orchestrator.address, second.address]
+
+
+def assert_whole(healthy: Stack, stream: Stream, expected: list[int]) -> None:
+    """All tokens, each once, the text that they make, and a log that says the same."""
+    assert stream.rest() == expected
+    assert stream.error is None
+    assert stream.text == " ".join(map(str, expected))
+    assert stream.finished is not None
+    assert stream.finished.reason is FinishReason.LENGTH
+    assert stream.finished.text_length == len(stream.text)
+    assert stream.finished.stats.output_tokens == len(expected)
+    log = healthy.log(stream.session_id)
+    assert list(log.tokens) == expected
+    assert list(log.outcomes) == stream.outcomes
+    assert log.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed(healthy: Stack, second: Service, seed: int) -> None:
+    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
+        stream.until(random.Random(seed).randrange(20, 300))
+        healthy.orchestrator.kill()
+        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
+
+
+def test_killed_while_it_samples(healthy: Stack, second: Service) -> None:
+    sampling = Sampling(temperature=0.9, top_k=20, seed=11)
+    addresses = both(healthy, second)
+    with Stream(addresses, patience=PATIENCE_S, max_tokens=LENGTH, temperature=0.9, top_k=20, seed=11) as stream:
+        stream.until(100)
+        healthy.orchestrator.kill()
+        assert_whole(healthy, stream, plain(PLAIN, LENGTH, sampling=sampling))
+
+
+def test_the_end_of_the_text_survives(healthy: Stack, second: Service) -> None:
+    """A stop string is found across the place where the text changed hands, max_tokens and the offsets hold."""
+    expected = plain(PLAIN, LENGTH)
+    text = " ".join(map(str, expected))
+    stop = " ".join(map(str, expected[200:206]))
+    cut = text.index(stop)
+    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH, stop=[stop]) as stream:
+        stream.until(150)
+        healthy.orchestrator.kill()
+        stream.rest()
+    assert stream.text == text[:cut]
+    assert stream.finished is not None
+    assert (stream.finished.reason, stream.finished.text_length) == (FinishReason.STOP_STRING, cut)
+
+
+def test_left(healthy: Stack, second: Service) -> None:
+    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
+        stream.until(100)
+        healthy.orchestrator.send(signal.SIGTERM)
+        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
+        assert healthy.orchestrator.wait() == 0
+
+
+def test_stopped_for_a_while(healthy: Stack, second: Service) -> None:
+    """The one that wakes up can append nothing, and what its own reader still gets is the log's."""
+    long = 3 * LENGTH
+    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=long) as stream:
+        stream.until(100)
+        fence = healthy.log(stream.session_id).fence
+        healthy.orchestrator.send(signal.SIGSTOP)
+        began = time.monotonic()
+        stream.until(300)  # by the other one
+        assert healthy.log(stream.session_id).fence > fence
+        time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))  # how long the fault lasts
+        healthy.orchestrator.send(signal.SIGCONT)
+        with Client(healthy.orchestrator.address) as client:
+            seen = [
+                token for event in client.watch(stream.session_id) if isinstance(event, Chunk) for token in event.tokens
+            ]
+        assert seen == plain(PLAIN, long)
+        assert_whole(healthy, stream, plain(PLAIN, long))
+
+
+def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) -> None:
+    asked = Options(max_tokens=LENGTH, request_id="one-at-two")
+    with Stream(healthy.orchestrator.address, **asked) as one, Stream(second.address, **asked) as two:
+        for stream in (one, two):
+            assert_whole(healthy, stream, plain(PLAIN, LENGTH))
+    assert one.session_id == two.session_id
+
+
+def test_taken_from_one_that_runs(healthy: Stack, second: Service) -> None:
+    """It loses its say at once, and its reader loses nothing."""
+    with Stream(healthy.orchestrator.address, max_tokens=LENGTH) as stays:
+        stays.until(50)
+        fence = healthy.log(stays.session_id).fence
+        take_over(second.address, stays.session_id)
+        assert_whole(healthy, stays, plain(PLAIN, LENGTH))
+    assert healthy.log(stays.session_id).fence > fence
+
+
+def take_over(address: str, session_id: str) -> None:
+    """As a client does that has lost its connection to another orchestrator; reads to the end."""
+    with grpc.insecure_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = generation_pb2.WatchRequest(session_id=session_id, take_over=True)
+        last = [response.WhichOneof("event") for response in stub.Watch(request, timeout=LIMIT_S)][-1]
+    assert last == "finished"
+
+
+def test_alone_and_back_again(healthy: Stack) -> None:
+    with Stream(healthy.orchestrator.address, patience=PATIENCE_S, max_tokens=LENGTH) as stream:
+        stream.until(100)
+        healthy.orchestrator.restart()
+        healthy.orchestrator.ready()
+        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
