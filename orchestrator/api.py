@@ -16,11 +16,10 @@ from orchestrator.sessions import Orchestrator, Target
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
+from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.preview import Provisional
-from specwire.core.sampling import InvalidParameter
-from specwire.core.text import hash_of
 from specwire.rpc import convert
 from specwire.rpc.errors import Context, StatusError
 from specwire.v1 import common_pb2, generation_pb2_grpc
@@ -40,18 +39,23 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         target = self._orchestrator.require_target()
         driver = await self._session_for(await record_of(request, target, self._tenant(context)), context)
         guess = _guess(driver, target) if request.provisional else None
-        async for part in self._follow(driver, Cursor(), context, guess):
-            yield replies.generate_response(part)
-
-    async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
-        """A new session, or the one that the same request id has started before."""
-        if record.request_id:
-            ttl = self._orchestrator.options.retention
+        with driver.reading():
+            try:
+                async for part in self._follow(driver, Cursor(), guess):
+                    yield replies.generate_response(part)
+            except asyncio.CancelledError:
+                _pass_deadline(driver, context)
+                raise
 
     def _tenant(self, context: Context) -> str:
         """Who calls. Whoever has no right to is not here: see specwire.rpc.guard."""
         keys = self._orchestrator.options.access.keys
         return ANONYMOUS if keys is None else keys.holder(context.invocation_metadata() or ())
+
+    async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
+        """A new session, or the one that the same request id has started before."""
+        if record.request_id:
+            ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
             with store_statuses():
                 first = await self._orchestrator.store.bind_request(
                     record.tenant, record.request_id, record.session_id, ttl
@@ -64,19 +68,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """The session that a request id stands for; begun now if its first call got no further than binding the id."""
         driver = await self._orchestrator.find(record.session_id)
         if driver is None and await self._read(record.session_id) is not None:
-            driver = await self._known(record.session_id)
+            driver = await self._orchestrator.join(record.session_id)
         return driver or await self._orchestrator.open(record, context.time_remaining())
-
-    async def _known(self, session_id: str) -> SessionDriver:
-        driver = await self._orchestrator.find(session_id)
-        if driver is None:
-            await self._stored(session_id)
-            driver = await self._orchestrator.find(session_id)  # it may have begun meanwhile
-        if driver is None:
-            raise StatusError(
-                grpc.StatusCode.UNAVAILABLE, f"session_id: {session_id!r} is not served by this orchestrator"
-            )
-        return driver
 
     async def _stored(self, session_id: str) -> StoredSession:
         log = await self._read(session_id)
@@ -90,45 +83,33 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         check_owner(request.session_id, self._tenant(context))
-        driver = await self._known(request.session_id)
-        prompt = driver.record.prompt
-        position = request.from_position or len(prompt)
-        emitted = len(prompt) + len(driver.output.tokens)
-        if not len(prompt) <= position <= emitted:
-            raise InvalidParameter("from_position", f"must be from {len(prompt)} to {emitted}, not {position}")
-        if request.HasField("prefix_hash"):
-            before = driver.output.tokens[: position - len(prompt)]
-            if hash_of([*prompt, *before]) != request.prefix_hash:
-                raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
-        async for part in self._follow(driver, driver.output.cursor_at(position), context):
-            yield replies.watch_response(part)
+        driver = await self._orchestrator.join(request.session_id, request.take_over)
+        with driver.reading():
+            timeout = self._orchestrator.options.store_timeout
+            cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
+            async for part in self._follow(driver, cursor):
+                yield replies.watch_response(part)
 
     async def _follow(
-        self, driver: SessionDriver, cursor: Cursor, context: Context, guess: Guess | None = None
+        self, driver: SessionDriver, cursor: Cursor, guess: Guess | None = None
     ) -> AsyncIterator[replies.Part]:
-        """A reader's events from `cursor` on. Leaving early, it may end the session: see reader_left."""
-        driver.reader_came()
-        try:
-            yield replies.started(driver)
-            async for shown in driver.output.follow(cursor, guess):
-                if isinstance(shown, Provisional):
-                    yield replies.provisional(shown)
-                    continue
-                yield replies.chunk(shown)
-                driver.apply(ClientTook(shown.position + len(shown.tokens)))
-            end = driver.output.end
-            if end is not None and end.reason is FinishReason.ERROR:
-                code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
-                raise StatusError(code, message)
-            if end is not None:
-                yield replies.finished(driver, end, driver.output.since(cursor).text)
-        except asyncio.CancelledError:
-            left: float | None = context.time_remaining()
-            if left is not None and left <= DEADLINE_SLACK_S:
-                driver.pass_deadline()
-            raise
-        finally:
-            driver.reader_left()
+        """A reader's events from `cursor` on."""
+        known = driver.output.end
+        yield replies.started(driver)
+        async for shown in driver.output.follow(cursor, guess):
+            if isinstance(shown, Provisional):
+                yield replies.provisional(shown)
+                continue
+            yield replies.chunk(shown)
+            driver.apply(ClientTook(shown.position + len(shown.tokens)))
+        end = driver.output.end
+        if end is not None and end.reason is FinishReason.ERROR:
+            code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
+            if known is not None:  # it is no use to come back
+                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {code.name}: {message}")
+            raise StatusError(code, message)
+        if end is not None:
+            yield replies.finished(driver, end, driver.output.since(cursor).text)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         check_owner(request.session_id, self._tenant(context))
@@ -142,12 +123,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         check_owner(request.session_id, self._tenant(context))
-        driver = self._orchestrator.sessions.get(request.session_id)
-        if driver is not None:
-            driver.cancel()
-            return pb.CancelResponse()
-        with store_statuses():
-            await self._orchestrator.store.cancel(request.session_id)
+        await self._orchestrator.cancel(request.session_id)
         return pb.CancelResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
@@ -156,6 +132,13 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         return pb.GetServerInfoResponse(
             target=described(target.info), drafters=drafters, durability=self._orchestrator.store.durability
         )
+
+
+def _pass_deadline(driver: SessionDriver, context: Context) -> None:
+    """The call that began the session ends; if because its deadline has passed, so does the session."""
+    left: float | None = context.time_remaining()
+    if left is not None and left <= DEADLINE_SLACK_S:
+        driver.pass_deadline()
 
 
 def _guess(driver: SessionDriver, target: Target) -> Guess:
