@@ -55,7 +55,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
-            ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
+            ttl = self._orchestrator.options.retention
             with store_statuses():
                 first = await self._orchestrator.store.bind_request(
                     record.tenant, record.request_id, record.session_id, ttl
