@@ -22,6 +22,7 @@ from specwire.rpc.keys import read_token
 from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
+    add_runtime_argument,
     check_listen,
     drain_grace,
     run_until_signalled,
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the draft model's weights")
     parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
+    add_runtime_argument(parser)
     parser.add_argument(
         "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
     )
@@ -107,7 +109,12 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
     if not args.draft:
         raise InvalidParameter("draft", "must not be empty")
     drafting = ModelServiceOptions(
-        args.draft, dtype=args.dtype, device=args.device, threads=args.draft_threads, slots=args.slots
+        args.draft,
+        dtype=args.dtype,
+        device=args.device,
+        runtime=args.runtime,
+        threads=args.draft_threads,
+        slots=args.slots,
     )
     serving = OrchestratorOptions(
         verifiers=tuple(args.verifier),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import demo_pair
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES, ModelServiceOptions, check_listen
+from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_listen
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 ANY_PORT = "127.0.0.1:0"
@@ -28,6 +28,7 @@ class StackOptions:
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
+        runtime: what computes the forwards of both models.
         ngram: the verifier proposes from the text itself, too.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
@@ -38,6 +39,7 @@ class StackOptions:
     redis_url: str | None = None
     listen: str = ANY_PORT
     dtype: str = "float32"
+    runtime: str = "torch"
     target_threads: int = 1
     draft_threads: int = 1
     slots: int = 16
@@ -54,13 +56,20 @@ class StackOptions:
 
     def verifier(self) -> ModelServiceOptions:
         return ModelServiceOptions(
-            self.target, dtype=self.dtype, threads=self.target_threads, slots=self.slots, ngram=self.ngram
+            self.target,
+            dtype=self.dtype,
+            runtime=self.runtime,
+            threads=self.target_threads,
+            slots=self.slots,
+            ngram=self.ngram,
         )
 
     def drafter(self) -> ModelServiceOptions | None:
         if self.draft is None:
             return None
-        return ModelServiceOptions(self.draft, dtype=self.dtype, threads=self.draft_threads, slots=self.slots)
+        return ModelServiceOptions(
+            self.draft, dtype=self.dtype, runtime=self.runtime, threads=self.draft_threads, slots=self.slots
+        )
 
     def services(self) -> dict[str, ModelServiceOptions]:
         """Return each service to host by its role."""
@@ -80,6 +89,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--redis-url", metavar="URL", help="redis://, rediss:// or unix:// (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    add_runtime_argument(group)
     group.add_argument(
         "--target-threads",
         type=int,
@@ -102,6 +112,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         redis_url=args.redis_url,
         listen=listen,
         dtype=args.dtype,
+        runtime=args.runtime,
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,

@@ -121,7 +121,18 @@ class PlainService:
 
     def _command(self, listen: str) -> list[str]:
         o = self._options
-        sizes = ["--dtype", o.dtype, "--device", o.device, "--threads", str(o.threads), "--slots", str(o.slots)]
+        sizes = [
+            "--dtype",
+            o.dtype,
+            "--device",
+            o.device,
+            "--runtime",
+            o.runtime,
+            "--threads",
+            str(o.threads),
+            "--slots",
+            str(o.slots),
+        ]
         context = [] if o.context is None else ["--context", str(o.context)]
         own = [] if o.ngram else ["--no-ngram"]
         return [sys.executable, "-m", MODULES[self.role], o.model, "--listen", listen, "--json", *sizes, *context, *own]

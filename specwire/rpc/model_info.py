@@ -34,6 +34,9 @@ class Described(Protocol):
     def device(self) -> str: ...
 
     @property
+    def runtime(self) -> str: ...
+
+    @property
     def weights_fingerprint(self) -> str: ...
 
     @property
@@ -56,6 +59,7 @@ def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoRe
         eos_ids=info.eos_ids,
         dtype=info.dtype,
         device=info.device,
+        runtime=info.runtime,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         tokenizer_hash=hashlib.sha256(info.tokenizer_json).hexdigest(),

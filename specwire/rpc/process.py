@@ -138,7 +138,7 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
         "--runtime",
         default="torch",
         choices=RUNTIMES,
-        help="of forwards; openvino: on CPUs, with the extra of that name; auto: openvino where it can (default: torch)",
+        help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can (default: torch)",
     )
 
 

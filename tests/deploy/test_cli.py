@@ -88,6 +88,7 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
         (("up", "--listen", "nowhere"), "specwire up: error: listen: must be HOST:PORT with a port from 0 to 65535"),
         (("up", "--draft", "x", "--no-draft"), "specwire up: error: argument --no-draft: not allowed with"),
         (("up", "--dtype", "int3"), "specwire up: error: argument --dtype: invalid choice"),
+        (("up", "--runtime", "onnx"), "specwire up: error: argument --runtime: invalid choice"),
         (("demo", "--count", "0"), "specwire demo: error: count: must be at least 1, not 0"),
         (("demo", "--max-tokens", "0"), "specwire demo: error: max_tokens: must be at least 1, not 0"),
         (("demo", "--no-draft"), "specwire demo: error: draft: there is nothing to compare without a drafter"),

@@ -1,0 +1,47 @@
+"""Drafter and verifier on OpenVINO: the text is that of the same models on torch, up to near-ties."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from demo_pair import DRAFT, TARGET, held_out_prompts
+from deploy.near_tie import examine, first_difference
+from specwire.client import Client
+from specwire.lm import Feed, LanguageModel, load_model
+from specwire.text import encode, load_tokenizer
+from tests.integration.stack_process import running
+
+TOKENS = 48
+
+
+def test_both_models_on_openvino_give_the_text_of_torch() -> None:
+    up = ["up", "--json", "--no-ray", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
+    lm = load_model(str(TARGET), slots=1)
+    prompt = encode(load_tokenizer(lm.info.tokenizer_json), held_out_prompts()[0].text)
+    with running(*up, "--runtime", "openvino") as command:
+        ready = json.loads(command.line() or f'"{command.said()}"')
+        for part in ("-m verify_service", "-m draft_service"):
+            assert "libopenvino" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()
+        with Client(ready["address"]) as client:
+            plain, drafted = (
+                client.complete(prompt, max_tokens=TOKENS, ignore_eos=True, drafting=drafting, timeout=120.0)
+                for drafting in (False, True)
+            )
+    expected = decode(lm, prompt)
+    for completion in (plain, drafted):
+        at = first_difference(expected, completion.tokens)
+        if at is not None:
+            tokens = (expected[at], completion.tokens[at])
+            parting = examine(str(TARGET), "float32", [*prompt, *expected[:at]], tokens)
+            assert parting.near_tie, parting
+
+
+def decode(lm: LanguageModel, prompt: Sequence[int]) -> list[int]:
+    """What the model says greedily, token by token."""
+    text = list(prompt)
+    for _ in range(TOKENS):
+        held = lm.cached(0)
+        text.append(int(lm.forward([Feed(0, held, text[held:], 1)]).argmax()))
+    return text[len(prompt) :]
