@@ -47,7 +47,9 @@ class Preview:
         if len(text) < self._decided or text.hash_at(self._decided) != self._hash:
             self._chains.clear()
         elif len(text) > self._decided:
-            self._chains.advance(self._decided, text.tokens[self._decided :])
+            decided = text.tokens[self._decided :]
+            self._chains.learn(self._decided, decided)
+            self._chains.advance(self._decided, decided)
         self._remember(text)
 
     def tail(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.expectation import PROBE_AFTER, Expectation
+from specwire.core.expectation import MOST_AWAITED, PROBE_AFTER, Expectation, Expectations
 
 PLAIN = 1000.0
 
@@ -100,3 +100,75 @@ def test_tries_a_shorter_delay_after_many_steps_without_waiting() -> None:
     assert due[0] == pytest.approx(last + 500.5, abs=2)
     expectation.verdict(99, last + 1000.0, waited=True)
     assert expectation.skipped == 0
+
+
+# Several sources
+
+
+def heard(*delays: float, verdicts: int = 20) -> Expectations:
+    """Each verdict ends one position further; source 1, 2, ... answers each with a new chain, `delays` later."""
+    expectations = Expectations()
+    for index in range(verdicts):
+        expectations.verdict(index, 10_000.0 * index, waited=True)
+        for source, delay in enumerate(delays, 1):
+            expectations.proposal(source, index, 0, 10_000.0 * index + delay, live=True)
+    expectations.verdict(verdicts, 1e6, waited=True)
+    return expectations
+
+
+def test_each_source_has_a_delay_of_its_own_and_the_first_is_waited_for() -> None:
+    due = heard(3000.0, 300.0).due(PLAIN)
+    assert due is not None
+    assert due.source == 2
+    assert due.expected_us == pytest.approx(1e6 + 300.0, abs=1)
+
+
+def test_when_one_has_answered_the_other_is_due() -> None:
+    expectations = heard(3000.0, 300.0)
+    expectations.proposal(2, 20, 0, 1e6 + 300.0, live=True)
+    due = expectations.due(PLAIN)
+    assert due is not None
+    assert due.source == 1
+    assert due.expected_us == pytest.approx(1e6 + 3000.0, abs=1)
+    expectations.proposal(1, 20, 0, 1e6 + 3000.0, live=True)
+    assert expectations.due(PLAIN) is None
+
+
+def test_one_that_is_gone_is_not_waited_for_long() -> None:
+    expectations = heard(3000.0, 300.0)
+    for index in range(10):
+        expectations.verdict(21 + index, 2e6 + 10_000.0 * index, waited=True)
+        expectations.proposal(1, 21 + index, 0, 2e6 + 10_000.0 * index + 3000.0, live=True)
+    expectations.verdict(40, 3e6, waited=True)
+    due = expectations.due(PLAIN)
+    assert due is not None
+    assert due.source == 1
+
+
+def test_every_source_s_delay_is_told_in_its_turn() -> None:
+    expectations = Expectations()
+    assert expectations.verdict(5, 0.0, waited=False) == (0, 0.0)
+    expectations.proposal(1, 5, 0, 100.0, live=True)
+    expectations.proposal(2, 5, 0, 700.0, live=False)
+    assert expectations.verdict(6, 1000.0, waited=False) == (1, 100.0)
+    expectations.proposal(1, 6, 0, 1100.0, live=True)
+    assert expectations.verdict(7, 2000.0, waited=False) == (2, 700.0)
+    assert expectations.verdict(8, 3000.0, waited=False) == (1, 100.0)
+    assert expectations.verdict(9, 4000.0, waited=False) == (0, 0.0)
+
+
+def test_before_anybody_proposed_the_guess_is_that_of_one() -> None:
+    expectations = Expectations()
+    assert expectations.due(PLAIN) is None
+    expectations.verdict(5, 0.0, waited=False)
+    due = expectations.due(PLAIN)
+    assert due is not None
+    assert (due.expected_us, due.latest_us) == (500.0, 1000.0)
+
+
+def test_sources_that_came_and_went_do_not_pile_up() -> None:
+    expectations = Expectations()
+    expectations.verdict(5, 0.0, waited=False)
+    for source in range(3 * MOST_AWAITED):
+        expectations.proposal(source, 5, 0, 100.0, live=True)
+    assert sorted(expectations.by_source) == list(range(2 * MOST_AWAITED, 3 * MOST_AWAITED))

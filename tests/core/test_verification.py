@@ -134,6 +134,41 @@ def test_acceptance_is_learnt_from_what_was_tested() -> None:
     assert third == second
 
 
+def test_the_verdict_says_whose_window_was_tested() -> None:
+    session = opened()
+    propose(session, 5, source=3)
+    propose(session, 5, 6, source=4)
+    window, source = session.window(8), session.source
+    assert (window, source) == ((5, 6), 4)
+    propose(session, 5, 7, 7, source=3, chain=1)
+    verdict = session.resolve([5, 6, 7], window, source=source)
+    assert (verdict.tokens, verdict.outcomes, verdict.source) == ((5, 6, 7), (A, A, B), 4)
+    assert session.source is None
+    assert session.resolve([5], ()).source == 0
+
+
+def test_a_source_is_learnt_of_whoever_was_tested() -> None:
+    session = opened()
+    propose(session, 5, 6, source=1)
+    propose(session, 7, 7, 7, source=2)
+    session.resolve([5, 6, 7, 7], session.window(8))
+    good, poor = session.chains.acceptance(1), session.chains.acceptance(2)
+    assert good.rate(0) > 0.7 > poor.rate(0)
+    assert good.rate(1) == pytest.approx(good.rate(0)), "one token was decided: nothing is known of the second"
+    propose(session, 6, chain=1, source=1)
+    propose(session, 6, 6, chain=1, source=2)
+    assert session.source == 2, "a poor one still goes first where it reaches farther by more than it errs"
+
+
+def test_a_late_token_may_come_from_another_source() -> None:
+    session = opened()
+    propose(session, 5, source=1)
+    window, source = session.window(8), session.source
+    propose(session, 5, 6, source=2)
+    verdict = session.resolve([5, 6], window, source=source)
+    assert (verdict.outcomes, verdict.tested, verdict.source) == ((A, A), 1, 1)
+
+
 def guessing(tokens: list[int]) -> VerifySession:
     ending = Ending(40, eos_ids=frozenset(), stop_ids=frozenset())
     return VerifySession.opened(

@@ -65,6 +65,31 @@ async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel)
         assert len(peer.timings) < 40
 
 
+async def test_verdicts_say_whose_draft_tokens_were_tested_and_who_answered(target: LanguageModel) -> None:
+    """The second source reaches farther and is wrong from its second token on; the first goes on where it stops."""
+    truth = oracle(target, PROMPT, 40)
+    wrong = [truth[0], *((token + 1) % 64 for token in truth[1:16])]
+    async with serving("scripted:7:delay_ms=2") as running, connected(running) as peer:
+        await peer.send(
+            opens=[open_message(1, PROMPT, peer.info)],
+            proposals=[proposal(1, 0, PROMPT, truth[:10], source=1), proposal(1, 0, PROMPT, wrong, source=2)],
+        )
+        verdicts: list[verify_pb2.Verdict] = []
+        while 1 not in peer.finished:
+            verdicts += (await peer.receive()).verdicts
+            if len(verdicts) == 1:
+                text = [*PROMPT, *peer.tokens[1]]
+                late = proposal(1, 1, text, truth[len(peer.tokens[1]) :][:4], source=3)
+                await peer.send(proposals=[late])
+        assert peer.tokens[1] == truth
+        tested = [(verdict.source, verdict.kind) for verdict in verdicts if verdict.tested]
+        assert {2, 1} <= {source for source, _ in tested}
+        assert all(kind == common_pb2.SOURCE_KIND_DRAFTER for source, kind in tested if source)
+        assert all(verdict.source == 0 for verdict in verdicts if not verdict.tested)
+        answers = [(verdict.answered, verdict.proposal_delay_us > 0) for verdict in verdicts]
+        assert set(answers) <= {(3, True), (0, False)}
+
+
 async def test_timings_and_description_are_told() -> None:
     async with serving(MODEL) as running, stub_of(running) as stub, connected(running) as peer:
         info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest())
