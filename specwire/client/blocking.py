@@ -220,8 +220,9 @@ class Client:
             try:
                 with closing(endpoint.events(resumption.request, attempts.left(time.monotonic()))) as events:
                     for event in events:
-                        self._progressed(attempts)
-                        if (shown := resumption.take(event)) is not None:
+                        shown = resumption.take(event)
+                        self._heard(attempts, shown is not None)
+                        if shown is not None:
                             yield shown
                         if isinstance(event, Finished):
                             break
@@ -244,7 +245,7 @@ class Client:
                     raise
                 wait = attempts.after(error, time.monotonic())
             else:
-                self._progressed(attempts)
+                self._heard(attempts, True)
                 return answer
             self._pause(wait)
 
@@ -254,11 +255,11 @@ class Client:
             raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
-        now = time.monotonic()
-        return Attempts(len(self._endpoints), self._current, now, now + timeout, self._patience, self._answered)
+        deadline = time.monotonic() + timeout
+        return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
-    def _progressed(self, attempts: Attempts) -> None:
-        attempts.progressed(time.monotonic())
+    def _heard(self, attempts: Attempts, news: bool) -> None:
+        attempts.heard(time.monotonic(), news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:

@@ -44,24 +44,31 @@ class Attempts:
 
     Args:
         addresses: how many there are; `current` is the one to ask.
-        since: when the call began.
-        deadline: when it ends.
-        patience: how long after the last sign of life it is tried again; 0 tries each address once.
+        deadline: when the call ends.
+        patience: how long it is tried again after it began to fail; 0 tries each address once.
         answered: the service has answered this client before. Else one round is all: nobody may be there at all.
     """
 
     addresses: int
     current: int
-    since: float
     deadline: float
     patience: float
     answered: bool
     _failed: int = 0
+    _failing_since: float = 0.0
+    _heard_since: float | None = None
     _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, MOST_WAIT_S))
 
-    def progressed(self, now: float) -> None:
-        """The service has said something."""
-        self.since, self.answered, self._failed = now, True, 0
+    def heard(self, now: float, news: bool) -> None:
+        """The service has said something; `news`: that was not known from an earlier attempt."""
+        self.answered = True
+        if self._heard_since is None:
+            self._heard_since = now
+        if news:
+            self._succeeded()
+
+    def _succeeded(self) -> None:
+        self._failed = 0
         self._backoff.reset()
 
     def left(self, now: float) -> float:
@@ -78,12 +85,17 @@ class Attempts:
         """
         if not is_transient(error):
             raise error
+        if self._heard_since is not None and now - self._heard_since > MOST_WAIT_S:
+            self._succeeded()  # there was nothing to say, but somebody was there
+        self._heard_since = None
+        if self._failed == 0:
+            self._failing_since = now
         self._failed += 1
         self.current = (self.current + 1) % self.addresses
         if self._failed % self.addresses:
             return 0.0  # somebody else may be there
         wait = max(self._backoff.next(), error.retry_after or 0.0)
-        if not self.answered or now + wait > min(self.since + self.patience, self.deadline):
+        if not self.answered or now + wait > min(self._failing_since + self.patience, self.deadline):
             raise error
         return wait
 
@@ -110,12 +122,11 @@ class Resumption:
         Raises:
             SpecwireError: DATA_LOSS, the service went on somewhere else than where the text ends.
         """
+        if isinstance(event, Started):
+            return self._begin(event)
         self._cause = None
-        match event:
-            case Started():
-                return self._begin(event)
-            case Chunk():
-                self._extend(event)
+        if isinstance(event, Chunk):
+            self._extend(event)
         return event
 
     def _begin(self, started: Started) -> Event | None:
