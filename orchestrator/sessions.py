@@ -29,7 +29,7 @@ from orchestrator.peers import (
     verifier_link,
 )
 from orchestrator.statuses import store_statuses
-from orchestrator.store import SessionExists, SessionRecord, SessionStore
+from orchestrator.store import MissingSession, SessionExists, SessionRecord, SessionStore
 from orchestrator.tenants import Allowances, no_session
 from specwire.core.states import State
 from specwire.rpc.errors import StatusError
@@ -285,7 +285,10 @@ class Orchestrator:
             driver.cancel()
             return
         with store_statuses():
-            await self.store.cancel(session_id)
+            try:
+                await self.store.cancel(session_id)
+            except MissingSession:
+                raise no_session(session_id) from None
             log = await self.store.read(session_id)
         if log is not None and log.abandoned:
             await self.join(session_id)

@@ -1,0 +1,239 @@
+"""Tenants: whose a session is, what each may have, and that nobody can tell another's session from none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+import orchestrator.server
+import verify_service.server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
+from orchestrator.store import SessionRecord
+from orchestrator.tenants import ANONYMOUS, Allowances, check_owner, new_session_id
+from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.core.limits import Stopping
+from specwire.core.sampling import InvalidParameter, Sampling
+from specwire.rpc.channel import open_channel
+from specwire.rpc.errors import StatusError
+from specwire.rpc.keys import Keys
+from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain
+
+ADA, BOB = "the-token-of-ada", "the-token-of-bob"
+KEYS = Keys({ADA: "ada", BOB: "bob"})
+LIMIT_S = 20.0
+
+
+# Ids
+
+
+def test_an_id_is_its_tenants_alone() -> None:
+    ids = {new_session_id(tenant) for tenant in ("ada", "ada", "bob", ANONYMOUS)}
+    assert len({each[:32] for each in ids}) == 4
+    known = new_session_id("ada")
+    check_owner(known, "ada")
+    for session_id, tenant in ((known, "bob"), (known, ANONYMOUS), (known[:-1], "ada"), ("", "ada"), ("é" * 44, "ada")):
+        with pytest.raises(StatusError) as refused:
+            check_owner(session_id, tenant)
+        assert refused.value.code is grpc.StatusCode.NOT_FOUND
+        assert refused.value.message == f"session_id: no session {session_id!r}"
+
+
+# Allowances
+
+
+def record(session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40) -> SessionRecord:
+    return SessionRecord(session_id, tuple(range(prompt)), Sampling(), Stopping(most), tenant)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refusal(allowances: Allowances, asked: SessionRecord) -> StatusError:
+    with pytest.raises(StatusError) as refused:
+        allowances.admit(asked)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return refused.value
+
+
+def test_without_limits_everything_is_admitted() -> None:
+    allowances = Allowances(Access(), Clock())
+    for n in range(1000):
+        allowances.admit(record(str(n), most=10**6))
+
+
+def test_sessions_at_once_are_counted_by_tenant() -> None:
+    allowances = Allowances(Access(sessions=2), Clock())
+    allowances.admit(record("1"))
+    allowances.admit(record("2"))
+    assert refusal(allowances, record("3")).message == "this tenant has 2 sessions running, of at most 2"
+    allowances.admit(record("4", tenant="bob"))
+    allowances.settle(record("1"), 50)
+    allowances.settle(record("1"), 50)
+    allowances.admit(record("5"))
+    assert refusal(allowances, record("6")).retry_after == 1.0
+
+
+def test_tokens_come_back_with_time_and_with_what_was_not_taken() -> None:
+    clock = Clock()
+    allowances = Allowances(Access(tokens_per_minute=120), clock)
+    allowances.admit(record("1"))
+    allowances.admit(record("2"))
+    assert refusal(allowances, record("3")).retry_after == pytest.approx(15.0)  # 30 tokens are missing, 2 come a second
+    allowances.admit(record("4", tenant="bob"))
+    allowances.settle(record("1"), 30)
+    assert refusal(allowances, record("3")).retry_after == pytest.approx(5.0)
+    clock.now = 5.0
+    allowances.admit(record("3"))
+    clock.now = 10_000.0
+    for n in (5, 6):
+        allowances.admit(record(str(n)))
+    assert refusal(allowances, record("7")).message == "this tenant's 120 tokens a minute are used up"
+
+
+def test_what_can_never_be_admitted_is_invalid() -> None:
+    allowances = Allowances(Access(tokens_per_minute=49), Clock())
+    with pytest.raises(InvalidParameter) as refused:
+        allowances.admit(record("1"))
+    assert str(refused.value) == "max_tokens: prompt and output may come to 50 tokens, and a tenant has 49 a minute"
+
+
+def test_limits_are_positive() -> None:
+    with pytest.raises(InvalidParameter, match=r"--tenant-sessions: must be at least 1, not 0"):
+        Access(sessions=0)
+    with pytest.raises(InvalidParameter, match=r"--tenant-tokens: must be at least 1, not -1"):
+        Access(tokens_per_minute=-1)
+
+
+# Through the wire
+
+
+@asynccontextmanager
+async def serving(access: Access, target: str = TARGET) -> AsyncIterator[str]:
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(target))
+        parts.push_async_callback(verifier.stop, 0.0)
+        running = await orchestrator.server.start(OrchestratorOptions((verifier.address,), access=access))
+        parts.push_async_callback(running.stop, 0.0)
+        yield running.address
+
+
+async def test_only_who_has_a_token_is_served() -> None:
+    async with serving(Access(KEYS)) as address:
+        async with AsyncClient(address, token=ADA) as ada:
+            done = await ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
+        assert list(done.tokens) == plain(TARGET, PROMPT, 5)
+        for token in ("", "a-token-of-nobody"):
+            async with AsyncClient(address, token=token) as nobody:
+                calls: tuple[Callable[[], Awaitable[object]], ...] = (
+                    lambda: nobody.complete(PROMPT, max_tokens=5, timeout=LIMIT_S),
+                    lambda: nobody.get_session(done.session_id, timeout=LIMIT_S),
+                    lambda: nobody.cancel(done.session_id, timeout=LIMIT_S),
+                    lambda: nobody.server_info(timeout=LIMIT_S),
+                )
+                for call in calls:
+                    with pytest.raises(SpecwireError) as refused:
+                        await call()
+                    assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def statuses(address: str, token: str, session_id: str) -> list[tuple[grpc.StatusCode, str]]:
+    """What Watch, GetSession and Cancel end with, without the library's retries; the id is left out of the message."""
+    async with open_channel(address, token=token) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        calls = (
+            stub.Watch(generation_pb2.WatchRequest(session_id=session_id, take_over=True), timeout=LIMIT_S).read(),
+            stub.GetSession(generation_pb2.GetSessionRequest(session_id=session_id), timeout=LIMIT_S),
+            stub.Cancel(generation_pb2.CancelRequest(session_id=session_id), timeout=LIMIT_S),
+        )
+        found = []
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call
+            found.append((error.value.code(), (error.value.details() or "").replace(session_id, "ID")))
+        return found
+
+
+async def test_another_tenants_session_is_one_that_never_was() -> None:
+    async with serving(Access(KEYS), SLOW_TARGET) as address, AsyncClient(address, token=ADA) as ada:
+        events = ada.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="mine", timeout=LIMIT_S)
+        started = await anext(events)
+        assert isinstance(started, Started)
+        seen = await statuses(address, BOB, started.session_id)
+        assert seen == await statuses(address, BOB, new_session_id("ada"))
+        assert seen == await statuses(address, BOB, new_session_id("bob"))
+        assert seen == [(grpc.StatusCode.NOT_FOUND, "session_id: no session 'ID'")] * 3
+        async with AsyncClient(address, token=BOB) as bob:
+            other = await bob.complete((9, 9), max_tokens=5, ignore_eos=True, request_id="mine", timeout=LIMIT_S)
+        assert list(other.tokens) == plain(TARGET, (9, 9), 5)
+        tokens = [token async for event in events if hasattr(event, "tokens") for token in event.tokens]
+    assert tokens == plain(TARGET, PROMPT, 60)
+
+
+async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
+    access = Access(KEYS, sessions=2, tokens_per_minute=100)
+    request = generation_pb2.GenerateRequest(tokens=generation_pb2.TokenIds(ids=PROMPT))
+    request.stopping.max_tokens, request.stopping.ignore_eos = 30, True
+    async with serving(access, SLOW_TARGET) as address, open_channel(address, token=ADA) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        running = [stub.Generate(request, timeout=LIMIT_S) for _ in range(2)]
+        for call in running:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Generate(request, timeout=LIMIT_S).read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.details() == "this tenant has 2 sessions running, of at most 2"
+        async with AsyncClient(address, token=BOB) as bob:
+            await bob.complete(PROMPT, max_tokens=3, timeout=LIMIT_S)
+        for call in running:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        with pytest.raises(grpc.aio.AioRpcError, match="tokens a minute are used up"):
+            request.stopping.max_tokens = 90
+            await stub.Generate(request, timeout=LIMIT_S).read()
+        request.stopping.max_tokens = 98
+        with pytest.raises(grpc.aio.AioRpcError, match="max_tokens: prompt and output may come to 101 tokens"):
+            await stub.Generate(request, timeout=LIMIT_S).read()
+
+
+async def test_an_orchestrator_shows_its_peers_their_token() -> None:
+    keys = Keys({BOB: "orchestrator"})
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(TARGET, keys=keys))
+        parts.push_async_callback(verifier.stop, 0.0)
+        known = OrchestratorOptions((verifier.address,), peer_token=BOB, start_timeout=LIMIT_S)
+        running = await orchestrator.server.start(known)
+        parts.push_async_callback(running.stop, 0.0)
+        client = await parts.enter_async_context(AsyncClient(running.address))
+        done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
+        with pytest.raises(orchestrator.sessions.StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
+            await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=0.5))
+    assert list(done.tokens) == plain(TARGET, PROMPT, 5)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"access": Access(KEYS), "accept_drafters": True},
+            "with --api-keys it needs --drafter-keys or --drafter-name",
+        ),
+        ({"access": Access(drafter_keys=KEYS)}, "--drafter-keys: needs --accept-drafters"),
+        ({"peer_token": ADA}, "token: is not sent to far.example:1 unencrypted: give --tls or --tls-ca"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]
