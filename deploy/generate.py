@@ -58,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rule", default="", metavar="R", help=f"{' or '.join(Rule)} (default: by the temperature)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
-    parser.add_argument("--address", metavar="ADDR", help=f"a running stack (default: ${ADDRESS_VARIABLE}, else none)")
+    parser.add_argument(
+        "--address",
+        metavar="ADDR[,ADDR]",
+        help=f"a running stack, by one or several of its addresses (default: ${ADDRESS_VARIABLE}, else none)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument(
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
@@ -107,6 +111,8 @@ def request_of(args: argparse.Namespace) -> Request:
     )
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
     tls = client_tls(args)
+    if address is not None and not all(each.strip() for each in address.split(",")):
+        raise InvalidParameter("address", f"must be HOST:PORT, or several with commas between them, not {address!r}")
     if tls is not None and address is None:
         raise InvalidParameter("--tls", "and its companions encrypt the connection to a running stack: give --address")
     return Request(_prompt(args), options, args.timeout, address, own, args.json, tls)

@@ -16,6 +16,7 @@ from orchestrator.sessions import Orchestrator, Target
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
+from orchestrator.turns import tokens_of
 from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
@@ -37,7 +38,9 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         target = self._orchestrator.require_target()
-        driver = await self._session_for(await record_of(request, target, self._tenant(context)), context)
+        tenant = self._tenant(context)
+        before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
+        driver = await self._session_for(await record_of(request, target, tenant, before), context)
         guess = _guess(driver, target) if request.provisional else None
         with driver.reading():
             try:
@@ -55,7 +58,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def _session_for(self, record: SessionRecord, context: Context) -> SessionDriver:
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
-            ttl = self._orchestrator.options.retention
+            ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
             with store_statuses():
                 first = await self._orchestrator.store.bind_request(
                     record.tenant, record.request_id, record.session_id, ttl

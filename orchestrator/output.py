@@ -81,16 +81,21 @@ class Output:
         self.wake()
 
     def since(self, cursor: Cursor) -> Piece:
-        """All that lies beyond `cursor`, which is moved to the end."""
+        """All that lies beyond `cursor`, which is moved to the end.
+
+        The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
+        released with them, for whoever comes back behind it is given what follows (`cursor_at`).
+        """
+        characters = self._released[-1] if len(self.tokens) > cursor.tokens else len(self.text)
         piece = Piece(
             self.prompt_length + cursor.tokens,
             self.tokens[cursor.tokens :],
             self.outcomes[cursor.tokens :],
-            self.text[cursor.characters :],
+            self.text[cursor.characters : characters],
             self.text_ends[cursor.tokens :],
             self.timings,
         )
-        cursor.tokens, cursor.characters = len(self.tokens), len(self.text)
+        cursor.tokens, cursor.characters = len(self.tokens), characters
         return piece
 
     def cursor_at(self, position: int) -> Cursor:

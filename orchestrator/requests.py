@@ -21,14 +21,16 @@ SEED_BITS = 64
 LONG_TEXT = 4096
 
 
-async def record_of(request: generation_pb2.GenerateRequest, target: Target, tenant: str) -> SessionRecord:
-    """A new session's record.
+async def record_of(
+    request: generation_pb2.GenerateRequest, target: Target, tenant: str, before: tuple[int, ...] = ()
+) -> SessionRecord:
+    """A new session's record. `before`: tokens that its prompt goes on behind.
 
     Raises:
         InvalidParameter: names the field and the value.
     """
     info = target.info
-    prompt = await prompt_tokens(request, target)
+    prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, info.context)
     drafting, ngram = drafting_of(request.drafting)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))

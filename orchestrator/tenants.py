@@ -36,15 +36,15 @@ def new_session_id(tenant: str) -> str:
     return random + _tag(random, tenant)
 
 
-def check_owner(session_id: str, tenant: str) -> None:
+def check_owner(session_id: str, tenant: str, field: str = "session_id") -> None:
     """StatusError (NOT_FOUND) unless `session_id` is one of the tenant's; whether the session exists is not told."""
     random, tag = session_id[:RANDOM_CHARACTERS], session_id[RANDOM_CHARACTERS:]
     if not hmac.compare_digest(tag.encode(), _tag(random, tenant).encode()):
-        raise no_session(session_id)
+        raise no_session(session_id, field)
 
 
-def no_session(session_id: str) -> StatusError:
-    return StatusError(grpc.StatusCode.NOT_FOUND, f"session_id: no session {session_id[:SHOWN_CHARACTERS]!r}")
+def no_session(session_id: str, field: str = "session_id") -> StatusError:
+    return StatusError(grpc.StatusCode.NOT_FOUND, f"{field}: no session {session_id[:SHOWN_CHARACTERS]!r}")
 
 
 def _tag(random: str, tenant: str) -> str:
