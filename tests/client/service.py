@@ -11,12 +11,16 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.rpc.server import Service, serve
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 STARTED = generation_pb2.Started(
-    session_id="s-1", prompt_tokens=2, sampling=common_pb2.Sampling(temperature=0.5, top_p=0.9, seed=7, rule="coupled")
+    session_id="s-1",
+    prompt_tokens=2,
+    sampling=common_pb2.Sampling(temperature=0.5, top_p=0.9, seed=7, rule="coupled"),
+    prompt_hash=hash_of((1, 2)),
 )
 FIRST = generation_pb2.Chunk(
     position=2,

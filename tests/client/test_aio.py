@@ -10,6 +10,7 @@ import pytest
 from specwire.client import AsyncClient, Chunk, Finished, Provisional, SessionState, SpecwireError, Started
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
+from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2
 from tests.client.service import FINISHED, FIRST, GUESS, SECOND, STARTED, Scripted, serving
@@ -184,3 +185,72 @@ async def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
     async with AsyncClient(dead_address) as client:
         with pytest.raises(SpecwireError, match=f"UNAVAILABLE: cannot connect to {dead_address}"):
             await client.complete("x")
+
+
+def leaving() -> Scripted:
+    """A service that goes away in the middle of a text."""
+    return Scripted((STARTED, FIRST), StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping"))
+
+
+async def test_a_text_goes_on_at_another_address() -> None:
+    second = Scripted((STARTED, SECOND, FINISHED))
+    async with serving(leaving()) as one, serving(second) as two, AsyncClient([one, two]) as client:
+        events = [event async for event in client.generate([1, 2])]
+        assert client.address == two
+    assert [type(event) for event in events] == [Started, Chunk, Chunk, Finished]
+    assert second.asked[0] == generation_pb2.WatchRequest(
+        session_id="s-1", from_position=4, prefix_hash=hash_of((1, 2, 5, 6)), take_over=True
+    )
+
+
+async def test_what_has_not_begun_is_asked_for_again_under_its_id() -> None:
+    refusing = Scripted((), StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet"))
+    second = Scripted()
+    async with serving(refusing) as one, serving(second) as two, AsyncClient(f"{one},{two}") as client:
+        completion = await client.complete("x")
+    assert completion.text == "abc"
+    assert refusing.asked == second.asked
+    request = second.asked[0]
+    assert isinstance(request, generation_pb2.GenerateRequest)
+    assert request.request_id
+
+
+async def test_a_service_that_contradicts_what_was_shown_is_refused() -> None:
+    elsewhere = Scripted((STARTED, FIRST, FINISHED))
+    async with serving(leaving()) as one, serving(elsewhere) as two, AsyncClient([one, two]) as client:
+        with pytest.raises(SpecwireError, match="DATA_LOSS: the service went on at 2, where 4 was due"):
+            await client.complete("x")
+
+
+async def test_without_patience_nothing_is_resumed() -> None:
+    second = Scripted()
+    async with serving(leaving()) as one, serving(second) as two, AsyncClient([one, two], patience=0) as client:
+        with pytest.raises(SpecwireError, match="UNAVAILABLE: the orchestrator is stopping"):
+            await client.complete("x")
+    assert second.asked == []
+
+
+@pytest.mark.parametrize("request_id", ["", "mine"])
+async def test_leaving_early_cancels_a_session_unless_its_id_is_the_callers(request_id: str) -> None:
+    servicer = Scripted(events=(STARTED,), hangs=True)
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        events = client.generate("x", request_id=request_id)
+        await anext(events)
+        await events.aclose()
+    cancelled = generation_pb2.CancelRequest(session_id="s-1") in servicer.asked
+    assert cancelled is (not request_id)
+
+
+async def test_the_next_turn_names_its_parent() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        assert len([event async for event in client.continue_("s-1", "and then?", max_tokens=5)]) == 4
+    request = servicer.asked[0]
+    assert isinstance(request, generation_pb2.GenerateRequest)
+    assert (request.parent, request.text, request.stopping.max_tokens) == ("s-1", "and then?", 5)
+
+
+@pytest.mark.parametrize("address", ["", "a:1,", [], ["a:1", " "]])
+async def test_addresses_must_be_there(address: str | list[str]) -> None:
+    with pytest.raises(SpecwireError, match="INVALID_ARGUMENT: address: must be HOST:PORT"):
+        AsyncClient(address)

@@ -7,10 +7,12 @@ import asyncio
 import grpc
 import pytest
 
-from specwire.client import Client, SessionState, SpecwireError, Started
+from specwire.client import Chunk, Client, Finished, SessionState, SpecwireError, Started
 from specwire.core.limits import FinishReason
+from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
-from tests.client.service import STARTED, Scripted, serving
+from specwire.v1 import generation_pb2
+from tests.client.service import FINISHED, FIRST, SECOND, STARTED, Scripted, serving
 
 
 async def test_a_generation_and_the_rest_of_the_service() -> None:
@@ -68,6 +70,37 @@ async def test_leaving_early_cancels_the_call_and_deadlines_hold() -> None:
     async with serving(servicer) as address:
         await asyncio.to_thread(work, address)
         await asyncio.wait_for(servicer.left.wait(), 10)
+
+
+async def test_a_text_goes_on_at_another_address() -> None:
+    def work(addresses: list[str]) -> None:
+        with Client(addresses) as client:
+            events = list(client.generate([1, 2]))
+            assert [type(event) for event in events] == [Started, Chunk, Chunk, Finished]
+            assert client.address == addresses[1]
+
+    leaving = Scripted((STARTED, FIRST), StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping"))
+    second = Scripted((STARTED, SECOND, FINISHED))
+    async with serving(leaving) as one, serving(second) as two:
+        await asyncio.to_thread(work, [one, two])
+    assert second.asked[0] == generation_pb2.WatchRequest(
+        session_id="s-1", from_position=4, prefix_hash=hash_of((1, 2, 5, 6)), take_over=True
+    )
+
+
+async def test_leaving_early_and_closing_cancel_the_session() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+            left = client.generate("x")
+            next(left)
+            left.close()
+            abandoned = client.generate("x")
+            next(abandoned)
+
+    servicer = Scripted(events=(STARTED,), hangs=True)
+    async with serving(servicer) as address:
+        await asyncio.to_thread(work, address)
+    assert servicer.asked.count(generation_pb2.CancelRequest(session_id="s-1")) == 2
 
 
 def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
