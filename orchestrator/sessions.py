@@ -243,8 +243,14 @@ class Orchestrator:
     async def _begin(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
         task = asyncio.create_task(coroutine)
         self._opening[session_id] = task
-        task.add_done_callback(lambda _: self._opening.pop(session_id))
+        task.add_done_callback(lambda done: self._begun(session_id, done))
         return await self._opened(task)
+
+    def _begun(self, session_id: str, done: asyncio.Task[SessionDriver]) -> None:
+        """Whoever waits for it is told how it went; where nobody does any more, a failure is nobody's."""
+        del self._opening[session_id]
+        if not done.cancelled():
+            done.exception()
 
     async def _opened(self, opening: asyncio.Task[SessionDriver]) -> SessionDriver:
         timeout = self.options.store_timeout

@@ -5,7 +5,7 @@ Only what belongs to the process that has just run is looked at, and of that onl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.driver import SessionDriver
@@ -212,6 +212,3 @@ class Checks:
         self.require(is_prefix(heard.tokens, oracle.tokens), f"a client has {heard.tokens}, not {oracle.tokens}")
         if heard.end is None:
             self.require(is_prefix(heard.text, oracle.text), f"a client has {heard.text!r}, not {oracle.text!r}")
-
-    def all_found(self, more: Iterable[str]) -> list[str]:
-        return [*self.found, *more]

@@ -92,7 +92,9 @@ class SimClient:
     def _watch(self, stub: Any) -> Any:
         heard = self.heard
         text = [*heard.ask.prompt, *heard.tokens]
-        request = pb.WatchRequest(session_id=heard.session_id, from_position=len(text), prefix_hash=hash_of(text))
+        request = pb.WatchRequest(
+            session_id=heard.session_id, from_position=len(text), prefix_hash=hash_of(text), take_over=True
+        )
         return stub.Watch(request)
 
     async def _read(self, stub: Any, call: Any) -> None:

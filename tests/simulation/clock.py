@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import random as random_module
+import secrets
 import sys
+import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
+from specwire.rpc.channel import open_channel
 from tests.simulation.calls import Channel
 from tests.simulation.loop import SimLoop
 from tests.simulation.network import Network
 
-# Where code asks for the time, for chance, or for a channel.
-CLOCKED = (
-    "orchestrator.driver.time",
-    "orchestrator.link.time",
-    "orchestrator.peers.time",
-    "orchestrator.replies.time",
-    "orchestrator.requests.time",
-    "draft_service.sessions.time",
-    "verify_service.clock.time",
-    "specwire.lm.scripted.time",
-)
-CHANNELS = ("orchestrator.link.open_channel", "draft_service.dialling.open_channel")
+# Whose modules are patched, and what a simulation must not have from outside.
+PATCHED = ("orchestrator", "draft_service", "verify_service", "specwire")
+OUTSIDE = {"time": time, "random": random_module, "secrets": secrets, "open_channel": open_channel}
 
 
 class VirtualTime:
@@ -53,27 +49,45 @@ class VirtualTime:
         return round(self.perf_counter() * 1e9)
 
 
-def seeded_secrets(random: Random) -> SimpleNamespace:
-    return SimpleNamespace(
-        token_urlsafe=lambda size=32: f"session-{random.getrandbits(32):08x}", randbits=random.getrandbits
-    )
+class SeededSecrets:
+    """The module `secrets`, guessable."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def randbits(self, bits: int) -> int:
+        return self._random.getrandbits(bits)
+
+    def token_hex(self, size: int = 32) -> str:
+        return self._random.randbytes(size).hex()
+
+    def token_urlsafe(self, size: int = 32) -> str:
+        return urlsafe_b64encode(self._random.randbytes(size)).rstrip(b"=").decode()
 
 
 @contextmanager
 def simulated(loop: SimLoop, network: Network, random: Random) -> Iterator[VirtualTime]:
-    """While it lasts, the patched modules belong to one simulation."""
+    """While it lasts, the project's modules belong to one simulation."""
     clock = VirtualTime(loop)
-    replaced: dict[str, object] = dict.fromkeys(CLOCKED, clock)
-    replaced |= {name: lambda address, *_: Channel(network, address) for name in CHANNELS}
-    replaced["orchestrator.requests.secrets"] = seeded_secrets(random)
-    replaced["draft_service.dialling.say"] = lambda _: None
-    replaced["specwire.rpc.backoff.random"] = SimpleNamespace(Random=lambda: Random(random.getrandbits(32)))
+    inside = {
+        "time": clock,
+        "random": SimpleNamespace(Random=lambda: Random(random.getrandbits(32))),
+        "secrets": SeededSecrets(random),
+        "open_channel": lambda address, *_: Channel(network, address),
+    }
     hooks = sys.get_asyncgen_hooks()
     with ExitStack() as patches:
-        for name, value in replaced.items():
-            patches.enter_context(patch(name, value))
+        for module, name in _places():
+            patches.enter_context(patch.object(module, name, inside[name]))
+        patches.enter_context(patch("draft_service.dialling.say"))
         sys.set_asyncgen_hooks(finalizer=loop.close_generator)
         try:
             yield clock
         finally:
             sys.set_asyncgen_hooks(*hooks)
+
+
+def _places() -> list[tuple[ModuleType, str]]:
+    """Where the project's code has what comes from outside, under the name that it has at home."""
+    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in PATCHED]
+    return [(m, name) for m in ours for name, what in OUTSIDE.items() if getattr(m, name, None) is what]

@@ -49,10 +49,11 @@ def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
     codes = set()
     kinds = {fault.kind for fault in scenario.faults}
     if scenario.slots < len(scenario.asks):
-        codes.add(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated request id is told
     if heard.ask.timeout is not None:
         codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
-    if any(disturbs(scenario, heard, fault.kind, fault.target) for fault in scenario.faults):
+    comes_back = heard.ask.request_id and heard.ask.timeout is None
+    if not comes_back and any(disturbs(scenario, heard, fault.kind, fault.target) for fault in scenario.faults):
         codes.add(grpc.StatusCode.UNAVAILABLE)
     if kinds.intersection(LOSING):
         codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND}

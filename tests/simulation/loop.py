@@ -51,7 +51,10 @@ class SimFuture(asyncio.Future[T]):
 
 @dataclass(slots=True)
 class Strand:
-    """paused: as by SIGSTOP, or for good: what would run waits for `bury`. cost: seconds that each callback takes; the next one runs at `free_at` or later."""
+    """paused: as by SIGSTOP, or for good: what would run waits for `bury`.
+
+    cost: seconds that each callback takes; the next one runs at `free_at` or later.
+    """
 
     name: str
     ready: deque[asyncio.Handle] = field(default_factory=deque)
@@ -149,6 +152,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             return False
         self._now = min(busy + upcoming)
         return self._now <= deadline
+
+    def unheard(self) -> list[str]:
+        """Exceptions of tasks that nobody has asked for."""
+        done = [task for task in self.tasks if task.done() and not task.cancelled() and task._log_traceback]
+        return [f"{task.get_coro()!r} in {task.strand}: {task.exception()!r}" for task in done]
 
     def bury(self, seconds: float) -> list[str]:
         """End what still runs in strands that are alive or dead; returns what was left, by name."""

@@ -160,15 +160,15 @@ class Simulation:
         for fault in self.scenario.faults:
             self.faults.plan(fault)
         found = self._live()
-        return self.checks.all_found([*found, *self.loop.errors, *errors.said])
+        return [*self.checks.found, *found, *self.loop.errors, *errors.said]
 
     def _live(self) -> list[str]:
         """Until every client has its end; then everything is stopped, and nothing may be left."""
         try:
             self.loop.run_until(self._settled, LIMIT)
-            found = self._judged()
+            found = self.loop.unheard() + self._judged()
             self.loop.after_step = lambda: None
-            return found + self._end()
+            return found + self._end() + self.loop.unheard()
         except Stuck as error:
             return [str(error)]
         finally:
