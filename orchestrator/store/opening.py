@@ -1,55 +1,38 @@
-"""From a URL to a session log that answers."""
+"""From a URL and a level of durability to a session log that answers."""
 
 from __future__ import annotations
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from orchestrator.store.base import SessionStore, StoreUnavailable
+from orchestrator.store.durability import durability_of
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
+from orchestrator.store.urls import MEMORY, InvalidUrl, lines_of, without_password
+from specwire.core.sampling import InvalidParameter
 
-MEMORY = "memory:"
-SCHEMES = ("redis://", "rediss://", "unix://")
+__all__ = ["MEMORY", "open_store", "without_password"]
 
 
-async def open_store(url: str | None, timeout_s: float = 2.0) -> SessionStore:
-    """The log at `url`: redis://, rediss:// or unix://; "memory:" or None keeps it in this process.
+async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = "") -> SessionStore:
+    """The log at `url` (see `orchestrator.store.urls`); "memory:" or None keeps it in this process.
+
+    durability: a level's name (see `orchestrator.store.durability`); "" takes the plain one of where the log is.
 
     Raises:
-        StoreUnavailable: not such a URL, or nothing answers there; the message names the URL without its password.
+        StoreUnavailable: not such a URL, nothing answers there, or not as the level needs it; the message names the
+            option and shows the URL without its password.
     """
-    if url is None or url == MEMORY:
-        return MemoryStore()
-    store = RedisStore(_client(url, timeout_s), timeout_s)
+    in_memory = url is None or url == MEMORY
+    try:
+        level = durability_of(durability, in_memory)
+        if url is None or in_memory:
+            return MemoryStore()
+        lines = lines_of(url, timeout_s, follow_moves=not level.replicas)
+    except (InvalidParameter, InvalidUrl) as error:
+        raise StoreUnavailable(str(error)) from error
+    store = RedisStore(lines, timeout_s, level)
     try:
         await store.register()
     except StoreUnavailable as error:
         await store.close()
         raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error}") from error
     return store
-
-
-def _client(url: str, timeout_s: float) -> Redis:
-    """Answers in bytes. Does not retry: only the caller knows what an unknown outcome means for it."""
-    if not url.startswith(SCHEMES):
-        raise StoreUnavailable(f"redis-url: {without_password(url)!r} is none of {', '.join(SCHEMES)} or {MEMORY}")
-    try:
-        return Redis.from_url(
-            url,
-            decode_responses=False,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise StoreUnavailable(f"redis-url: {without_password(url)} is no Redis URL: {error}") from error
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown: without password, and without the query, which may hold one too."""
-    scheme, separator, rest = url.partition("?")[0].rpartition("://")
-    credentials, at, place = rest.rpartition("@")
-    user, colon, _ = credentials.partition(":")
-    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"

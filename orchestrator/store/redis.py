@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn, cast
 
-from redis.asyncio import Redis
-
 from orchestrator.store import scripts
 from orchestrator.store.base import (
     Appended,
@@ -13,6 +11,7 @@ from orchestrator.store.base import (
     SessionExists,
     SessionRecord,
     StoredSession,
+    StoreUnavailable,
     Tokens,
     check_append,
     gap,
@@ -20,37 +19,57 @@ from orchestrator.store.base import (
     missing,
     other_fence,
 )
-from orchestrator.store.batcher import Argument, Batcher, Reply, Script
+from orchestrator.store.batcher import Batcher, Reply, Script
+from orchestrator.store.durability import Durability, Level, unmet_settings
 from orchestrator.store.encoding import encode_record, pack_outcomes, pack_tokens, request_of
+from orchestrator.store.lines import Argument, Lines, Parcel
 from orchestrator.store.scripts import Answer, request_key, session_keys
 from orchestrator.store.snapshot import stored_session
 from specwire.core.limits import FinishReason
 
+PLAIN = Durability(Level.REDIS)
+
 
 class RedisStore:
-    """Args: client answers in bytes and does not retry by itself; timeout_s bounds every round trip."""
-
-    durability = "redis"
+    """Args: lines lead to Redis; timeout_s bounds every round trip; level says when a write counts."""
 
     CREATE = Script(scripts.CREATE)
     RECREATE = Script(scripts.RECREATE)
     CLAIM = Script(scripts.CLAIM)
-    READ = Script(scripts.READ)
+    READ = Script(scripts.READ, writes=False)
     APPEND = Script(scripts.APPEND)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
     BIND = Script(scripts.BIND)
     UNBIND = Script(scripts.UNBIND)
-    PING = Script(scripts.PING)
+    PING = Script(scripts.PING, writes=False)
     SCRIPTS = (CREATE, RECREATE, CLAIM, READ, APPEND, CANCEL, DELETE, BIND, UNBIND, PING)
 
-    def __init__(self, client: Redis, timeout_s: float = 2.0) -> None:
-        self._client = client
-        self._batcher = Batcher(client, timeout_s)
+    def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
+        self._lines = lines
+        self._level = level
+        check = self._check_settings if level.level is Level.FSYNC else None
+        self._batcher = Batcher(lines, timeout_s, level.replicas, check)
+
+    @property
+    def durability(self) -> str:
+        return str(self._level)
 
     async def register(self) -> None:
         """Have Redis know every script, so that no later call pays for it. Raises StoreUnavailable."""
         await self._batcher.register(self.SCRIPTS)
+
+    async def _check_settings(self) -> None:
+        """Raises StoreUnavailable unless every server forces each write to its disk before it answers."""
+        parcels = [Parcel(node, [("CONFIG GET", "*append*")]) for node in self._lines.nodes()]
+        await self._lines.send(parcels)
+        for parcel in parcels:
+            (settings,) = parcel.replies
+            if not isinstance(settings, dict):
+                raise StoreUnavailable(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
+            unmet = unmet_settings({_text(name): _text(value) for name, value in settings.items()})
+            if unmet:
+                raise StoreUnavailable(f"durability: {unmet}")
 
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
@@ -138,7 +157,7 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._batcher.close()
-        await self._client.aclose()
+        await self._lines.close()
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:
@@ -149,6 +168,10 @@ def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | 
 
 def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _bytes(value: object) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 from redis import Redis
@@ -17,6 +16,7 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
+from orchestrator.store.lines import Parcel
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, session_keys
@@ -94,19 +94,19 @@ async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore,
     assert (await store.append("s", claimed.fence, 3, (7,), (A,))).length == 4
 
 
-async def test_a_tick_is_one_round_trip(store: SessionStore) -> None:
+async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fences = {name: await store.create(record_of(name), TTL) for name in "abcdefgh"}
     sent: list[int] = []
     assert isinstance(store, RedisStore)
-    pipeline = store._client.pipeline
+    send = store._lines.send
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        sent.append(1)
-        return pipeline(*args, **kwargs)
+    async def counting(parcels: Sequence[Parcel]) -> None:
+        sent.append(len(parcels))
+        await send(parcels)
 
-    store._client.pipeline = counting  # type: ignore[method-assign]
+    monkeypatch.setattr(store._lines, "send", counting)
     await asyncio.gather(*(store.append(name, fence, 3, (7,), (A,)) for name, fence in fences.items()))
-    assert len(sent) == 1
+    assert sent == [1]
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_it(
@@ -187,11 +187,24 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
 @pytest.mark.parametrize(
     ("url", "named"),
     [
-        ("http://user:secret@host/", "http://user:\\*\\*\\*@host/' is none of redis://"),
-        ("redis", "'redis' is none of"),
-        ("redis://:secret@127.0.0.1:port/0", "redis://:\\*\\*\\*@127.0.0.1:port/0"),
+        ("http://user:secret@host/", "http://user:\\*\\*\\*@host/' begins with none of redis"),
+        ("redis", "'redis' begins with none of"),
+        ("redis://:secret@127.0.0.1:port/0", "redis-url: port: must be .*: redis://:\\*\\*\\*@127.0.0.1:port/0"),
+        ("redis://:secret@127.0.0.1:0/0", "port: must be from 1 to 65535"),
+        ("redis://:secret@/0", "host: is empty"),
+        ("redis://:secret@a,b/0", "host: several are for"),
+        ("redis://:secret@a/zero", "database: must be a number"),
+        ("redis://:secret/secret@a/0", "password: percent-encode"),
+        ("redis://:secret?secret@a/0", "password: percent-encode"),
+        ("redis://:secret@127.0.0.1/0?socket_timeout=secretly", "query: Invalid value for 'socket_timeout'"),
+        ("redis+sentinel://:secret@a:1,b", "service: is missing"),
+        ("redis+sentinel://:secret@a:1,/mymaster", "host: is empty"),
+        ("redis+sentinel://:secret@a:x/mymaster", "port: must be"),
+        ("redis+sentinel://:secret@a/mymaster/one", "database: must be a number"),
+        ("redis+cluster://:secret@a/1", "database: a cluster has only 0"),
+        ("redis+cluster://:secret@a?colour=red", "query: .*colour"),
         ("unix:///nowhere/redis.sock?password=secret", "cannot use unix:///nowhere/redis.sock: "),
-        ("", "is none of"),
+        ("", "begins with none of"),
     ],
 )
 async def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str, named: str) -> None:
@@ -213,3 +226,5 @@ async def test_someone_who_is_no_redis_is_given_up_on(taken_address: str) -> Non
 def test_what_of_a_url_may_be_shown() -> None:
     assert without_password("rediss://user:p/a@ss@host:1/2?password=x") == "rediss://user:***@host:1/2"
     assert without_password("unix:///a/b.sock") == "unix:///a/b.sock"
+    assert without_password("redis+sentinel://u:p@a:1,b:2/s/0") == "redis+sentinel://u:***@a:1,b:2/s/0"
+    assert without_password("redis://:p?ss@host") == "redis://***"
