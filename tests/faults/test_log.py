@@ -31,7 +31,7 @@ QUIET_S = 1.0
 LEAVING = f"""
 import sys
 from specwire.client import Chunk, Client, Started
-for event in Client(sys.argv[1]).generate({PROMPT}, max_tokens={LONG}, ignore_eos=True):
+for event in Client(sys.argv[1], patience=0).generate({PROMPT}, max_tokens={LONG}, ignore_eos=True):
     if isinstance(event, Started):
         print(event.session_id, flush=True)
     if isinstance(event, Chunk) and event.position > 50:

@@ -1,0 +1,249 @@
+"""A session that one orchestrator has begun, asked for at another one with the same log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from orchestrator import following, server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+from specwire.core.text import hash_of
+from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
+
+LENGTH = 120
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@dataclass
+class Pair:
+    """Two orchestrators with one log, and a client of each that does not resume by itself."""
+
+    stack: Stack
+    other: server.RunningOrchestrator
+    first: AsyncClient
+    second: AsyncClient
+
+    async def begin(self, tokens: int, **options: object) -> tuple[Started, AsyncGenerator[Event, None]]:
+        """A session of the first one with at least `tokens` of its output shown."""
+        asked = Options(max_tokens=LENGTH, ignore_eos=True, request_id="")
+        asked.update(options)  # type: ignore[typeddict-item]
+        events = self.first.generate(PROMPT, **asked)
+        started = await anext(events)
+        assert isinstance(started, Started)
+        seen = 0
+        while seen < tokens:
+            event = await anext(events)
+            assert isinstance(event, Chunk)
+            seen += len(event.tokens)
+        return started, events
+
+    async def fence(self, session_id: str) -> int:
+        return (await self.second.get_session(session_id)).fence
+
+
+@asynccontextmanager
+async def pair(redis: RedisServer, target: str = SLOW_TARGET) -> AsyncIterator[Pair]:
+    async with stack(target, redis_url=redis.url) as running:
+        other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+        try:
+            async with (
+                AsyncClient(running.orchestrator.address, patience=0) as first,
+                AsyncClient(other.address, patience=0) as second,
+            ):
+                yield Pair(running, other, first, second)
+        finally:
+            await other.stop(0.0)
+
+
+async def tokens_of(events: AsyncGenerator[Event, None]) -> tuple[list[int], str, Finished]:
+    """Tokens and text of the rest of a stream, which ends as it should."""
+    tokens: list[int] = []
+    text, last = "", None
+    async with asyncio.timeout(LIMIT_S):
+        async for event in events:
+            if isinstance(event, Chunk):
+                tokens += event.tokens
+            if isinstance(event, Chunk | Finished):
+                text += event.text
+            last = event
+    assert isinstance(last, Finished)
+    return tokens, text, last
+
+
+async def watched(address: str, **request: object) -> list[int]:
+    """The tokens of a Watch with fields of the request's own."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        stream = stub.Watch(generation_pb2.WatchRequest(**request), timeout=LIMIT_S)  # type: ignore[arg-type]
+        return [token async for response in stream for token in response.chunk.tokens]
+
+
+async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        started, events = await both.begin(10)
+        fence = await both.fence(started.session_id)
+        seen, _, finished = await tokens_of(both.second.watch(started.session_id))
+        await tokens_of(events)
+        assert await both.fence(started.session_id) == fence
+    assert seen == plain(TARGET, PROMPT, LENGTH)
+    assert finished.reason is FinishReason.LENGTH
+    assert finished.stats.output_tokens == LENGTH
+
+
+async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:
+    """From any position, the text goes on where the one released before it ends."""
+    expected = plain(TARGET, PROMPT, 40)
+    stop = f" {expected[20]} {expected[21]}"
+    text = " ".join(map(str, expected)).partition(stop)[0]
+    async with pair(redis) as both:
+        done = await both.first.complete(PROMPT, max_tokens=40, ignore_eos=True, stop=[stop])
+        assert done.text == text
+        for behind in (0, 1, 7, 20, len(done.tokens)):
+            position = len(PROMPT) + behind
+            known = hash_of((*PROMPT, *done.tokens[:behind]))
+            events = both.second.watch(done.session_id, position, prefix_hash=known)
+            tokens, rest, finished = await tokens_of(events)
+            assert tokens == list(done.tokens[behind:])
+            assert text.endswith(rest)
+            assert (finished.reason, finished.text_length) == (FinishReason.STOP_STRING, len(text))
+
+
+async def test_it_is_taken_from_one_that_runs(redis: RedisServer) -> None:
+    """Both readers see all of it, and the former owner can append nothing more."""
+    async with pair(redis) as both:
+        started, events = await both.begin(10)
+        fence = await both.fence(started.session_id)
+        taking = asyncio.create_task(watched(both.other.address, session_id=started.session_id, take_over=True))
+        tokens, _, finished = await tokens_of(events)
+        assert await taking == plain(TARGET, PROMPT, LENGTH)
+        assert await both.fence(started.session_id) > fence
+    assert tokens == plain(TARGET, PROMPT, LENGTH)[-len(tokens) :]
+    assert finished.reason is FinishReason.LENGTH
+    assert finished.stats.output_tokens == LENGTH
+
+
+async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
+    """The first one lives, and its only reader reads no more: whoever reads elsewhere goes on."""
+    async with pair(redis) as both:
+        started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
+        await events.aclose()
+        joined = await both.other.orchestrator.join(started.session_id)
+        joined.patience_with_others = 0.5
+        tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
+    assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
+
+
+async def test_a_session_whose_owner_is_gone_goes_on(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.3)
+    async with pair(redis) as both:
+        started, _ = await both.begin(10, request_id="orphan")
+        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        tokens, _, finished = await tokens_of(both.second.watch(started.session_id))
+    assert tokens == plain(TARGET, PROMPT, LENGTH)
+    assert finished.reason is FinishReason.LENGTH
+
+
+async def test_its_deadline_goes_with_it(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        events = both.first.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=4.0, request_id="late")
+        started = await anext(events)
+        assert isinstance(started, Started)
+        taking = both.second.watch(started.session_id)
+        await anext(taking)
+        await watched_for_a_moment(both.other.address, started.session_id)
+        _, _, finished = await tokens_of(taking)
+        await events.aclose()
+    assert finished.reason is FinishReason.DEADLINE
+
+
+async def watched_for_a_moment(address: str, session_id: str) -> None:
+    """Take it over and leave."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        stream = stub.Watch(generation_pb2.WatchRequest(session_id=session_id, take_over=True), timeout=LIMIT_S)
+        async for _ in stream:
+            return
+
+
+async def test_cancel_reaches_the_owner(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        started, events = await both.begin(5, max_tokens=4000)
+        await both.second.cancel(started.session_id)
+        _, _, finished = await tokens_of(events)
+    assert finished.reason is FinishReason.CANCELLED
+
+
+async def test_a_readers_text_is_held_against_the_log(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
+        known, end = hash_of((*PROMPT, *done.tokens)), len(PROMPT) + 20
+        cases = [
+            (end, known ^ 1, grpc.StatusCode.DATA_LOSS, "prefix_hash: the text before 23 is another one"),
+            (end + 1, known, grpc.StatusCode.DATA_LOSS, "from_position: the log ends at 23, before 24"),
+            (end + 1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 24"),
+            (1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 1"),
+        ]
+        for position, prefix_hash, code, message in cases:
+            with pytest.raises(SpecwireError, match=message) as refused:
+                await anext(both.second.watch(done.session_id, position, prefix_hash=prefix_hash))
+            assert refused.value.code is code
+
+
+async def test_a_reader_may_know_more_than_is_shown_here_yet(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes from an orchestrator that looked at the log later."""
+    expected = plain(TARGET, PROMPT, LENGTH)
+    async with pair(redis) as both:
+        started, events = await both.begin(1)
+        monkeypatch.setattr(following, "POLL_S", 0.5)
+        behind = both.second.watch(started.session_id)
+        await anext(behind)
+        shown = [event async for event in events if isinstance(event, Chunk)]
+        known = sum(len(chunk.tokens) for chunk in shown) // 2
+        position = len(PROMPT) + LENGTH - known
+        prefix_hash = hash_of((*PROMPT, *expected[: LENGTH - known]))
+        tokens, _, _ = await tokens_of(both.second.watch(started.session_id, position, prefix_hash=prefix_hash))
+        await behind.aclose()
+    assert tokens == expected[LENGTH - known :]
+
+
+async def test_the_next_turn_stands_behind_its_parent(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
+        more = (9, 11)
+        tokens, _, _ = await tokens_of(both.second.continue_(done.session_id, more, max_tokens=20, ignore_eos=True))
+        assert tokens == plain(TARGET, (*PROMPT, *done.tokens, *more), 20)
+        started, events = await both.begin(1)
+        for parent, code in (
+            (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
+            ("nobody's", grpc.StatusCode.NOT_FOUND),
+        ):
+            with pytest.raises(SpecwireError, match="parent: ") as refused:
+                await both.second.complete("5", parent=parent)
+            assert refused.value.code is code
+        await events.aclose()
+
+
+async def test_a_session_stays_with_its_model(redis: RedisServer) -> None:
+    async with pair(redis) as both, stack("scripted:8:vocab=64", redis_url=redis.url) as foreign:
+        done = await both.first.complete(PROMPT, max_tokens=5, ignore_eos=True)
+        with pytest.raises(SpecwireError, match="session_id: the session is pinned to weights") as refused:
+            await anext(foreign.client.watch(done.session_id))
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
