@@ -124,7 +124,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         tls=server_tls(args),
         peer_tls=client_tls(args),
         peer_token=read_token(args),
-        access=access_of(args),
+        access=access_of(args, args.drafter_keys),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,

@@ -23,6 +23,8 @@ from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
+from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.keys import read_token
 from specwire.rpc.process import say
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 
@@ -34,7 +36,7 @@ ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 class Request:
     """What to complete, where, and how to show it. `own` is the stack to start where no address is given.
 
-    tls: how to encrypt the connection to `address`.
+    tls: how to encrypt the connection to `address`. token: what to show there.
     """
 
     prompt: str
@@ -44,6 +46,7 @@ class Request:
     own: StackOptions
     as_json: bool
     tls: ClientTls | None
+    token: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
     add_stack_arguments(parser)
-    add_client_arguments(parser, "a running stack")
+    add_client_arguments(parser, "a running stack", variable=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +118,12 @@ def request_of(args: argparse.Namespace) -> Request:
         raise InvalidParameter("address", f"must be HOST:PORT, or several with commas between them, not {address!r}")
     if tls is not None and address is None:
         raise InvalidParameter("--tls", "and its companions encrypt the connection to a running stack: give --address")
-    return Request(_prompt(args), options, args.timeout, address, own, args.json, tls)
+    token = read_token(args, {} if address is None else os.environ)
+    for each in address.split(",") if address is not None else ():
+        check_token_is_safe(each.strip(), tls, token)
+    if token and address is None:
+        raise InvalidParameter("--token-file", "is shown to a running stack: give --address")
+    return Request(_prompt(args), options, args.timeout, address, own, args.json, tls, token)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -137,7 +145,10 @@ def _read(name: str) -> str:
 
 
 async def _generate(request: Request, folder: Path) -> int:
-    async with _address(request, folder) as address, AsyncClient(address, tls=request.tls) as client:
+    async with (
+        _address(request, folder) as address,
+        AsyncClient(address, tls=request.tls, token=request.token) as client,
+    ):
         try:
             completion = await _stream(client, request)
         except SpecwireError as error:

@@ -7,11 +7,14 @@ import os
 from dataclasses import dataclass
 
 import demo_pair
+from orchestrator.access import Access
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_listen
+from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_exposure, check_listen
+from specwire.rpc.tls import ServerTls
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 ANY_PORT = "127.0.0.1:0"
+DRAIN_GRACE = 1.0
 
 
 class StackError(RuntimeError):
@@ -30,6 +33,8 @@ class StackOptions:
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
         ngram: the verifier proposes from the text itself, too.
+        insecure, tls, access: see OrchestratorOptions; all but the orchestrator is reached on loopback only.
+        grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
     """
@@ -44,11 +49,16 @@ class StackOptions:
     draft_threads: int = 1
     slots: int = 16
     ngram: bool = True
+    insecure: bool = False
+    tls: ServerTls | None = None
+    access: Access = Access()
+    grace: float = DRAIN_GRACE
     ray: bool = True
     start_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
+        check_exposure(self.listen, self.tls, self.insecure)
         self.verifier()  # validates what it is given
         self.drafter()
         if not self.start_timeout > 0:

@@ -23,7 +23,6 @@ from specwire.rpc.process import one_line
 Report = Callable[[str], None]
 
 HEALTH_LIMIT = 10.0
-DRAIN_GRACE = 1.0
 RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine has its model to load again
 
 
@@ -71,7 +70,8 @@ class Stack:
         self.services = services.result()
         self.redis_url = without_password(redis.result())
         await self._start_orchestrator(redis.result())
-        await _await_healthy(self.address)
+        if self.options.tls is None:  # with it, only whoever its certificate is for can ask
+            await _await_healthy(self.address)
 
     async def _start_redis(self, directory: Path, report: Report) -> str:
         """Return the URL of a Redis that answers."""
@@ -103,10 +103,13 @@ class Stack:
             drafters=(drafter,) if drafter else (),
             redis_url=redis_url,
             listen=self.options.listen,
+            insecure=self.options.insecure,
+            tls=self.options.tls,
+            access=self.options.access,
             peer_timeout=RELOAD_LIMIT,
         )
         running = await orchestrator.server.start(options)
-        self._cleanup.push_async_callback(running.stop, DRAIN_GRACE)
+        self._cleanup.push_async_callback(running.stop, self.options.grace)
         self._failures.append(running.failed)
         self.address = running.address
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from deploy import stack
 from deploy.entry import run_owned
 from deploy.options import DEFAULT_LISTEN, StackOptions, add_stack_arguments, stack_options
+from orchestrator.access import access_of, add_tenant_arguments
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import say
+from specwire.rpc.process import add_listening_arguments, drain_grace, say
+from specwire.rpc.tls import server_tls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
     )
+    add_listening_arguments(parser, "clients")
+    add_tenant_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        options = stack_options(args, args.listen)
+        options = replace(
+            stack_options(args),
+            listen=args.listen,
+            insecure=args.insecure,
+            tls=server_tls(args),
+            access=access_of(args),
+            grace=drain_grace(args),
+        )
     except InvalidParameter as error:
         say(f"specwire up: error: {error}")
         return 2

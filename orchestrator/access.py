@@ -29,21 +29,20 @@ class Access:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
 
 
-def add_access_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
     """What `access_of` reads, --api-keys apart, which every server has."""
-    group = parser.add_argument_group("tenants")
-    group.add_argument("--drafter-keys", metavar="FILE", help="drafters that dial in must show a token of this file")
+    group = parser.add_argument_group("tenants: one for each name in --api-keys, else all callers together")
     group.add_argument("--tenant-sessions", type=int, metavar="N", help="sessions that a tenant may have at once")
     group.add_argument(
         "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
     )
 
 
-def access_of(args: argparse.Namespace) -> Access:
-    """InvalidParameter names the flag that is wrong."""
+def access_of(args: argparse.Namespace, drafter_keys: str | None = None) -> Access:
+    """Who may call, and draft with a key in the file `drafter_keys`. InvalidParameter names the flag that is wrong."""
     return Access(
         keys=read_keys("--api-keys", args.api_keys),
-        drafter_keys=read_keys("--drafter-keys", args.drafter_keys),
+        drafter_keys=read_keys("--drafter-keys", drafter_keys),
         sessions=args.tenant_sessions,
         tokens_per_minute=args.tenant_tokens,
     )

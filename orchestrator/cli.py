@@ -7,7 +7,7 @@ import asyncio
 import json
 
 from orchestrator import server
-from orchestrator.access import access_of, add_access_arguments
+from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.options import OrchestratorOptions
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
@@ -39,6 +39,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         metavar="NAME",
         help="only these may dial in: a name in the drafter's certificate; may be repeated",
     )
+    parser.add_argument("--drafter-keys", metavar="FILE", help="drafters that dial in must show a token of this file")
     parser.add_argument(
         "--drafters-per-session",
         type=int,
@@ -47,7 +48,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         help="drafters that propose for one session at a time (default: %(default)s)",
     )
     add_listening_arguments(parser, "clients")
-    add_access_arguments(parser)
+    add_tenant_arguments(parser)
     add_client_arguments(parser, peers)
 
 
@@ -65,7 +66,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         tls=server_tls(args),
         peer_tls=client_tls(args),
         peer_token=read_token(args),
-        access=access_of(args),
+        access=access_of(args, args.drafter_keys),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,

@@ -9,6 +9,7 @@ from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.options import host_of, is_loopback
+from specwire.rpc.process import check_exposure
 from specwire.rpc.tls import ClientTls, ServerTls
 
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
@@ -61,6 +62,7 @@ class OrchestratorOptions:
         if self.accept_drafters and not (certified or self.access.drafter_keys):
             self._check_drafters_are_near()
         self._check_tokens()
+        check_exposure(self.listen, self.tls, self.insecure)
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):

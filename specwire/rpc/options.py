@@ -68,6 +68,16 @@ def host_of(target: str) -> str:
     return target.rpartition(":")[0].strip("[]")
 
 
+def exposure(listen: str, *, encrypted: bool, insecure: bool) -> str | None:
+    """Why HOST:PORT must not be listened on, or None: others would read along, and nobody has said that they may."""
+    if encrypted or insecure or is_loopback(host_of(listen) or "localhost"):
+        return None
+    return (
+        f"{listen} can be reached from other machines and the connection is not encrypted; "
+        "give --tls-cert and --tls-key, use a loopback address, or --insecure if the network is trusted"
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host` is this machine only; any name but localhost counts as foreign."""
     if host == "localhost":

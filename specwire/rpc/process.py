@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys, read_keys
+from specwire.rpc.options import exposure
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
 DRAIN_GRACE = 3.0
@@ -95,6 +96,7 @@ class ModelServiceOptions:
         if not self.model:
             raise InvalidParameter("model", "must not be empty")
         check_listen(self.listen)
+        check_exposure(self.listen, self.tls, self.insecure)
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not self.device:
@@ -117,6 +119,13 @@ def check_listen(listen: str, field: str = "listen") -> None:
     _, colon, port = listen.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidParameter(field, f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
+
+
+def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
+    """InvalidParameter if others would read along: said before a model is loaded."""
+    exposed = exposure(listen, encrypted=tls is not None, insecure=insecure)
+    if exposed is not None:
+        raise InvalidParameter("listen", exposed)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specwire.rpc.errors import ErrorPolicy
 from specwire.rpc.guard import Admission, Guard
-from specwire.rpc.options import host_of, is_loopback, server_options
+from specwire.rpc.options import exposure, host_of, server_options
 from specwire.rpc.tls import ServerTls
 
 
@@ -91,11 +91,9 @@ async def serve(
         ListenError: bad address, port in use, or an address beyond this machine with neither tls nor allow_insecure.
     """
     host, port = parse_listen(listen)
-    if tls is None and not allow_insecure and not is_loopback(host):
-        raise ListenError(
-            f"listen: {listen} can be reached from other machines and the connection is not encrypted; "
-            "give --tls-cert and --tls-key, use a loopback address, or --insecure if the network is trusted"
-        )
+    exposed = exposure(listen, encrypted=tls is not None, insecure=allow_insecure)
+    if exposed is not None:
+        raise ListenError(f"listen: {exposed}")
     _check_free(host, port, listen)
     guard = Guard({service.name: service.admission for service in services})
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())

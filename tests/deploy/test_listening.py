@@ -1,0 +1,84 @@
+"""Every command that listens keeps to this machine, unless it encrypts or is told that the network is trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from specwire.rpc.keys import TOKEN_VARIABLE
+from tests.certificates import Authority
+
+COMMANDS = {
+    "up": (),
+    "verify": ("scripted:7",),
+    "draft": ("scripted:7",),
+    "orchestrate": ("--verifier", "127.0.0.1:1"),
+    "edge": ("--verifier", "127.0.0.1:1", "--draft", "scripted:7"),
+}
+TOKEN = "a-token-of-that-length"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "far.example:1"])
+def test_it_is_not_reached_from_elsewhere_unencrypted(
+    command: str, listen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, command, *COMMANDS[command], "--listen", listen)
+    assert said == (
+        f"specwire {command}: error: listen: {listen} can be reached from other machines and the connection is not "
+        "encrypted; give --tls-cert and --tls-key, use a loopback address, or --insecure if the network is trusted"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_with_tls_or_where_told_so_it_may_be(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is refused then is the file of tokens, which is read after the address."""
+    cert, key = Authority().sign().save(tmp_path, "server")
+    none = str(tmp_path / "none")
+    for allowed in (("--tls-cert", cert, "--tls-key", key), ("--insecure",)):
+        said = refused(capsys, command, *COMMANDS[command], "--listen", "0.0.0.0:0", *allowed, "--api-keys", none)
+        assert said == f"specwire {command}: error: --api-keys: {none} cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
+def test_a_grace_is_a_time(command: str, grace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, command, *COMMANDS[command], "--grace", grace)
+    assert said == f"specwire {command}: error: --grace: must be from 0 to 3600 seconds, not {float(grace):g}"
+
+
+@pytest.mark.parametrize("command", ["up", "orchestrate", "edge"])
+def test_a_tenant_has_something(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, command, *COMMANDS[command], "--tenant-sessions", "0")
+    assert said == f"specwire {command}: error: --tenant-sessions: must be at least 1, not 0"
+
+
+def test_a_token_stays_on_the_machine_or_is_encrypted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    unencrypted = "is not sent to far.example:1 unencrypted: give --tls or --tls-ca"
+    for arguments in (
+        ("orchestrate", "--verifier", "far.example:1"),
+        ("draft", "scripted:7", "--connect", "far.example:1"),
+        ("generate", "x", "--address", "far.example:1"),
+    ):
+        said = refused(capsys, *arguments, "--token-file", str(file))
+        assert said == f"specwire {arguments[0]}: error: token: {unencrypted}"
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert unencrypted in refused(capsys, "generate", "x", "--address", "far.example:1")
+    said = refused(capsys, "draft", "scripted:7", "--token-file", str(file))
+    assert said == "specwire draft: error: --token-file: is shown to an orchestrator: needs --connect"
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    said = refused(capsys, "generate", "x", "--token-file", str(file))
+    assert said == "specwire generate: error: --token-file: is shown to a running stack: give --address"
