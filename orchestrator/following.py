@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from orchestrator.driver import UNREAD, SessionDriver
 from orchestrator.restoring import Replay
@@ -20,17 +21,27 @@ class Follower:
     Args:
         driver: shows the output and counts its readers.
         owner: this orchestrator's name in the log.
+        can_drive: sessions can be driven here now.
         timeout: seconds after which a log that does not answer is given up.
 
     wanted: set it to have the session claimed at the next look.
     """
 
-    def __init__(self, store: SessionStore, driver: SessionDriver, replay: Replay, owner: str, timeout: float) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        driver: SessionDriver,
+        replay: Replay,
+        owner: str,
+        can_drive: Callable[[], bool],
+        timeout: float,
+    ) -> None:
         self.wanted = False
         self._store = store
         self._driver = driver
         self._replay = replay
         self._owner = owner
+        self._can_drive = can_drive
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
         self._answered = self._read = self._grown = self._now()
@@ -67,7 +78,9 @@ class Follower:
         return log
 
     def _is_due(self, log: StoredSession) -> bool:
-        """Nobody drives it, or who does gets no further."""
+        """Nobody drives it, or who does gets no further, or a reader wants it here."""
+        if not self._can_drive():
+            return False
         stalled = self._now() - self._grown > self._driver.patience_with_others
         if stalled:
             self._driver.patience_with_others *= 2

@@ -27,6 +27,7 @@ from orchestrator.restoring import OtherText, Replay
 from orchestrator.statuses import status_of_append, store_statuses
 from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from specwire.core.scanning import PeekingScanner
+from specwire.rpc.errors import StatusError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Ownership:
         scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
         place: gives a session its peers.
         leave: forgets a session that nobody reads here.
+        can_drive: there is a verifier. Without one a session is better off where it is, or left to others.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Ownership:
         scanner_of: Callable[[SessionRecord], PeekingScanner],
         place: Callable[[SessionDriver], None],
         leave: Callable[[SessionDriver], None],
+        can_drive: Callable[[], bool],
     ) -> None:
         self._store = store
         self._owner = owner
@@ -57,19 +60,22 @@ class Ownership:
         self._scanner_of = scanner_of
         self._place = place
         self._leave = leave
+        self._can_drive = can_drive
         self._followers: dict[str, Follower] = {}
 
     async def join(self, driver: SessionDriver, log: StoredSession, take_over: bool) -> None:
         """Have `driver`, which has shown nothing yet, show the session from now on.
 
         Raises:
-            StatusError: the log does not answer, or has lost the session.
+            StatusError: the log does not answer, or has lost the session; or it is to be driven here, and cannot be.
         """
         driver.let_go()
         driver.stats.started -= max(0.0, time.time() - log.record.created)
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
+                if not self._can_drive():
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it")
                 log = await self._store.claim(log.record.session_id, self._owner)
         self._show(driver, replay, log)
 
@@ -114,7 +120,7 @@ class Ownership:
         self._place(driver)
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
-        follower = Follower(self._store, driver, replay, self._owner, self._store_timeout)
+        follower = Follower(self._store, driver, replay, self._owner, self._can_drive, self._store_timeout)
         self._followers[driver.record.session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 

@@ -77,7 +77,7 @@ class Orchestrator:
         self.sessions: dict[str, SessionDriver] = {}
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._ownership = Ownership(
-            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget
+            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget, self._has_verifier
         )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         tls, token = options.peer_tls, options.peer_token
@@ -343,6 +343,9 @@ class Orchestrator:
             self._ownership.follow(driver)
         else:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
+
+    def _has_verifier(self) -> bool:
+        return any(verifier.up for verifier in self.verifiers)
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""

@@ -247,3 +247,26 @@ async def test_a_session_stays_with_its_model(redis: RedisServer) -> None:
         with pytest.raises(SpecwireError, match="session_id: the session is pinned to weights") as refused:
             await anext(foreign.client.watch(done.session_id))
     assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_calls_that_cross_at_two_orchestrators_are_one_session(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        for number in range(5):
+            asked = Options(max_tokens=30, ignore_eos=True, temperature=1.0, request_id=f"crossing-{number}")
+            one, two = await asyncio.gather(*(c.complete(PROMPT, **asked) for c in (both.first, both.second)))
+            assert one.session_id == two.session_id
+            assert (one.tokens, one.text, one.seed) == (two.tokens, two.text, two.seed)
+
+
+async def test_without_a_verifier_a_session_is_left_to_others(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        started, events = await both.begin(5, max_tokens=2000)
+        for verifier in both.other.orchestrator.verifiers:
+            verifier.refusal = "a verifier that this one may not use"
+        fence = await both.fence(started.session_id)
+        with pytest.raises(grpc.aio.AioRpcError, match="no verifier is there") as refused:
+            await watched(both.other.address, session_id=started.session_id, take_over=True)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        await anext(both.second.watch(started.session_id))
+        assert await both.fence(started.session_id) == fence
+        await events.aclose()
