@@ -28,6 +28,8 @@ from specwire.v1 import generation_pb2 as pb
 
 # A client's own clock may end the call this much before ours says that its deadline has passed.
 DEADLINE_SLACK_S = 0.1
+# A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
+RESUME_AFTER_S = 0.1
 
 
 class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
@@ -108,8 +110,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         end = driver.output.end
         if end is not None and end.reason is FinishReason.ERROR:
             code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
+            if driver.abandoned:
+                raise StatusError(code, message, RESUME_AFTER_S)
             if known is not None:  # it is no use to come back
-                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {code.name}: {message}")
+                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
             raise StatusError(code, message)
         if end is not None:
             yield replies.finished(driver, end, driver.output.since(cursor).text)

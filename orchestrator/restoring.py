@@ -49,5 +49,5 @@ class Replay:
 
     def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
         """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""
-        message = "it has failed, and the log does not say how" if reason is FinishReason.ERROR else ""
+        message = "the log does not say how" if reason is FinishReason.ERROR else ""
         return EmitEnd(End(reason, message, text_length), self.scanner.finish())

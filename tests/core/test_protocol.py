@@ -13,7 +13,7 @@ from specwire.core.chain import Offer
 from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
 from specwire.core.sampling import Sampling
 from specwire.core.states import TRANSITIONS, State
-from specwire.core.text import hash_of
+from specwire.core.text import extend_hash, hash_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()
 LOGITS = [1.0, 0.5, 0.0, -0.5]
@@ -38,6 +38,16 @@ def words(cell: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(("tokens", "value"), vectors("hash"))
 def test_hash(tokens: str, value: str) -> None:
     assert f"{hash_of(int(token) for token in tokens.split()):016x}" == value
+
+
+@pytest.mark.parametrize("row", vectors("resuming"))
+def test_resuming(row: list[str]) -> None:
+    prompt, received = ([int(token) for token in cell.split()] for cell in row[:2])
+    value = hash_of(prompt)
+    assert f"{value:016x}" == row[2]
+    for token in received:
+        value = extend_hash(value, token)
+    assert (str(len(prompt) + len(received)), f"{value:016x}") == (row[3], row[4])
 
 
 @pytest.mark.parametrize(("counter", "key", "output"), vectors("philox"))
