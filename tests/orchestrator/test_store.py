@@ -25,6 +25,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_groups import cluster, cluster_url
 
 TTL = 60.0
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -36,9 +37,15 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest, server: RedisServer) -> AsyncIterator[SessionStore]:
-    opened = await open_store(server.url if request.param == "redis" else "memory:")
+@pytest.fixture(scope="module")
+def several() -> Iterator[str]:
+    with cluster() as nodes:
+        yield cluster_url(nodes)
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+async def store(request: pytest.FixtureRequest, server: RedisServer, several: str) -> AsyncIterator[SessionStore]:
+    opened = await open_store({"memory": "memory:", "redis": server.url, "cluster": several}[request.param])
     yield opened
     await opened.close()
 

