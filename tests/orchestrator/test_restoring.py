@@ -1,0 +1,104 @@
+"""A text made again from its log is the text that was shown, at every place where a reader may have stopped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.output import Cursor, Output
+from orchestrator.restoring import OtherText, Replay
+from specwire.core.acceptance import Outcome
+from specwire.core.effects import Emit, EmitEnd, End
+from specwire.core.limits import FinishReason
+from specwire.text import OutputText
+from tests.text.tokenizers_for_tests import byte_level
+
+PROMPT_LENGTH = 2
+STOPS = ("ab", "  ", "é – 日", "zz")
+TOKENS = st.lists(st.sampled_from([*byte_level().encode("ab zaé – 日本 🙂🙃b  c").ids, 5, 200, 250]), max_size=30)
+OUTCOMES = tuple(Outcome)
+
+
+def outcomes_of(tokens: list[int]) -> list[Outcome]:
+    return [OUTCOMES[token % len(OUTCOMES)] for token in tokens]
+
+
+def scanner() -> OutputText:
+    return OutputText(byte_level(), STOPS)
+
+
+class Shown:
+    """An output as a driver fills it, append by append, up to a stop string; `ends`: text by tokens, at each append."""
+
+    def __init__(self, tokens: list[int], cuts: list[int]) -> None:
+        self.output, self.scanner = Output(PROMPT_LENGTH), scanner()
+        self.ends = {0: ""}
+        reader, text = Cursor(), ""
+        for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+            release = self.scanner.push(tokens[start:end])
+            kept = tokens[start : start + release.kept]
+            if kept:
+                outcomes = tuple(outcomes_of(kept))
+                self.output.add(Emit(PROMPT_LENGTH + start, tuple(kept), outcomes, release.text, release.text_ends))
+                text += self.output.since(reader).text
+                self.ends[len(self.output.tokens)] = text
+
+    def finish(self) -> None:
+        withheld = self.scanner.finish()
+        self.output.finish(EmitEnd(End(FinishReason.LENGTH, "", self.scanner.length), withheld))
+
+
+@st.composite
+def shown(draw: st.DrawFn) -> Shown:
+    tokens = draw(TOKENS)
+    return Shown(tokens, sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6))))
+
+
+@given(shown())
+def test_a_reader_goes_on_where_its_text_ended(original: Shown) -> None:
+    original.finish()
+    log = original.output
+    restored = Output(PROMPT_LENGTH)
+    replay = Replay(restored, scanner())
+    replay.extend(log.tokens, log.outcomes)
+    restored.finish(replay.end(FinishReason.LENGTH, original.scanner.length))
+    assert (restored.text, restored.text_ends) == (log.text, log.text_ends)
+    assert (restored.tokens, restored.outcomes) == (log.tokens, log.outcomes)
+    for output in (log, restored):
+        for tokens, text in original.ends.items():
+            cursor = output.cursor_at(PROMPT_LENGTH + tokens)
+            rest = output.since(cursor).text if tokens < len(log.tokens) else ""
+            assert text + rest + output.since(cursor).text == log.text
+
+
+@given(shown(), st.data())
+def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown, data: st.DataObject) -> None:
+    known = data.draw(st.sampled_from(sorted(original.ends)))
+    whole = original.output
+    output = Output(PROMPT_LENGTH)
+    first = scanner()
+    release = first.push(whole.tokens[:known])
+    if known:
+        head, outcomes = tuple(whole.tokens[:known]), tuple(whole.outcomes[:known])
+        output.add(Emit(PROMPT_LENGTH, head, outcomes, release.text, release.text_ends))
+    replay = Replay(output, scanner())
+    for end in range(known, len(whole.tokens) + 1):
+        replay.extend(whole.tokens[:end], whole.outcomes[:end])
+    assert (output.text, output.tokens, output.outcomes) == (whole.text, whole.tokens, whole.outcomes)
+
+
+@pytest.mark.parametrize("log", [[7, 8], [7, 9, 5], []])
+def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
+    output = Output(PROMPT_LENGTH)
+    Replay(output, scanner()).extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    with pytest.raises(OtherText, match="behind 2"):
+        Replay(output, scanner()).extend(log, outcomes_of(log))
+
+
+def test_a_log_that_shrinks_is_refused() -> None:
+    replay = Replay(Output(PROMPT_LENGTH), scanner())
+    replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    with pytest.raises(OtherText, match="behind 5"):
+        replay.extend([7, 8], outcomes_of([7, 8]))
