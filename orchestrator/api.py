@@ -126,12 +126,21 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             tokens=[*log.record.prompt, *log.tokens],
             finish_reason=convert.reason_to_wire(log.reason),
             fence=log.fence,
+            durability=self._orchestrator.store.durability,
+            created_ms=round(log.record.created * 1000),
+            ended_ms=round((log.ended or 0.0) * 1000),
+            weights_fingerprint=log.record.weights_fingerprint,
         )
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         check_owner(request.session_id, self._tenant(context))
         await self._orchestrator.cancel(request.session_id)
         return pb.CancelResponse()
+
+    async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
+        check_owner(request.session_id, self._tenant(context))
+        await self._orchestrator.delete(request.session_id)
+        return pb.DeleteSessionResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         target = self._orchestrator.require_target()

@@ -69,13 +69,21 @@ class Follower:
             if self._now() - self._answered > self._timeout:
                 raise
             return None
-        if log is None:
-            raise missing(self._driver.record.session_id)
+        if log is None or self._is_behind(log):
+            # The store has lost it. An owner that lives writes it again with its next sign of life.
+            if self._now() - self._answered > self._timeout:
+                raise missing(self._driver.record.session_id)
+            return None
         self._answered = self._now()
         if len(log.tokens) > self._replay.seen:
             self._grown = self._answered
         self._replay.extend(log.tokens, log.outcomes)
         return log
+
+    def _is_behind(self, log: StoredSession) -> bool:
+        """It is the beginning of what was shown: neither a contradiction nor all."""
+        shown = self._driver.output.tokens
+        return len(log.tokens) < len(shown) and shown[: len(log.tokens)] == list(log.tokens)
 
     def _is_due(self, log: StoredSession) -> bool:
         """Nobody drives it, or who does gets no further, or a reader wants it here."""

@@ -46,6 +46,8 @@ async def record_of(
         ngram=ngram,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
+        tokenizer_fingerprint=info.tokenizer_hash,
+        dtype=info.dtype,
         created=time.time(),
     )
 

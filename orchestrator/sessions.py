@@ -38,6 +38,8 @@ from specwire.text import OutputText, TokenizerError, load_tokenizer
 logger = logging.getLogger(__name__)
 
 FINISHED_KEPT = 256
+# Seconds that a session which is to be deleted has for its end to reach the log.
+DELETE_LIMIT_S = 5.0
 # Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
 OWNER_BYTES = 8
 
@@ -298,6 +300,22 @@ class Orchestrator:
             log = await self.store.read(session_id)
         if log is not None and log.abandoned:
             await self.join(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Remove the session from the log; where it runs, its readers learn that it has ended.
+
+        Raises:
+            StatusError: NOT_FOUND, or the log does not answer.
+        """
+        driver = await self.find(session_id)
+        if driver is not None and not driver.following:
+            driver.cancel()
+            await driver.ended(DELETE_LIMIT_S)
+        with store_statuses():
+            await self.store.delete(session_id)
+        left = self.sessions.pop(session_id, None)
+        if left is not None:
+            await left.close()
 
     async def _join(self, session_id: str, take_over: bool = False) -> SessionDriver:
         """Show a session that was begun elsewhere, or was left here."""

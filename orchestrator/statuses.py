@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from orchestrator.store import Fenced, MissingSession, SessionExists, StoreError, StoreUnavailable
+from orchestrator.store import DeletedSession, Fenced, MissingSession, SessionExists, StoreError, StoreUnavailable
 from specwire.rpc.errors import StatusError
 
 
@@ -22,8 +22,9 @@ def status_of_store(error: StoreError) -> grpc.StatusCode:
 
 
 def status_of_append(error: StoreError) -> grpc.StatusCode:
-    """Of a running session, which had a log: that it is missing means that it was lost."""
-    return grpc.StatusCode.DATA_LOSS if isinstance(error, MissingSession) else status_of_store(error)
+    """Of a running session, which had a log: that it is missing means that it was lost, unless it was deleted."""
+    lost = isinstance(error, MissingSession) and not isinstance(error, DeletedSession)
+    return grpc.StatusCode.DATA_LOSS if lost else status_of_store(error)
 
 
 @contextmanager

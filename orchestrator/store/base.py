@@ -41,6 +41,10 @@ class MissingSession(StoreError):
     """There is no log of that session: it never was, it expired, or the store lost it."""
 
 
+class DeletedSession(MissingSession):
+    """There is no log of that session because somebody had it removed."""
+
+
 class Fenced(StoreError):
     """Another owner has a newer fence, or the session was deleted; this owner must stop writing and emitting."""
 
@@ -61,16 +65,16 @@ class DamagedLog(StoreError):
     """What the store holds of the session cannot be read as a log."""
 
 
-class Contradiction(StoreError):
-    """The log holds other tokens than those that its owner has had acknowledged and has emitted."""
-
-
 class StoreUnavailable(StoreError):
     """The store did not answer. What was written is unknown: read the log, do not guess."""
 
 
 def missing(session_id: str) -> MissingSession:
     return MissingSession(f"session {session_id} has no log")
+
+
+def deleted(session_id: str) -> DeletedSession:
+    return DeletedSession(f"session {session_id} was deleted")
 
 
 def fenced(session_id: str, fence: int) -> Fenced:
@@ -224,7 +228,10 @@ class SessionStore(Protocol):
         ...
 
     async def read(self, session_id: str) -> StoredSession | None:
-        """The log as it stands; None if there is none, or no more. It changes nothing, not even the log's expiry."""
+        """The log as it stands; None if there is none. It changes nothing, not even the log's expiry.
+
+        Raises DeletedSession, for as long as the store knows of it, and DamagedLog.
+        """
         ...
 
     async def cancel(self, session_id: str) -> None:

@@ -14,6 +14,7 @@ from orchestrator.store.base import (
     StoredSession,
     Tokens,
     check_append,
+    deleted,
     fenced,
     gap,
     mismatch,
@@ -138,6 +139,8 @@ class MemoryStore:
 
     async def read(self, session_id: str) -> StoredSession | None:
         self._forget_expired()
+        if session_id in self._deleted:
+            raise deleted(session_id)
         log = self._logs.get(session_id)
         return self._snapshot(log) if log else None
 

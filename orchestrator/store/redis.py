@@ -14,6 +14,7 @@ from orchestrator.store.base import (
     StoreUnavailable,
     Tokens,
     check_append,
+    deleted,
     gap,
     mismatch,
     missing,
@@ -133,6 +134,8 @@ class RedisStore:
 
     async def read(self, session_id: str) -> StoredSession | None:
         reply = await self._batcher.call(self.READ, session_keys(session_id))
+        if reply[0] == Answer.DELETED:
+            raise deleted(session_id)
         return None if reply[0] == Answer.MISSING else stored_session(session_id, reply)
 
     async def cancel(self, session_id: str) -> None:

@@ -29,6 +29,7 @@ class Answer(IntEnum):
     MISMATCH = 3
     GAP = 4
     EXISTS = 5
+    DELETED = 6
 
 
 def session_keys(session_id: str) -> tuple[str, str, str]:
@@ -123,8 +124,9 @@ if not held[4] then expire_all(held[3]) end
 return snapshot()
 """
 
-# Reply: the snapshot or {MISSING}.
+# Reply: the snapshot, {MISSING} or {DELETED}.
 READ = f"""{SNAPSHOT}
+if redis.call('HGET', KEYS[1], 'state') == 'deleted' then return {{6}} end
 if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
 return snapshot()
 """

@@ -56,6 +56,11 @@ class GenerationServiceStub:
                 request_serializer=specwire_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
                 response_deserializer=specwire_dot_v1_dot_generation__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.DeleteSession = channel.unary_unary(
+                '/specwire.v1.GenerationService/DeleteSession',
+                request_serializer=specwire_dot_v1_dot_generation__pb2.DeleteSessionRequest.SerializeToString,
+                response_deserializer=specwire_dot_v1_dot_generation__pb2.DeleteSessionResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/specwire.v1.GenerationService/GetServerInfo',
                 request_serializer=specwire_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
@@ -95,6 +100,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteSession(self, request, context):
+        """Remove a session's prompt and text from the log, for good; one that runs is ended first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """The models behind this service.
         """
@@ -124,6 +136,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=specwire_dot_v1_dot_generation__pb2.CancelRequest.FromString,
                     response_serializer=specwire_dot_v1_dot_generation__pb2.CancelResponse.SerializeToString,
+            ),
+            'DeleteSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSession,
+                    request_deserializer=specwire_dot_v1_dot_generation__pb2.DeleteSessionRequest.FromString,
+                    response_serializer=specwire_dot_v1_dot_generation__pb2.DeleteSessionResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -240,6 +257,33 @@ class GenerationService:
             '/specwire.v1.GenerationService/Cancel',
             specwire_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
             specwire_dot_v1_dot_generation__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specwire.v1.GenerationService/DeleteSession',
+            specwire_dot_v1_dot_generation__pb2.DeleteSessionRequest.SerializeToString,
+            specwire_dot_v1_dot_generation__pb2.DeleteSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

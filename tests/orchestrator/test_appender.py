@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import appender as module
 from orchestrator.appender import Appender, Lifetimes
-from orchestrator.store import Appended, ContentMismatch, Fenced, StoreUnavailable
+from orchestrator.store import Appended, ContentMismatch, DeletedSession, Fenced, StoreUnavailable
 from orchestrator.store.base import Outcomes, Tokens
 from orchestrator.store.memory import MemoryStore
 from specwire.core.acceptance import Outcome
@@ -171,7 +171,8 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
     await store.delete("s")
     with pytest.raises(Fenced):
         await played.write(8)
-    assert await store.read("s") is None
+    with pytest.raises(DeletedSession):
+        await store.read("s")
 
 
 async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.store import (
     LEASE_S,
     ContentMismatch,
+    DeletedSession,
     Fenced,
     Gap,
     MissingSession,
@@ -213,7 +214,8 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
     assert await store.bind_request(tenant, "r:1", session_id, TTL) == session_id
     await store.append(session_id, fence, 3, (7,), (A,))
     await store.delete(session_id)
-    assert await store.read(session_id) is None
+    with pytest.raises(DeletedSession):
+        await store.read(session_id)
     with pytest.raises(MissingSession):
         await store.claim(session_id, "me")
     with pytest.raises(MissingSession):
@@ -228,7 +230,8 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
         await store.recreate(record, (7,), (A,), fence, TTL)
     with pytest.raises(SessionExists):
         await store.create(record, TTL)
-    assert await store.read(session_id) is None
+    with pytest.raises(DeletedSession):
+        await store.read(session_id)
     assert await store.bind_request(tenant, "r:1", "another", TTL) == "another"
 
 
