@@ -119,6 +119,8 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
     serving = OrchestratorOptions(
         verifiers=tuple(args.verifier),
         redis_url=args.redis_url,
+        durability=args.durability,
+        retention=args.retention,
         listen=args.listen,
         insecure=args.insecure,
         tls=server_tls(args),

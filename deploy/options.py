@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import demo_pair
 from orchestrator.access import Access
+from orchestrator.keeping import RETENTION_S, add_log_arguments
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_exposure, check_listen
 from specwire.rpc.tls import ServerTls
@@ -28,6 +29,7 @@ class StackOptions:
     Attributes:
         target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
         redis_url: None starts a private Redis.
+        durability, retention: see OrchestratorOptions.
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
@@ -42,6 +44,8 @@ class StackOptions:
     target: str
     draft: str | None
     redis_url: str | None = None
+    durability: str = ""
+    retention: float = RETENTION_S
     listen: str = ANY_PORT
     dtype: str = "float32"
     runtime: str = "torch"
@@ -97,7 +101,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
-    group.add_argument("--redis-url", metavar="URL", help="redis://, rediss:// or unix:// (default: a private Redis)")
+    group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     add_runtime_argument(group)
     group.add_argument(
@@ -109,6 +113,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
+    add_log_arguments(parser)
     group.add_argument("--no-ray", action="store_true", help="plain child processes instead of Ray actors")
 
 
@@ -120,6 +125,8 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         target=args.target or str(demo_pair.TARGET),
         draft=None if args.no_draft else args.draft or default_draft,
         redis_url=args.redis_url,
+        durability=args.durability,
+        retention=args.retention,
         listen=listen,
         dtype=args.dtype,
         runtime=args.runtime,

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from deploy.options import StackError
 from deploy.processes import Child
+from orchestrator.store import StoreUnavailable, open_store
 
 PING_INTERVAL = 0.02
 START_LIMIT = 20.0
@@ -101,24 +102,10 @@ def find_redis() -> str:
     return found
 
 
-async def check_redis(url: str, limit: float = 5.0) -> None:
-    """StackError unless the Redis at `url` answers within `limit` seconds."""
+async def check_redis(url: str, durability: str = "", limit: float = 5.0) -> None:
+    """StackError unless the Redis at `url` answers within `limit` seconds and keeps the log as `durability` says."""
     try:
-        client = redis.asyncio.Redis.from_url(url, socket_timeout=limit, socket_connect_timeout=limit, retry=ONCE)
-    except ValueError as error:
-        raise StackError(f"redis-url: {error}") from None
-    try:
-        async with asyncio.timeout(limit):
-            await client.ping()
-    except (RedisError, OSError, TimeoutError) as error:
-        reason = " ".join(str(error).split()) or f"no answer within {limit:.0f} s"
-        raise StackError(f"redis at {without_password(url)} is unreachable: {reason}") from None
-    finally:
-        await client.aclose()
-
-
-def without_password(url: str) -> str:
-    """Return `url` with its user part masked."""
-    scheme, separator, rest = url.partition("://")
-    _, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}***@{place}" if at else url
+        store = await open_store(url, limit, durability)
+    except StoreUnavailable as error:
+        raise StackError(str(error)) from None
+    await store.close()

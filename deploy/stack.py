@@ -16,8 +16,11 @@ from deploy.hosts import Host
 from deploy.options import StackError, StackOptions
 from deploy.plain_host import PlainHost
 from deploy.ray_cluster import RayCluster
-from deploy.redis_server import RedisServer, check_redis, without_password
+from deploy.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
+from orchestrator.store.durability import durability_of
+from orchestrator.store.opening import MEMORY, without_password
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import one_line
 
 Report = Callable[[str], None]
@@ -64,6 +67,7 @@ class Stack:
 
     async def _start(self, directory: Path, report: Report) -> None:
         check_free(self.options.listen)
+        self._check_durability()
         async with asyncio.TaskGroup() as starts:
             redis = starts.create_task(self._start_redis(directory, report))
             services = starts.create_task(self._start_services(directory, report))
@@ -73,10 +77,16 @@ class Stack:
         if self.options.tls is None:  # with it, only whoever its certificate is for can ask
             await _await_healthy(self.address)
 
+    def _check_durability(self) -> None:
+        try:
+            durability_of(self.options.durability, in_memory=self.options.redis_url == MEMORY)
+        except InvalidParameter as error:
+            raise StackError(str(error)) from None
+
     async def _start_redis(self, directory: Path, report: Report) -> str:
         """Return the URL of a Redis that answers."""
         if self.options.redis_url is not None:
-            await check_redis(self.options.redis_url)
+            await check_redis(self.options.redis_url, self.options.durability)
             return self.options.redis_url
         server = RedisServer(directory, report)
         self._cleanup.push_async_callback(server.stop)
@@ -102,6 +112,8 @@ class Stack:
             verifiers=(self.services["verifier"],),
             drafters=(drafter,) if drafter else (),
             redis_url=redis_url,
+            durability=self.options.durability,
+            retention=self.options.retention,
             listen=self.options.listen,
             insecure=self.options.insecure,
             tls=self.options.tls,

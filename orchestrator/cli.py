@@ -8,6 +8,7 @@ import json
 
 from orchestrator import server
 from orchestrator.access import access_of, add_tenant_arguments
+from orchestrator.keeping import add_log_arguments
 from orchestrator.options import OrchestratorOptions
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verifier", action="append", required=True, metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument(
-        "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, not durable)"
+        "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, lost with the process)"
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for peers at start")
@@ -47,6 +48,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         metavar="N",
         help="drafters that propose for one session at a time (default: %(default)s)",
     )
+    add_log_arguments(parser)
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)
     add_client_arguments(parser, peers)
@@ -61,6 +63,8 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         verifiers=tuple(args.verifier),
         drafters=tuple(args.drafter),
         redis_url=args.redis_url,
+        durability=args.durability,
+        retention=args.retention,
         listen=args.listen,
         insecure=args.insecure,
         tls=server_tls(args),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.access import Access
+from orchestrator.keeping import RETENTION_S
+from orchestrator.store.durability import durability_of
+from orchestrator.store.opening import MEMORY
 from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
@@ -12,6 +15,8 @@ from specwire.rpc.options import host_of, is_loopback
 from specwire.rpc.process import check_exposure
 from specwire.rpc.tls import ClientTls, ServerTls
 
+# A year: no log is kept for ever.
+LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
 MOST_DRAFTERS = 8
 
@@ -29,6 +34,8 @@ class OrchestratorOptions:
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
+    redis_url: of the session log; see `orchestrator.store.urls`.
+    durability: what the log must survive, by name (`orchestrator.store.durability`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
@@ -36,7 +43,8 @@ class OrchestratorOptions:
 
     verifiers: tuple[str, ...]
     drafters: tuple[str, ...] = ()
-    redis_url: str = "memory:"
+    redis_url: str = MEMORY
+    durability: str = ""
     listen: str = "127.0.0.1:0"
     insecure: bool = False
     tls: ServerTls | None = None
@@ -52,7 +60,7 @@ class OrchestratorOptions:
     store_timeout: float = 30.0
     detach_grace: float = 30.0
     session_ttl: float = 3600.0
-    retention: float = 3600.0
+    retention: float = RETENTION_S
     plan: str = "auto"
 
     def __post_init__(self) -> None:
@@ -68,6 +76,10 @@ class OrchestratorOptions:
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):
             if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
+        for name in ("session_ttl", "retention"):
+            if getattr(self, name) > LONGEST_S:
+                raise ValueError(f"{name}: must be at most {LONGEST_S:g}, not {getattr(self, name)}")
+        durability_of(self.durability, self.redis_url == MEMORY)
         parse_plan(self.plan)
         if not 1 <= self.drafters_per_session <= MOST_DRAFTERS:
             most, given = MOST_DRAFTERS, self.drafters_per_session

@@ -52,7 +52,7 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     Raises:
         StartError, StoreUnavailable, ListenError: one sentence on what is missing.
     """
-    store = await open_store(options.redis_url)
+    store = await open_store(options.redis_url, durability=options.durability)
     orchestrator = Orchestrator(options, store)
     try:
         await orchestrator.start()

@@ -186,6 +186,11 @@ class AsyncClient:
         request = generation_pb2.CancelRequest(session_id=session_id)
         await self._ask(lambda stub: stub.Cancel, request, timeout)
 
+    async def delete_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
+        """Have the service forget prompt and text, for good; a session that runs ends first."""
+        request = generation_pb2.DeleteSessionRequest(session_id=session_id)
+        await self._ask(lambda stub: stub.DeleteSession, request, timeout)
+
     async def server_info(self, *, timeout: float = TIMEOUT_S) -> generation_pb2.GetServerInfoResponse:
         request = generation_pb2.GetServerInfoRequest()
         info: generation_pb2.GetServerInfoResponse = await self._ask(lambda stub: stub.GetServerInfo, request, timeout)

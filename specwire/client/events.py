@@ -166,12 +166,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """A session as the log has it: `tokens` begin with the prompt; finish_reason None while it runs."""
+    """A session as the log has it: `tokens` begin with the prompt; finish_reason None while it runs.
+
+    durability: what the log survives, by name. created, ended: Unix time in seconds; ended is None while it runs.
+    """
 
     prompt_tokens: int
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
     fence: int
+    durability: str = ""
+    created: float = 0.0
+    ended: float | None = None
 
 
 @dataclass(slots=True)
@@ -315,4 +321,12 @@ def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionStat
         reason = reason_from_wire(message.finish_reason)
     except InvalidParameter as error:
         raise SpecwireError(grpc.StatusCode.INTERNAL, f"the service answered with {error}") from error
-    return SessionState(message.prompt_tokens, tuple(message.tokens), reason, message.fence)
+    return SessionState(
+        message.prompt_tokens,
+        tuple(message.tokens),
+        reason,
+        message.fence,
+        message.durability,
+        message.created_ms / 1000,
+        message.ended_ms / 1000 if message.ended_ms else None,
+    )

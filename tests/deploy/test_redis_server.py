@@ -12,7 +12,7 @@ import redis
 
 from deploy import redis_server
 from deploy.options import StackError
-from deploy.redis_server import RedisServer, check_redis, find_redis, without_password
+from deploy.redis_server import RedisServer, check_redis, find_redis
 
 
 def ignore(line: str) -> None:
@@ -30,7 +30,7 @@ async def test_it_answers_until_it_is_stopped(folder: Path) -> None:
     await server.start()
     await check_redis(server.url)
     await server.stop()
-    with pytest.raises(StackError, match=r"redis at unix://.* is unreachable"):
+    with pytest.raises(StackError, match="redis-url: cannot use unix://"):
         await check_redis(server.url)
 
 
@@ -71,11 +71,17 @@ async def test_a_url_of_another_kind_is_refused(url: str) -> None:
         await check_redis(url)
 
 
+async def test_one_that_does_not_keep_what_was_asked_for_is_refused(folder: Path) -> None:
+    server = RedisServer(folder, ignore)
+    await server.start()
+    try:
+        with pytest.raises(StackError, match="durability: redis-fsync needs"):
+            await check_redis(server.url, "redis-fsync")
+    finally:
+        await server.stop()
+
+
 async def test_an_unreachable_one_is_named_without_its_password() -> None:
-    with pytest.raises(StackError, match=r"redis at redis://\*\*\*@127.0.0.1:1/0 is unreachable") as caught:
+    with pytest.raises(StackError, match=r"redis-url: cannot use redis://user:\*\*\*@127.0.0.1:1/0: ") as caught:
         await check_redis("redis://user:secret@127.0.0.1:1/0")
     assert "secret" not in str(caught.value)
-
-
-def test_a_url_without_a_user_is_left_as_it_is() -> None:
-    assert without_password("redis://127.0.0.1:1/0") == "redis://127.0.0.1:1/0"

@@ -99,7 +99,7 @@ def test_an_unknown_model(host: tuple[str, ...], role: str) -> None:
 
 def test_redis_that_cannot_be_reached() -> None:
     error = refused("up", *ANY_PORT, *PAIR, "--no-ray", "--redis-url", "redis://:secret@127.0.0.1:1/0")
-    assert error.startswith("specwire up: error: redis at redis://***@127.0.0.1:1/0 is unreachable: ")
+    assert error.startswith("specwire up: error: redis-url: cannot use redis://:***@127.0.0.1:1/0: ")
 
 
 def test_vocabularies_that_differ() -> None:

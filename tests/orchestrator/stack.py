@@ -51,6 +51,8 @@ async def stack(
     peer_timeout: float = 30.0,
     accept_drafters: bool = False,
     slots: int = 16,
+    retention: float = 3600.0,
+    store_timeout: float = 30.0,
     drafters_per_session: int = 1,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
@@ -65,6 +67,8 @@ async def stack(
             tuple(d.address for d in drafters),
             redis_url,
             peer_timeout=peer_timeout,
+            retention=retention,
+            store_timeout=store_timeout,
             accept_drafters=accept_drafters,
             drafters_per_session=drafters_per_session,
         )

@@ -1,0 +1,110 @@
+"""How long sessions are kept, what of them is told, and that deleted ones are gone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import grpc
+import pytest
+
+from orchestrator.cli import add_arguments, options_of
+from orchestrator.options import LONGEST_S, OrchestratorOptions
+from orchestrator.store import DeletedSession
+from specwire.client import Chunk, SpecwireError, Started
+from specwire.core.sampling import InvalidParameter
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
+
+
+def parsed(*arguments: str) -> OrchestratorOptions:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return options_of(parser.parse_args(["--verifier", "127.0.0.1:1", *arguments]))
+
+
+def test_the_command_line_says_how_the_log_is_kept() -> None:
+    options = parsed("--redis-url", "redis://host", "--durability", "redis-wait:2", "--retention", "0.5")
+    assert (options.redis_url, options.durability, options.retention) == ("redis://host", "redis-wait:2", 0.5)
+    assert parsed().durability == ""
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="durability: redis-fsync needs a Redis as redis-url"):
+        parsed("--durability", "redis-fsync")
+    with pytest.raises(ValueError, match="retention: must be positive, not 0.0"):
+        parsed("--retention", "0")
+    with pytest.raises(ValueError, match="retention: must be at most"):
+        parsed("--retention", str(2 * LONGEST_S))
+    with pytest.raises(ValueError, match="retention: must be at most"):
+        parsed("--retention", "inf")
+
+
+async def test_a_session_says_when_and_where_it_is() -> None:
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url) as running:
+            done = await running.client.complete(PROMPT, max_tokens=5)
+            state = await running.client.get_session(done.session_id)
+            log = await running.orchestrator.orchestrator.store.read(done.session_id)
+    assert state.durability == "redis"
+    assert state.ended is not None
+    assert log is not None
+    info = running.orchestrator.orchestrator.require_target().info
+    assert log.owner == running.orchestrator.orchestrator.owner
+    pinned = (log.record.weights_fingerprint, log.record.tokenizer_fingerprint, log.record.dtype)
+    assert pinned == (info.weights_fingerprint, info.tokenizer_hash, "float32")
+
+
+async def test_a_deleted_session_is_gone_for_everybody() -> None:
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url) as running:
+            done = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
+            await running.client.delete_session(done.session_id)
+            for call in (
+                running.client.get_session(done.session_id),
+                running.client.delete_session(done.session_id),
+                running.client.cancel(done.session_id),
+            ):
+                with pytest.raises(SpecwireError) as gone:
+                    await call
+                assert gone.value.code is grpc.StatusCode.NOT_FOUND
+            with pytest.raises(SpecwireError) as gone:
+                async for _ in running.client.watch(done.session_id):
+                    pass
+            assert gone.value.code is grpc.StatusCode.NOT_FOUND
+            again = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
+    assert again.session_id != done.session_id
+    assert again.tokens == done.tokens
+
+
+async def test_a_session_that_runs_is_ended_and_deleted() -> None:
+    async with stack(SLOW_TARGET) as running:
+        seen = asyncio.Event()
+        session_id = ""
+
+        async def read() -> None:
+            nonlocal session_id
+            async for event in running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True):
+                if isinstance(event, Started):
+                    session_id = event.session_id
+                if isinstance(event, Chunk):
+                    seen.set()
+
+        reading = asyncio.create_task(read())
+        await seen.wait()
+        await running.client.delete_session(session_id)
+        async with asyncio.timeout(30):
+            await asyncio.gather(reading, return_exceptions=True)
+        with pytest.raises(DeletedSession):
+            await running.orchestrator.orchestrator.store.read(session_id)
+
+
+async def test_the_log_forgets_after_its_retention() -> None:
+    async with stack(retention=0.2) as running:
+        done = await running.client.complete(PROMPT, max_tokens=5)
+        store = running.orchestrator.orchestrator.store
+        for _ in range(500):
+            if await store.read(done.session_id) is None:
+                break
+            await asyncio.sleep(0.01)
+        assert await store.read(done.session_id) is None
