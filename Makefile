@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults lint format proto bench bench-copy bench-wan train-demo-pair clean
+.PHONY: help setup demo test test-unit test-integration test-faults lint format proto bench bench-copy bench-step bench-wan train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -83,6 +83,9 @@ bench: $(STAMP) ## measure speed against the plain target and its peers
 
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
+
+bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
+	$(BIN)/python -m bench.step
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run

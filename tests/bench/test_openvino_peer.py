@@ -1,4 +1,4 @@
-"""OpenVINO GenAI itself, on tiny models, against transformers. Collected where the extra `openvino-genai` is installed."""
+"""OpenVINO GenAI itself, on tiny models, against transformers. Collected where its extra is installed."""
 
 from __future__ import annotations
 
