@@ -6,8 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from orchestrator import messages
 from orchestrator.drafting import Drafting, Owner
 from orchestrator.options import OrchestratorOptions
+from orchestrator.output import Timings
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.store import SessionRecord
@@ -101,10 +103,11 @@ class Drafters:
         for drafting in list(self._by_source.values()):
             drafting.plan(self.shown)
 
-    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
+    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, timings: Timings) -> None:
         """A verdict came."""
+        forward = messages.forward_of(timings.step, timings.verdict_received_ns)
         for drafting in list(self._by_source.values()):
-            drafting.observe(event, verdict, self.shown)
+            drafting.observe(event, verdict, forward, self.shown)
 
     def _on_lost(self, drafting: Drafting) -> None:
         drafting.stats.lost = True

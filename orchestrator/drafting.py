@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from orchestrator.store import SessionRecord
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
+from specwire.core.contention import Forward
 from specwire.core.controller import Controller, Fixed, Plan, Planner, time_to_plan
 from specwire.core.drafting import Pace
 from specwire.rpc import convert
@@ -106,9 +108,11 @@ class Drafting:
         self.stats.plan = str(plan)
         return plan.pace, plan.due
 
-    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, shown: bool) -> None:
+    def observe(
+        self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, forward: Forward | None, shown: bool
+    ) -> None:
         """A verdict came, of this source's tokens or not."""
-        decided = messages.decided(event, verdict, self.source)
+        decided = messages.decided(event, verdict, self.source, forward)
         self.stats.proposed += decided.tested
         self.stats.accepted += decided.accepted
         if self._planner is not None:
@@ -128,7 +132,7 @@ class Drafting:
             return  # what a stall held back: old, and too much for the verifier at once
         known = replace(convert.proposal_from_wire(proposal), source=self.source)
         if self._planner is not None:
-            self._planner.observe_proposal(known, proposal.draft_us)
+            self._planner.observe_proposal(known, proposal.draft_us, time.monotonic_ns() / 1000)
         self._owner.on_draft(known)
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:

@@ -255,7 +255,7 @@ class SessionDriver:
             self._patience, self._losses = self._options.peer_timeout, 0
         self.apply(event)
         if not void:
-            self.drafters.observe(event, verdict)
+            self.drafters.observe(event, verdict, self._timings)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code = code_of(refused.code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.store import SessionRecord
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
+from specwire.core.contention import Forward
 from specwire.core.controller import Decided
 from specwire.core.drafting import Pace
 from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
@@ -67,10 +68,16 @@ def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
     return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind)
 
 
-def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int) -> Decided:
+def forward_of(step: verify_pb2.StepTimings, received_ns: int) -> Forward | None:
+    """The forward that a verdict came from; None if it was not of one session alone."""
+    took_us = step.forward_us + step.choose_us
+    return Forward(step.rows, received_ns / 1000, took_us) if step.sessions == 1 and took_us else None
+
+
+def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, forward: Forward | None) -> Decided:
     """A verdict as the planner of `source` is told of it: what was tested of others is not its drafter's doing."""
     drafted = event.kind is SourceKind.DRAFTER and verdict.source == source
     tested = verdict.tested if drafted else 0
     accepted = min(event.outcomes.count(Outcome.ACCEPTED), tested)
     delay_us = verdict.proposal_delay_us if verdict.answered == source else 0
-    return Decided(event.position, event.tokens, tested, accepted, delay_us)
+    return Decided(event.position, event.tokens, tested, accepted, delay_us, forward)

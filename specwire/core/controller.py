@@ -2,7 +2,8 @@
 
 lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
            verifier waits for it when that pays
-stream     they do not: the drafter streams small chunks, as far ahead as the round trip needs
+stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
+           needs
 off        no gain is expected: plain decoding, with a probe now and then
 """
 
@@ -16,7 +17,9 @@ from typing import NamedTuple, Protocol
 
 from specwire.core.agreement import Agreement
 from specwire.core.chain import Proposal
+from specwire.core.contention import Forward
 from specwire.core.drafting import Pace
+from specwire.core.side_by_side import SideBySide
 from specwire.core.speed import (
     DECAY,
     AcceptanceByPosition,
@@ -131,6 +134,7 @@ class Decided(NamedTuple):
         position, tokens: the decided tokens and where the first of them stands.
         tested, accepted: draft tokens of the drafter in the window, and of those the accepted ones.
         delay_us: from an earlier verdict to the proposal that answered it, 0 if none came.
+        forward: the forward that decided, if it was the session's alone and its times are known.
     """
 
     position: int
@@ -138,13 +142,14 @@ class Decided(NamedTuple):
     tested: int
     accepted: int
     delay_us: int
+    forward: Forward | None = None
 
 
 class Planner(Protocol):
     """Told what happened, it says how to draft next."""
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner: ...
-    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None: ...
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None: ...
     def observe_verdict(self, decided: Decided) -> None: ...
     def drafter_changed(self) -> None: ...
     def plan(self) -> Plan: ...
@@ -159,7 +164,7 @@ class Fixed:
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Fixed:
         return self
 
-    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
         pass
 
     def observe_verdict(self, decided: Decided) -> None:
@@ -217,6 +222,7 @@ class Controller:
         self._overhead_us: float | None = None
         self._drafted_us = 0.0
         self._since_probe = 0
+        self._beside = SideBySide(forward)
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
@@ -232,15 +238,27 @@ class Controller:
         heir._draft_us = self._draft_us
         heir._overhead_us = self._overhead_us
         heir._since_probe = self._since_probe
+        if forward is self._forward and shared_host == self._shared:
+            heir._beside = self._beside
+            heir._beside.begin()
         return heir
 
-    def observe_proposal(self, proposal: Proposal, draft_us: int) -> None:
-        """A chunk came that took `draft_us` to draft."""
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+        """A chunk came that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
         if proposal.tokens:
-            self._draft_us = smoothed(self._draft_us, max(1, draft_us) / len(proposal.tokens))
+            self._observe_draft(max(1, draft_us) / len(proposal.tokens))
+        if arrived_us is not None:
+            self._beside.contention.drafted(arrived_us, draft_us)
         self._drafted_us = float(draft_us)
         self._calibration.announce(proposal.expected)
         self._agreement.proposal(proposal)
+
+    def _observe_draft(self, token_us: float) -> None:
+        """A token takes longer to draft while the verifier computes beside it: that is no time for taking turns by."""
+        if self._beside.active:
+            self._beside.drafted(token_us)
+        else:
+            self._draft_us = smoothed(self._draft_us, token_us)
 
     def observe_verdict(self, decided: Decided) -> None:
         self._agreement.decided(decided.position, decided.tokens)
@@ -250,6 +268,7 @@ class Controller:
         if decided.delay_us:
             overhead_us = max(0.0, decided.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
+        self._beside.verdict(len(decided.tokens), decided.forward)
         self._since_probe += 1
 
     def _observe_overhead(self, overhead_us: float) -> None:
@@ -272,15 +291,26 @@ class Controller:
             return self._measuring()
         if not self._shared:
             return self._remote(self._draft_us)
+        return self._side_by_side(self._draft_us) or self._in_turns(self._draft_us)
+
+    def _side_by_side(self, draft_us: float) -> Plan | None:
+        rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
+        beside = self._beside.choose(rates, self._agreement.rate, draft_us, overhead_us)
+        if beside is None:
+            return None
+        pace = Pace(1, self._run_ahead(rates, beside.draft_us, overhead_us))
+        return Plan(Discipline.STREAM, pace, 0, beside.reason)
+
+    def _in_turns(self, draft_us: float) -> Plan:
         rates = self._acceptance.rates(MOST_WINDOW)
-        speeds = [self._speed(rates, window, self._draft_us) for window in range(MOST_WINDOW + 1)]
+        speeds = [self._speed(rates, window, draft_us) for window in range(MOST_WINDOW + 1)]
         best = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
         if gain < LEAST_GAIN:
             return self._off_or_probe()
         if not self._calibration.trusted:
             return self._lockstep(best, ASKING_FLOOR, f"window {best}, gain {gain:.2f}")
-        floor = self._floor(best, speeds[best], self._draft_us)
+        floor = self._floor(best, speeds[best], draft_us)
         return self._lockstep(min(MOST_WINDOW, best + EXTRA_WINDOW), floor, f"floor {floor:.2f}, gain {gain:.2f}")
 
     def _measuring(self) -> Plan:

@@ -1,0 +1,205 @@
+"""Whether a drafter and a verifier on one host disturb each other, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specwire.core.chain import Proposal
+from specwire.core.contention import LEAST_FORWARDS, STALE_AFTER, Contention, Forward
+from specwire.core.controller import Controller, Decided, Discipline, Plan
+from specwire.core.side_by_side import TRY_EVERY, TRY_FIRST, TRY_VERDICTS
+from specwire.core.speed import ForwardTimes
+
+QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
+
+
+class Watched:
+    """Forwards of 10 ms one after the other, with a drafter that is at work meanwhile or not."""
+
+    def __init__(self) -> None:
+        self.contention = Contention(ForwardTimes(QUIET))
+        self.now_us = 0.0
+
+    def forwards(self, count: int, took_us: float, share: float, rows: int = 1) -> Watched:
+        """`share`: of each forward the drafter is at work, in two chunks."""
+        for _ in range(count):
+            began_us = self.now_us
+            self.now_us += took_us
+            self.contention.forward(Forward(rows, self.now_us, took_us))
+            for part in (1, 2):
+                self.contention.drafted(began_us + part * share * took_us / 2, share * took_us / 2)
+        self.contention.drafted(self.now_us + 10.0, 1.0)  # whatever comes later settles what was before
+        return self
+
+
+def test_nothing_is_said_before_both_kinds_were_seen() -> None:
+    watched = Watched().forwards(50, 10_000.0, 0.0)
+    assert watched.contention.slowdown is None
+    assert watched.contention.apart() is not None
+    watched.forwards(LEAST_FORWARDS - 1, 15_000.0, 0.9)
+    assert watched.contention.slowdown is None
+    watched.forwards(1, 15_000.0, 0.9)
+    assert watched.contention.slowdown == pytest.approx(1.5)
+
+
+def test_what_is_neither_together_nor_apart_counts_for_neither() -> None:
+    watched = Watched().forwards(20, 10_000.0, 0.05).forwards(20, 14_000.0, 0.8).forwards(50, 99_000.0, 0.3)
+    assert watched.contention.slowdown == pytest.approx(1.4)
+
+
+def test_both_are_multiples_of_the_quiet_machine_s_times_at_their_width() -> None:
+    contention = Watched().forwards(20, 10_000.0, 0.0, rows=2).forwards(20, 12_000.0, 1.0, rows=9).contention
+    together, apart = contention.together(), contention.apart()
+    assert together is not None
+    assert apart is not None
+    assert [apart.at(rows) for rows in (1, 16)] == pytest.approx([10_000.0, 10_000.0])
+    assert [together.at(rows) for rows in (1, 16)] == pytest.approx([12_000.0, 12_000.0])
+
+
+def test_a_drafter_never_helps() -> None:
+    assert Watched().forwards(20, 10_000.0, 0.0).forwards(20, 9_000.0, 1.0).contention.slowdown == 1.0
+
+
+def test_a_chunk_that_spans_several_forwards_counts_for_each() -> None:
+    watched = Watched().forwards(20, 10_000.0, 0.0)
+    for _ in range(10):
+        began_us = watched.now_us
+        for _ in range(3):
+            watched.now_us += 20_000.0
+            watched.contention.forward(Forward(1, watched.now_us, 20_000.0))
+        watched.contention.drafted(watched.now_us, watched.now_us - began_us)
+    watched.contention.drafted(watched.now_us + 10.0, 1.0)
+    assert watched.contention.slowdown == pytest.approx(2.0)
+
+
+def test_what_was_seen_long_ago_says_nothing() -> None:
+    watched = Watched().forwards(20, 10_000.0, 0.0).forwards(STALE_AFTER - 1, 15_000.0, 1.0)
+    assert watched.contention.slowdown is not None
+    watched.forwards(1, 15_000.0, 1.0)
+    assert watched.contention.slowdown is None
+    assert watched.forwards(1, 10_000.0, 0.0).contention.slowdown == pytest.approx(1.5, rel=0.02)
+
+
+def test_wide_forwards_and_such_without_time_are_not_looked_at() -> None:
+    watched = Watched().forwards(20, 10_000.0, 0.0, rows=400)
+    watched.contention.forward(Forward(1, 5.0, 0.0))
+    assert not watched.contention._pending
+
+
+# What the controller makes of it
+
+
+class Host:
+    """A controller on a shared host that runs sessions: the drafter takes `draft_us` a token, right in nine of ten.
+
+    told: whether it is told the times. In turns they never overlap; side by side both take `slowdown` times as long.
+    lost_us: what side by side takes besides, in no forward and in no drafting.
+    """
+
+    def __init__(self, slowdown: float, draft_us: float = 2_500.0, told: bool = True, lost_us: float = 0.0) -> None:
+        self.controller = Controller(ForwardTimes(QUIET), shared_host=True)
+        self.slowdown, self.draft_us, self.told, self.lost_us = slowdown, draft_us, told, lost_us
+        self.now_us = 0.0
+        self.length = 1
+        self.plans: list[Plan] = []
+
+    def verdicts(self, count: int) -> list[Plan]:
+        """The plan in force at each."""
+        for number in range(count):
+            plan = self.controller.plan()
+            self.plans.append(plan)
+            beside = plan.discipline is Discipline.STREAM
+            stretch = self.slowdown if beside else 1.0
+            tokens = 4 if beside else plan.pace.run_ahead
+            accepted = tokens if number % 5 else max(0, tokens - 2)
+            self._draft(tokens, stretch, beside)
+            self._forward(tokens, accepted, stretch)
+            self.now_us += self.lost_us if beside else 0.0
+        return self.plans[-count:]
+
+    def _draft(self, tokens: int, stretch: float, beside: bool) -> None:
+        """Before the forward, or during it."""
+        took_us = tokens * self.draft_us * stretch
+        if not tokens:
+            return
+        arrived_us = self.now_us + took_us
+        if not beside:
+            self.now_us = arrived_us
+        guess = tuple(2 for _ in range(tokens))
+        proposal = Proposal(1, len(self.plans), self.length, 0, guess, 7)
+        self.controller.observe_proposal(proposal, round(took_us), arrived_us if self.told else None)
+
+    def _forward(self, tested: int, accepted: int, stretch: float) -> None:
+        took_us = stretch * 10_000.0
+        self.now_us += took_us
+        forward = Forward(tested + 1, self.now_us, took_us) if self.told else None
+        decided = [2] * accepted + [3]
+        self.controller.observe_verdict(Decided(self.length, decided, tested, accepted, 0, forward))
+        self.length += len(decided)
+
+
+def disciplines(plans: list[Plan]) -> set[Discipline]:
+    return {plan.discipline for plan in plans}
+
+
+def side_by_side(plans: list[Plan]) -> float:
+    """The share of verdicts."""
+    return sum(plan.discipline is Discipline.STREAM for plan in plans) / len(plans)
+
+
+def test_where_no_times_are_told_they_take_turns() -> None:
+    assert disciplines(Host(1.0, told=False).verdicts(3 * TRY_EVERY)) == {Discipline.LOCKSTEP}
+
+
+def test_where_they_do_not_disturb_each_other_they_work_side_by_side() -> None:
+    host = Host(1.0)
+    assert disciplines(host.verdicts(TRY_FIRST)) == {Discipline.LOCKSTEP}
+    host.verdicts(2 * TRY_VERDICTS)
+    assert disciplines(host.verdicts(200)) == {Discipline.STREAM}
+    assert host.plans[-1].due == 0
+    assert "contention 1.00" in host.plans[-1].reason
+
+
+@pytest.mark.parametrize("slowdown", [2.5, 4.0])
+def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: float) -> None:
+    host = Host(slowdown)
+    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
+    later = host.verdicts(4 * TRY_EVERY)
+    tried = [plan for plan in later if plan.discipline is Discipline.STREAM]
+    assert {plan.reason for plan in tried} == {"trying side by side"}
+    assert 0 < len(tried) <= 0.02 * len(later)
+
+
+def test_what_side_by_side_really_brings_goes_before_what_is_expected_of_it() -> None:
+    host = Host(1.0, lost_us=15_000.0)
+    host.verdicts(TRY_FIRST + 4 * TRY_VERDICTS)
+    assert 0 < side_by_side(host.verdicts(4 * TRY_EVERY)) <= 0.04
+
+
+def test_what_changes_is_noticed() -> None:
+    host = Host(2.5)
+    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
+    host.slowdown = 1.0
+    assert host.verdicts(3 * TRY_EVERY)[-1].discipline is Discipline.STREAM
+    host.slowdown = 2.5
+    host.verdicts(STALE_AFTER)
+    assert side_by_side(host.verdicts(TRY_EVERY)) <= 0.02
+
+
+def test_it_is_not_tried_where_it_could_not_pay() -> None:
+    """A drafter that takes no time is hidden behind nothing."""
+    assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * TRY_EVERY)) == {Discipline.LOCKSTEP}
+
+
+@pytest.mark.parametrize("move", [lambda host: ForwardTimes(QUIET), lambda host: host.controller._forward])
+def test_what_was_measured_is_kept_for_the_next_session_beside_the_same_verifier(
+    move: Callable[[Host], ForwardTimes],
+) -> None:
+    host = Host(1.0)
+    host.verdicts(TRY_FIRST + 4 * TRY_VERDICTS)
+    forward = move(host)
+    same = forward is host.controller._forward
+    host.controller = host.controller.successor(forward, shared_host=True)
+    assert disciplines(host.verdicts(8)) == {Discipline.STREAM if same else Discipline.LOCKSTEP}
