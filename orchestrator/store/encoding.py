@@ -20,6 +20,10 @@ from specwire.core.sampling import Sampling
 _Value = TypeVar("_Value")
 
 VERSION = 1
+MOST_WHOLE = (1 << 32) - 1
+MOST_SEED = (1 << 64) - 1
+# Instants in seconds: beyond the year 5000.
+MOST_INSTANT = 1e11
 TOKEN_BYTES = 4
 
 
@@ -93,15 +97,15 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
         stopping=_stopping(fields.inner("stopping")),
         tenant=fields.text("tenant"),
         request_id=fields.text("request_id"),
-        stop=tuple(_typed("stop", each, str) for each in fields.several("stop")),
+        stop=tuple(_text("stop", each) for each in fields.several("stop")),
         drafting=drafting,
         ngram=fields.flag("ngram", drafting),
         weights_fingerprint=fields.text("weights_fingerprint"),
         vocabulary_fingerprint=fields.text("vocabulary_fingerprint"),
         tokenizer_fingerprint=fields.text("tokenizer_fingerprint", ""),
         dtype=fields.text("dtype", ""),
-        created=fields.number("created"),
-        deadline=fields.number("deadline", 0.0),
+        created=fields.instant("created"),
+        deadline=fields.instant("deadline", 0.0),
     )
 
 
@@ -119,13 +123,14 @@ def _sampling(fields: _Fields) -> Sampling:
         temperature=fields.number("temperature"),
         top_k=fields.whole("top_k"),
         top_p=fields.number("top_p"),
-        seed=fields.whole("seed"),
+        seed=fields.whole("seed", MOST_SEED),
         choice=fields.whole("choice"),
     )
 
 
 def _stopping(fields: _Fields) -> Stopping:
-    stop_ids = frozenset(_typed("stop_ids", each, int) for each in fields.several("stop_ids"))
+    each = (_typed("stop_ids", value, int) for value in fields.several("stop_ids"))
+    stop_ids = frozenset(bounded("stop_ids", value, MOST_WHOLE) for value in each)
     return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"))
 
 
@@ -140,26 +145,42 @@ class _Fields:
         return cls(_typed("record", json.loads(data), dict))
 
     def text(self, name: str, default: str | None = None) -> str:
-        return _typed(name, self._fields.get(name, default), str)
+        return _text(name, self._fields.get(name, default))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         return _typed(name, self._fields.get(name, default), bool)
 
-    def whole(self, name: str) -> int:
-        value = _typed(name, self._fields.get(name), int)
-        if value < 0:
-            raise ValueError(f"{name}: must not be negative, not {value}")
-        return value
+    def whole(self, name: str, most: int = MOST_WHOLE) -> int:
+        return bounded(name, _typed(name, self._fields.get(name), int), most)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._fields.get(name, default)
-        return float(value) if isinstance(value, int) else _typed(name, value, float)
+        return float(value) if type(value) is int else _typed(name, value, float)
+
+    def instant(self, name: str, default: float | None = None) -> float:
+        value = self.number(name, default)
+        if not 0 <= value <= MOST_INSTANT:  # nor NaN
+            raise ValueError(f"{name}: must be from 0 to {MOST_INSTANT:g}, not {value}")
+        return value
 
     def several(self, name: str) -> list[object]:
         return _typed(name, self._fields.get(name), list)
 
     def inner(self, name: str) -> _Fields:
         return _Fields(_typed(name, self._fields.get(name), dict))
+
+
+def bounded(name: str, value: int, most: int) -> int:
+    """Raises ValueError."""
+    if not 0 <= value <= most:
+        raise ValueError(f"{name}: must be from 0 to {most}, not {value!r:.80}")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    text = _typed(name, value, str)
+    text.encode()  # JSON can hold what is no text
+    return text
 
 
 def _typed(name: str, value: object, kind: type[_Value]) -> _Value:

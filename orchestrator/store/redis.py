@@ -7,10 +7,12 @@ from typing import NoReturn, cast
 from orchestrator.store import scripts
 from orchestrator.store.base import (
     Appended,
+    DamagedLog,
     Outcomes,
     SessionExists,
     SessionRecord,
     StoredSession,
+    StoreError,
     StoreUnavailable,
     Tokens,
     check_append,
@@ -153,7 +155,7 @@ class RedisStore:
 
     async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
         reply = await self._batcher.call(self.BIND, [request_key(tenant, request_id)], session_id, _ms(ttl_s))
-        return _bytes(reply[1]).decode()
+        return _bytes(reply[1]).decode(errors="replace")
 
     async def ping(self) -> None:
         await self._batcher.call(self.PING, ())
@@ -181,12 +183,19 @@ def _bytes(value: object) -> bytes:
     return cast(bytes, value)
 
 
+def _other_fence(session_id: str, fence: int, held: bytes) -> StoreError:
+    try:
+        return other_fence(session_id, fence, int(held))
+    except ValueError:
+        return DamagedLog(f"session {session_id}: its fence is no number")
+
+
 def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoReturn:
     match reply[0]:
         case Answer.MISSING:
             raise missing(session_id)
         case Answer.FENCED:
-            raise other_fence(session_id, fence, int(_bytes(reply[1])))
+            raise _other_fence(session_id, fence, _bytes(reply[1]))
         case Answer.GAP:
             raise gap(session_id, position, cast(int, reply[1]))
         case _:

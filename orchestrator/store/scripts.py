@@ -161,7 +161,7 @@ if fresh > 0 then
   redis.call('APPEND', KEYS[3], string.sub(ARGV[4], overlap / 4 + 1))
 end
 if reason or meta[4] then expire_all(meta[7]) else expire_all(meta[2]) end
-return {{0, length / 4, tonumber(meta[3])}}
+return {{0, length / 4, tonumber(meta[3]) or 0}}
 """
 
 # Reply: {OK} or {MISSING}.

@@ -6,10 +6,12 @@ from typing import cast
 
 from orchestrator.store.base import DamagedLog, StoredSession
 from orchestrator.store.batcher import Reply
-from orchestrator.store.encoding import decode_record, unpack_outcomes, unpack_tokens
+from orchestrator.store.encoding import MOST_WHOLE, bounded, decode_record, unpack_outcomes, unpack_tokens
 from specwire.core.limits import FinishReason
 
 US = 1e6
+# Fences and instants in microseconds: what a Lua number holds exactly.
+MOST_FENCE = 1 << 53
 # Of the fields, those that every log has.
 NEEDED = 6
 
@@ -35,14 +37,14 @@ def _decoded(session_id: str, reply: Reply) -> StoredSession:
         raise ValueError(f"outcomes: {len(outcomes)} for {len(text) - len(record.prompt)} tokens")
     return StoredSession(
         record=record,
-        fence=int(fence),
+        fence=bounded("fence", int(fence), MOST_FENCE),
         owner=owner.decode(),
         tokens=text[len(record.prompt) :],
         outcomes=outcomes,
         reason=FinishReason(int(reason)) if reason else None,
-        text_length=int(text_length or 0),
+        text_length=bounded("text_length", int(text_length or 0), MOST_WHOLE),
         cancelled=cancelled == b"1",
         silent_s=max(0.0, (int(kept_ms) - left_ms) / 1000),
-        claimed=int(claimed_us) / US,
-        ended=int(ended_us) / US if ended_us else None,
+        claimed=bounded("claimed_us", int(claimed_us), MOST_FENCE) / US,
+        ended=bounded("ended_us", int(ended_us), MOST_FENCE) / US if ended_us else None,
     )

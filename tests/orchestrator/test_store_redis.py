@@ -10,6 +10,8 @@ from redis import Redis
 
 from orchestrator.store import (
     Appended,
+    DamagedLog,
+    Gap,
     MissingSession,
     SessionExists,
     SessionStore,
@@ -182,6 +184,59 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
     log = await store.read("s")
     assert log is not None
     assert log.tokens == ()
+
+
+async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, raw: Redis) -> None:
+    meta, tokens, _ = session_keys("s")
+    fence = await store.create(record_of("s"), TTL)
+    raw.append(tokens, b"odd")
+    with pytest.raises(DamagedLog, match="no whole number of tokens"):
+        await store.read("s")
+    with pytest.raises(Gap):
+        await store.append("s", fence, 3, (7,), (A,))
+    await store.recreate(record_of("s"), (7,), (A,), fence, TTL)
+    assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
+    raw.hset(meta, "fence", "newest")
+    with pytest.raises(DamagedLog, match="its fence is no number"):
+        await store.append("s", fence, 5, (9,), (A,))
+    raw.delete(meta)
+    raw.set(meta, "no hash")
+    for call in (store.read("s"), store.claim("s", "me"), store.delete("s")):
+        with pytest.raises(StoreUnavailable, match="refused: .*WRONGTYPE"):
+            await call
+    raw.set(request_key("t", "r"), b"\xff")
+    assert await store.bind_request("t", "r", "s", TTL) == "\ufffd"
+
+
+async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionStore, raw: Redis) -> None:
+    record = record_of("s")
+    fence = await store.create(record, TTL)
+    await store.append("s", fence, 3, (7, 8), (A, A))
+    for part in session_keys("s"):
+        raw.delete(part)
+        with pytest.raises((Gap, MissingSession)):
+            await store.append("s", fence, 5, (9,), (A,))
+        await store.recreate(record, (7, 8), (A, A), fence, TTL)
+        log = await store.read("s")
+        assert log is not None
+        assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
+    assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
+
+
+async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore, raw: Redis) -> None:
+    fence = await store.create(record_of("ended"), TTL, retention_s=5.0)
+    await store.finish("ended", fence, 3, (7,), (A,), FinishReason.EOS, 1)
+    await store.cancel("ended")
+    await store.claim("ended", "reader")
+    assert all(0 < raw.pttl(key) <= 5_000 for key in session_keys("ended"))
+    await store.recreate(record_of("lost"), (7,), (A,), 1000, TTL)
+    await store.cancel("lost")
+    await store.create(record_of("gone"), TTL)
+    await store.delete("gone")
+    await store.bind_request("t", "r", "gone", TTL)
+    keys = raw.keys("*")
+    assert len(keys) == 3 + 3 + 1 + 1
+    assert all(raw.pttl(key) > 0 for key in keys)
 
 
 @pytest.mark.parametrize(
