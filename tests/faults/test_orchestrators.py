@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from bench.wan.link import Link
 from specwire.client import Chunk, Client
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
@@ -23,6 +24,7 @@ LENGTH = 600
 PATIENCE_S = 30.0
 # As long as a client needs to notice that nobody answers: see specwire.rpc.options.
 STOPPED_S = 10.0
+NOTICED_S = 12.0
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,51 @@ def test_alone_and_back_again(healthy: Stack) -> None:
         healthy.orchestrator.restart()
         healthy.orchestrator.ready()
         assert_whole(healthy, stream, plain(PLAIN, LENGTH))
+
+
+@pytest.mark.parametrize("fault", ["cut", "cut for a while", "stall"])
+def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
+    """The session waits for its reader at the orchestrator that has it, and nobody needs to claim it."""
+    length = 2 * LENGTH
+    with (
+        Link(healthy.orchestrator.address) as link,
+        Stream(link.address, patience=PATIENCE_S, max_tokens=length) as stream,
+    ):
+        stream.until(100)
+        fence = healthy.log(stream.session_id).fence
+        match fault:
+            case "cut":
+                link.cut(0.0)
+            case "cut for a while":
+                link.cut(2.0)
+            case _:
+                link.stall(NOTICED_S)
+        assert_whole(healthy, stream, plain(PLAIN, length))
+        assert healthy.log(stream.session_id).fence == fence
+
+
+def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: Service) -> None:
+    """Long before it is mended; what the first one went on to write meanwhile is in the log."""
+    length = 2 * LENGTH
+    with (
+        Link(healthy.orchestrator.address) as link,
+        Stream([link.address, second.address], patience=PATIENCE_S, max_tokens=length) as stream,
+    ):
+        stream.until(100)
+        link.stall(LIMIT_S)
+        assert_whole(healthy, stream, plain(PLAIN, length))
+
+
+def test_nobody_is_left(healthy: Stack) -> None:
+    """The client says so, and why, once its patience has ended; the log keeps the session for later."""
+    with Stream(healthy.orchestrator.address, patience=2.0, max_tokens=LENGTH) as stream:
+        stream.until(100)
+        healthy.orchestrator.kill()
+        stream.rest()
+    assert stream.error is not None
+    assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+    healthy.mend()
+    with Client(healthy.orchestrator.address) as client:
+        events = list(client.watch(stream.session_id, 3 + len(stream.tokens)))
+    tokens = [token for event in events if isinstance(event, Chunk) for token in event.tokens]
+    assert stream.tokens + tokens == plain(PLAIN, LENGTH)
