@@ -53,6 +53,8 @@ async def stack(
     slots: int = 16,
     retention: float = 3600.0,
     store_timeout: float = 30.0,
+    durability: str = "",
+    detach_grace: float = 30.0,
     drafters_per_session: int = 1,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
@@ -69,6 +71,8 @@ async def stack(
             peer_timeout=peer_timeout,
             retention=retention,
             store_timeout=store_timeout,
+            durability=durability,
+            detach_grace=detach_grace,
             accept_drafters=accept_drafters,
             drafters_per_session=drafters_per_session,
         )

@@ -1,0 +1,121 @@
+"""A whole stack whose Redis goes away: nothing is shown that is not durable, and the end has a status."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.core.limits import FinishReason
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_groups import SERVICE, cluster, cluster_url, log_bytes, replicated, sentinel
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+
+LIMIT_S = 120.0
+
+
+class Reading:
+    """A stream of `length` tokens read in a task of its own."""
+
+    def __init__(self, client: AsyncClient, length: int) -> None:
+        self.session_id = ""
+        self.tokens: list[int] = []
+        self.finished: Finished | None = None
+        self.error: SpecwireError | None = None
+        self._came = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._read(client, length))
+
+    async def _read(self, client: AsyncClient, length: int) -> None:
+        try:
+            async for event in client.generate(PROMPT, max_tokens=length, ignore_eos=True, timeout=LIMIT_S):
+                match event:
+                    case Started():
+                        self.session_id = event.session_id
+                    case Chunk():
+                        assert event.position == len(PROMPT) + len(self.tokens)
+                        self.tokens += event.tokens
+                    case Finished():
+                        self.finished = event
+                self._came.set()
+        except SpecwireError as error:
+            self.error = error
+            self._came.set()
+
+    async def until(self, length: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.tokens) < length:
+                assert self.finished is None
+                assert self.error is None
+                self._came.clear()
+                await self._came.wait()
+
+    async def rest(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await self._task
+
+
+async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more() -> None:
+    with RedisServer() as redis:
+        async with (
+            stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running,
+            AsyncClient(running.orchestrator.address, patience=0) as client,
+        ):
+            reading = Reading(client, 1000)
+            await reading.until(30)
+            driver = running.orchestrator.orchestrator.sessions[reading.session_id]
+            session = driver.session
+            redis.stop()
+            await reading.rest()
+            assert reading.error is not None
+            assert reading.error.code is grpc.StatusCode.UNAVAILABLE
+            assert "session log" in reading.error.message
+            assert len(PROMPT) + len(reading.tokens) == session.emitted == session.durable
+            assert (
+                session.durable < len(session.text) <= session.credit
+            )  # it went on deciding as far as its credit went
+            assert reading.tokens == plain(SLOW_TARGET, PROMPT, len(reading.tokens))
+
+
+async def test_a_client_with_patience_outlasts_a_log_that_comes_back_with_what_it_had() -> None:
+    """The stream ends and is resumed from the log, which Redis had kept."""
+    with RedisServer(appendonly="yes", appendfsync="always") as redis:
+        async with stack(
+            SLOW_TARGET, redis_url=redis.url, store_timeout=0.5, durability="redis-fsync", detach_grace=60.0
+        ) as running:
+            reading = Reading(running.client, 300)
+            await reading.until(30)
+            driver = running.orchestrator.orchestrator.sessions[reading.session_id]
+            redis.stop()
+            async with asyncio.timeout(LIMIT_S):
+                await driver.output.ended()
+            redis.start()
+            await reading.rest()
+            assert reading.error is None
+            assert reading.tokens == plain(SLOW_TARGET, PROMPT, 300)
+
+
+async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
+    with replicated() as (primary, replica), sentinel(primary) as address:
+        async with stack(SLOW_TARGET, redis_url=f"redis+sentinel://{address}/{SERVICE}") as running:
+            reading = Reading(running.client, 400)
+            await reading.until(50)
+            primary.stop()
+            await reading.rest()
+            assert reading.error is None
+            assert reading.tokens == plain(SLOW_TARGET, PROMPT, 400)
+            assert reading.finished is not None
+            assert reading.finished.reason is FinishReason.LENGTH
+            assert log_bytes(replica, reading.session_id) == 4 * (len(PROMPT) + 400)
+
+
+async def test_sessions_are_kept_in_a_cluster() -> None:
+    with cluster() as nodes:
+        async with stack(redis_url=cluster_url(nodes)) as running:
+            calls = [
+                running.client.complete(PROMPT, max_tokens=20, ignore_eos=True, request_id=str(i)) for i in range(8)
+            ]
+            done = await asyncio.gather(*calls)
+            assert {tuple(each.tokens) for each in done} == {tuple(plain(TARGET, PROMPT, 20))}
+            for each in done:
+                assert {log_bytes(node, each.session_id) for node in nodes} == {0, 4 * (len(PROMPT) + 20)}
