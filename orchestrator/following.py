@@ -10,8 +10,9 @@ from orchestrator.restoring import Replay
 from orchestrator.store import SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.base import missing
 
-# Seconds between two looks at the log, and after a look that got no answer.
+# Seconds between two looks at the log, and more for each of its tokens, all of which are read; after no answer.
 POLL_S = 0.05
+POLL_TOKEN_S = 10e-6
 RETRY_S = 0.2
 
 
@@ -59,7 +60,7 @@ class Follower:
                 return log
             if self._is_unread():
                 return None
-            await asyncio.sleep(POLL_S if log is not None else RETRY_S)
+            await asyncio.sleep(RETRY_S if log is None else POLL_S + log.length * POLL_TOKEN_S)
 
     async def _look(self) -> StoredSession | None:
         """The log, shown; None if it does not answer now."""
@@ -77,7 +78,7 @@ class Follower:
         self._answered = self._now()
         if len(log.tokens) > self._replay.seen:
             self._grown = self._answered
-        self._replay.extend(log.tokens, log.outcomes)
+        await self._replay.extend(log.tokens, log.outcomes)
         return log
 
     def _is_behind(self, log: StoredSession) -> bool:

@@ -77,7 +77,7 @@ class Ownership:
                 if not self._can_drive():
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it")
                 log = await self._store.claim(log.record.session_id, self._owner)
-        self._show(driver, replay, log)
+        await self._show(driver, replay, log)
 
     def follow(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed a session of ours."""
@@ -96,9 +96,9 @@ class Ownership:
         """Nobody drives the session: its owner is silent, or it is ours, and we have left it."""
         return log.abandoned or log.owner == self._owner
 
-    def _show(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
+    async def _show(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
         """What the log says; and if it says that the session is ours, go on."""
-        replay.extend(log.tokens, log.outcomes)
+        await replay.extend(log.tokens, log.outcomes)
         if log.reason is not None:
             driver.finish(replay.end(log.reason, log.text_length))
         elif log.owner == self._owner:
@@ -134,7 +134,7 @@ class Ownership:
                 return
             if log.reason is None:
                 log = await self._claim(session_id)
-            self._show(driver, replay, log)
+            await self._show(driver, replay, log)
         except OtherText as error:
             driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
         except StoreError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from orchestrator.output import Output
@@ -9,6 +10,9 @@ from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
 from specwire.core.scanning import PeekingScanner
+
+# Tokens that are made text of at a time: a few ms, for which other sessions wait.
+PORTION = 512
 
 
 class OtherText(Exception):
@@ -31,7 +35,7 @@ class Replay:
         self.scanner = scanner
         self.seen = 0
 
-    def extend(self, tokens: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+    async def extend(self, tokens: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """The log's decided tokens are these by now. Raises OtherText."""
         shown = self.output.tokens
         if len(tokens) < len(shown) or shown[self.seen :] != list(tokens[self.seen : len(shown)]):
@@ -39,10 +43,12 @@ class Replay:
             raise OtherText(f"the log holds another text behind {position} than was shown, or less")
         for index in range(self.seen, len(tokens)):
             self._see(index, tokens[index], outcomes[index])
-        self.seen = len(tokens)
+            if self.seen % PORTION == 0:
+                await asyncio.sleep(0)
 
     def _see(self, index: int, token: int, outcome: Outcome) -> None:
         release = self.scanner.push([token])
+        self.seen = index + 1
         if index == len(self.output.tokens):
             position = self.output.prompt_length + index
             self.output.add(Emit(position, (token,), (outcome,), release.text, release.text_ends))

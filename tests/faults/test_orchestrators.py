@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -196,3 +197,14 @@ def test_nobody_is_left(healthy: Stack) -> None:
         events = list(client.watch(stream.session_id, 3 + len(stream.tokens)))
     tokens = [token for event in events if isinstance(event, Chunk) for token in event.tokens]
     assert stream.tokens + tokens == plain(PLAIN, LENGTH)
+
+
+def test_the_command_line_takes_several_addresses(healthy: Stack, second: Service) -> None:
+    gone = healthy.orchestrator.address
+    healthy.orchestrator.kill()
+    ask = ("-m", "deploy", "generate", "5 6 7", "--max-tokens", "20", "--ignore-eos", "--json")
+    code, out, said = healthy.parts.run(*ask, "--address", f"{gone},{second.address}")
+    assert (code, json.loads(out)["tokens"]) == (0, plain(PLAIN, 20)), said
+    code, out, said = healthy.parts.run(*ask, "--address", gone)
+    assert (code, out) == (1, "")
+    assert f"cannot connect to {gone}" in said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.output import Cursor, Output
-from orchestrator.restoring import OtherText, Replay
+from orchestrator.restoring import PORTION, OtherText, Replay
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
@@ -61,7 +63,7 @@ def test_a_reader_goes_on_where_its_text_ended(original: Shown) -> None:
     log = original.output
     restored = Output(PROMPT_LENGTH)
     replay = Replay(restored, scanner())
-    replay.extend(log.tokens, log.outcomes)
+    asyncio.run(replay.extend(log.tokens, log.outcomes))
     restored.finish(replay.end(FinishReason.LENGTH, original.scanner.length))
     assert (restored.text, restored.text_ends) == (log.text, log.text_ends)
     assert (restored.tokens, restored.outcomes) == (log.tokens, log.outcomes)
@@ -84,21 +86,36 @@ def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown,
         output.add(Emit(PROMPT_LENGTH, head, outcomes, release.text, release.text_ends))
     replay = Replay(output, scanner())
     for end in range(known, len(whole.tokens) + 1):
-        replay.extend(whole.tokens[:end], whole.outcomes[:end])
+        asyncio.run(replay.extend(whole.tokens[:end], whole.outcomes[:end]))
     assert (output.text, output.tokens, output.outcomes) == (whole.text, whole.tokens, whole.outcomes)
 
 
 @pytest.mark.parametrize("log", [[7, 8], [7, 9, 5], []])
-def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
+async def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
     output = Output(PROMPT_LENGTH)
-    Replay(output, scanner()).extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    await Replay(output, scanner()).extend([7, 8, 5], outcomes_of([7, 8, 5]))
     with pytest.raises(OtherText, match="behind 2"):
-        Replay(output, scanner()).extend(log, outcomes_of(log))
+        await Replay(output, scanner()).extend(log, outcomes_of(log))
 
 
-def test_a_log_that_shrinks_is_refused() -> None:
+async def test_a_log_that_shrinks_is_refused() -> None:
     replay = Replay(Output(PROMPT_LENGTH), scanner())
-    replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
-    replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    await replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    await replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
     with pytest.raises(OtherText, match="behind 5"):
-        replay.extend([7, 8], outcomes_of([7, 8]))
+        await replay.extend([7, 8], outcomes_of([7, 8]))
+
+
+async def test_a_long_log_does_not_hold_up_others() -> None:
+    tokens, turns = [7] * (3 * PORTION), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await Replay(Output(PROMPT_LENGTH), scanner()).extend(tokens, outcomes_of(tokens))
+    counting.cancel()
+    assert turns >= 3
