@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults lint format proto bench bench-copy bench-step bench-wan train-demo-pair clean
+.PHONY: help setup demo test test-unit test-integration test-faults fuzz lint format proto bench bench-copy bench-step bench-wan train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -55,6 +55,11 @@ test-integration: $(STAMP)
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
 	$(PYTEST) --timeout=240 --session-timeout=900 tests/faults
+
+MINUTES ?= 30
+
+fuzz: $(STAMP) ## tell every service, and write into the log, anything (make fuzz MINUTES=30)
+	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
 lint: $(STAMP) ## formatting, types, import order, protocol
 	echo "lint: ruff"

@@ -32,6 +32,7 @@ MOST_SAID_BYTES = 1 << 20
 STRINGS = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint", "vocabulary_fingerprint")
 NUMBERS = ("vocabulary", "context", "slots")
 MOST_CHARACTERS = 1024
+SHOWN = 64
 
 
 class JoinedLine:
@@ -195,11 +196,13 @@ async def _hello(requests: Requests) -> Info:
 
 
 def _kept(described: Info) -> Info:
-    """What is kept of a description; InvalidParameter if a part is too long."""
+    """What is kept of a description; InvalidParameter if a part is too long, or could not be shown as it is."""
     for field in STRINGS:
-        length = len(getattr(described, field))
-        if length > MOST_CHARACTERS:
-            raise InvalidParameter(f"model.{field}", f"has {length} characters, at most {MOST_CHARACTERS} are taken")
+        text: str = getattr(described, field)
+        if len(text) > MOST_CHARACTERS:
+            raise InvalidParameter(f"model.{field}", f"has {len(text)} characters, at most {MOST_CHARACTERS} are taken")
+        if not text.isprintable():
+            raise InvalidParameter(f"model.{field}", f"must be printable, not {text[:SHOWN]!r}")
     return Info(**{field: getattr(described, field) for field in (*STRINGS, *NUMBERS)})
 
 

@@ -102,7 +102,7 @@ class Peer(ABC, Generic[Request, Subject]):
         self.info = info
         self.refusal = self._refusal(info)
         if self.refusal is not None:
-            logger.error("%s is not used: %s", self.link.address, self.refusal)
+            logger.warning("%s is not used: %s", self.link.address, self.refusal)
         self._on_change()
 
     def on_unreachable(self) -> None:

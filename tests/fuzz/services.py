@@ -1,0 +1,118 @@
+"""Every service in one process, on a loop and a thread of its own, for calls that may be anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import Client
+from specwire.rpc.channel import open_blocking_channel
+from specwire.rpc.process import ModelServiceOptions
+from tests.faults.streams import PROMPT, plain
+
+TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
+DRAFT = "scripted:7:vocab=64:agree=0.7"
+LIMIT_S = 30.0
+T = TypeVar("T")
+
+# What no caller may bring about: our own failure, or that nothing happens at all.
+OURS = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+class Failures(logging.Handler):
+    """Remembers what was logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(self.format(record))
+
+
+class Services:
+    """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses."""
+
+    def __init__(self) -> None:
+        self.failures = Failures()
+        self.verifier = self.drafter = self.orchestrator = ""
+        self.fingerprint = ""
+        self.sessions: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
+        self._parts = AsyncExitStack()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
+
+    def start(self, redis_url: str) -> None:
+        self._thread.start()
+        logging.getLogger().addHandler(self.failures)
+        self._run(self._start(redis_url))
+        with Client(self.orchestrator) as client:
+            for length in (3, 12):
+                self.sessions.append(client.complete(PROMPT, max_tokens=length, timeout=LIMIT_S).session_id)
+
+    async def _start(self, redis_url: str) -> None:
+        options = ModelServiceOptions(TARGET, context=CONTEXT, slots=8)
+        verifier = await verify_service.server.start(options, detach_grace=0.0)
+        self._own(verifier.stop)
+        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, context=CONTEXT))
+        self._own(drafter.stop)
+        known = OrchestratorOptions((verifier.address,), (drafter.address,), redis_url, accept_drafters=True)
+        self._serving = serving = await orchestrator.server.start(known)
+        self._own(serving.stop)
+        self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
+        self.fingerprint = verifier.info.vocabulary_fingerprint
+
+    def _own(self, stop: Callable[[float], Awaitable[None]]) -> None:
+        self._parts.push_async_callback(stop, 0.0)
+
+    def pardon(self) -> None:
+        """Let in again whoever flooded: the next caller comes from the same host."""
+        hub = self._serving._hub
+        self._loop.call_soon_threadsafe(hub._barred.clear)
+
+    def stop(self) -> None:
+        self._run(self._parts.aclose())
+        logging.getLogger().removeHandler(self.failures)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+    def channel(self, address: str) -> grpc.Channel:
+        return open_blocking_channel(address)
+
+    def check(self) -> None:
+        """They serve as ever: the next session's text is the target's, and nothing was logged as our own failure."""
+        assert self.failures.seen == []
+        with Client(self.orchestrator) as client:
+            done = client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=LIMIT_S)
+        self.sessions = [done.session_id, *self.sessions[:1]]
+        assert list(done.tokens) == plain(TARGET, 20, PROMPT)
+
+
+@contextmanager
+def services(redis_url: str = "memory:") -> Iterator[Services]:
+    running = Services()
+    running.start(redis_url)
+    try:
+        yield running
+    finally:
+        running.stop()

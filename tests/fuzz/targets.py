@@ -1,0 +1,187 @@
+"""What is called with messages of any kind, and what the answer may be."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+
+from specwire.core.text import hash_of
+from specwire.rpc.errors import code_of
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from tests.faults.streams import PROMPT
+from tests.fuzz.messages import Pools, Values, encoded, messages
+from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
+
+# Answers of an endless stream that are looked at before the call is left.
+DESCRIBED = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint")
+MOST_ANSWERS = 6
+LINGER_S = 0.01
+MOST_MESSAGES = 4
+DELETED = "DeleteSessionResponse"
+
+tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=CONTEXT - 8)
+small = st.integers(0, 8)
+
+
+def pools(services: Services) -> Pools:
+    """Plausible values by field name."""
+    return {
+        "handle": st.integers(0, 3),
+        "session_id": st.one_of(st.sampled_from(["a", "b", *services.sessions]), small.map(str)),
+        "fence": st.one_of(small, st.integers(0, 1 << 40)),
+        "attach": small,
+        "tokens": tokens,
+        "ids": tokens,
+        "prompt_length": st.integers(1, 3),
+        "vocabulary_fingerprint": st.just(services.fingerprint),
+        "vocabulary": st.just(VOCABULARY),
+        "context": st.just(CONTEXT),
+        "temperature": st.sampled_from([0.0, 0.9]),
+        "top_k": small,
+        "top_p": st.sampled_from([1.0, 0.9]),
+        "seed": small,
+        "choice": small,
+        "rule": st.sampled_from(["", "", "", "greedy", "coupled"]),
+        "max_tokens": st.integers(1, 20),
+        "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
+        "stop": st.lists(st.sampled_from(["5", "1 2", " "]), max_size=3),
+        "durable": st.integers(0, CONTEXT),
+        "credit": st.integers(0, 2 * CONTEXT),
+        "due": small,
+        "deadline_ms": st.sampled_from([0, 1000]),
+        "ledger_us": st.sampled_from([0, 1000]),
+        "source": small,
+        "chain": small,
+        "base": st.integers(0, 20),
+        "offset": small,
+        "position": st.integers(0, 20),
+        "from_position": st.sampled_from([0, len(PROMPT), len(PROMPT) + 1]),
+        "prefix_hash": st.one_of(st.just(hash_of(PROMPT)), st.lists(small, max_size=2).map(hash_of)),
+        "expected": st.sampled_from([0.0, 1.0]),
+        "chunk": st.integers(1, 8),
+        "run_ahead": st.integers(0, 16),
+        "confidence_floor": st.sampled_from([0.0, 0.3]),
+        "code": st.sampled_from([3, 8, 9]),
+        "drafting": st.integers(0, 4),
+        "text": st.sampled_from(["5 6 7", "1", "nothing of it", ""]),
+        "request_id": st.sampled_from(["", "r1", "r2"]),
+        "parent": st.sampled_from(["", "", *services.sessions]),
+        **{name: st.sampled_from(["x", "float32"]) for name in DESCRIBED},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A method: `strategy` makes the bytes of what is sent on one call."""
+
+    name: str
+    address: str
+    method: str
+    strategy: Values
+    answer: type[Message]
+    streams: bool
+
+    def call(self, services: Services, data: list[bytes]) -> Counter[str]:
+        """Send it; the statuses seen, those of refused sessions included, and in small letters what was answered.
+
+        AssertionError if one of them is our own failure.
+        """
+        seen: Counter[str] = Counter()
+        services.pardon()
+        with services.channel(self.address) as channel:
+            for code in self._codes(channel, data, seen):
+                assert code not in OURS, f"{self.name} answered {code.name} to {data!r}"
+                seen[code.name] += 1
+        assert services.failures.seen == [], f"{self.name}: {data!r}"
+        return seen
+
+    def _codes(self, channel: grpc.Channel, data: list[bytes], seen: Counter[str]) -> Iterator[grpc.StatusCode]:
+        make = channel.stream_stream if self.streams else channel.unary_stream
+        method: Any = make(self.method, bytes, self.answer.FromString)
+        call = method(lingering(data) if self.streams else data[0], timeout=LIMIT_S)
+        try:
+            for count, answer in enumerate(call, 1):
+                seen.update(field.name for field, _ in answer.ListFields())
+                yield from (code_of(each.code) for each in getattr(answer, "refused", ()))
+                if count == MOST_ANSWERS:
+                    call.cancel()
+        except grpc.RpcError:
+            code: grpc.StatusCode = call.code()
+            if code is not grpc.StatusCode.CANCELLED:
+                yield code
+        else:
+            yield grpc.StatusCode.OK
+
+
+def lingering(data: list[bytes]) -> Iterator[bytes]:
+    """As a peer sends: it stays for a moment, so that what it asked for begins."""
+    yield from data
+    time.sleep(LINGER_S)
+
+
+def targets(services: Services) -> list[Target]:
+    """Every method that takes a message. A unary answer is read as a stream of one."""
+    known = pools(services)
+    make = partial(_target, services, known)
+    hub = _joining(known)
+    return [
+        make("orchestrator", "GenerationService", "Generate", generation_pb2.GenerateRequest, "GenerateResponse"),
+        make("orchestrator", "GenerationService", "Watch", generation_pb2.WatchRequest, "WatchResponse"),
+        make("orchestrator", "GenerationService", "GetSession", generation_pb2.GetSessionRequest, "GetSessionResponse"),
+        make("orchestrator", "GenerationService", "Cancel", generation_pb2.CancelRequest, "CancelResponse"),
+        make("verifier", "VerifyService", "Connect", verify_pb2.ConnectVerifyRequest, "ConnectVerifyResponse", True),
+        make("verifier", "VerifyService", "Score", verify_pb2.ScoreRequest, "ScoreResponse"),
+        make("verifier", "VerifyService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
+        make("drafter", "DraftService", "Connect", draft_pb2.ConnectDraftRequest, "ConnectDraftResponse", True),
+        make("drafter", "DraftService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
+        Target(
+            "DraftHubService.Join",
+            services.orchestrator,
+            "/specwire.v1.DraftHubService/Join",
+            hub,
+            draft_pb2.JoinResponse,
+            True,
+        ),
+        make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
+    ]
+
+
+MODULES = (common_pb2, draft_pb2, generation_pb2, verify_pb2)
+
+
+def _target(
+    services: Services,
+    known: Pools,
+    at: str,
+    service: str,
+    method: str,
+    kind: type[Message],
+    answer: str,
+    streams: bool = False,
+) -> Target:
+    reply: type[Message] = next(getattr(module, answer) for module in MODULES if hasattr(module, answer))
+    each = encoded(kind, known)
+    data = st.lists(each, min_size=1, max_size=MOST_MESSAGES) if streams else st.tuples(each).map(list)
+    return Target(
+        f"{service}.{method}", getattr(services, at), f"/specwire.v1.{service}/{method}", data, reply, streams
+    )
+
+
+@st.composite
+def _joining(draw: st.DrawFn, known: Pools) -> list[bytes]:
+    """Seven times of eight the first message is a drafter's that fits."""
+    model = draw(messages(common_pb2.GetModelInfoResponse, known))
+    later = [draw(encoded(draft_pb2.JoinRequest, known)) for _ in range(draw(st.integers(0, 1)))]
+    said = draw(st.lists(messages(draft_pb2.ConnectDraftResponse, known), max_size=MOST_MESSAGES))
+    later = [*(draft_pb2.JoinRequest(said=each).SerializeToString() for each in said), *later]
+    if draw(st.integers(0, 7)) == 0:
+        return later
+    return [draft_pb2.JoinRequest(model=model).SerializeToString(), *later]

@@ -1,0 +1,50 @@
+"""A log that somebody has damaged in Redis is named, and costs its own session only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+
+from specwire.client import Client, SpecwireError
+from tests.fuzz.services import LIMIT_S, Services, services
+from tests.fuzz.values import Damage, cases, try_all
+from tests.orchestrator.redis_for_tests import RedisServer
+
+EXAMPLES = 60
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[RedisServer]:
+    """Give a real Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_no_value_gets_more_than_an_error_of_the_stores_own(log: RedisServer) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+    @given(cases)
+    def damage(what: list[Damage]) -> None:
+        try_all(log.url, what)
+
+    damage()
+
+
+def test_a_damaged_log_is_data_loss_to_its_reader_and_nothing_to_others() -> None:
+    with RedisServer() as log, services(log.url) as running:
+        _spoil(log, running)
+        with Client(running.orchestrator) as client:
+            for session_id in running.sessions:
+                with pytest.raises(SpecwireError) as lost:
+                    client.get_session(session_id, timeout=LIMIT_S)
+                assert lost.value.code is grpc.StatusCode.DATA_LOSS
+        running.check()
+
+
+def _spoil(log: RedisServer, running: Services) -> None:
+    with redis.Redis.from_url(log.url) as client:
+        for session_id in running.sessions:
+            client.hset(f"specwire:{{{session_id}}}:meta", "record", "{}")

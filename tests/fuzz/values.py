@@ -1,0 +1,158 @@
+"""What may stand in Redis in place of a session's log: whoever can write there can write anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import redis.asyncio
+from hypothesis import strategies as st
+
+from orchestrator.store import SessionStore, StoreError, open_store
+from orchestrator.store.base import SessionRecord
+from orchestrator.store.encoding import encode_record
+from orchestrator.store.scripts import request_key, session_keys
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+
+PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
+TTL_S = 60.0
+LIMIT_S = 30.0
+FIELDS = (
+    "record",
+    "prompt",
+    "fence",
+    "owner",
+    "ttl_ms",
+    "retention_ms",
+    "claimed_us",
+    "cancelled",
+    "reason",
+    "text_length",
+    "ended_us",
+    "state",
+    "other",
+)
+META, TOKENS, OUTCOMES, REQUEST = "meta", "tokens", "outcomes", "request"
+
+numbers = st.one_of(st.integers(-3, 1 << 70), st.sampled_from(["nan", "inf", "1e400", "0x10", " 1", ""])).map(str)
+junk = st.one_of(st.binary(max_size=16), numbers.map(str.encode))
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=4))
+parts = st.one_of(scalars, st.lists(scalars, max_size=2), st.dictionaries(st.text(max_size=3), scalars, max_size=2))
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One write: `field` of the hash where it is META, else the whole value. value None deletes it; other_type turns
+    the key into one of another type.
+    """
+
+    key: str
+    field: str = ""
+    value: bytes | None = None
+    other_type: bool = False
+
+
+def record(session_id: str = "s") -> SessionRecord:
+    return SessionRecord(session_id, PROMPT, Sampling(), Stopping(20), "ada", "r")
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    """The record's JSON with a field or two that are something else."""
+    fields = json.loads(encode_record(record()))
+    for _ in range(draw(st.integers(1, 2))):
+        name = draw(st.sampled_from(sorted(fields)))
+        inner = fields[name] if isinstance(fields[name], dict) and draw(st.booleans()) else fields
+        if inner is not fields and inner:
+            name = draw(st.sampled_from(sorted(inner)))
+        if draw(st.integers(0, 3)) == 0:
+            inner.pop(name, None)
+        else:
+            inner[name] = draw(parts)
+    return json.dumps(fields).encode()
+
+
+damages = st.one_of(
+    st.builds(Damage, st.just(META), st.sampled_from(FIELDS), st.one_of(st.none(), junk)),
+    st.builds(Damage, st.just(META), st.just("record"), st.one_of(records(), junk)),
+    st.builds(Damage, st.sampled_from([TOKENS, OUTCOMES, REQUEST]), st.just(""), st.one_of(st.none(), junk)),
+    st.builds(Damage, st.sampled_from([META, TOKENS, OUTCOMES, REQUEST]), other_type=st.just(True)),
+)
+cases = st.lists(damages, min_size=1, max_size=3)
+
+
+def try_all(url: str, damage: list[Damage]) -> Counter[str]:
+    """Call every method of a store whose log was damaged so; how each ended. Whatever is no StoreError gets out."""
+    return asyncio.run(_try_all(url, damage))
+
+
+async def _try_all(url: str, damage: list[Damage]) -> Counter[str]:
+    client = redis.asyncio.Redis.from_url(url)
+    store = await open_store(url)
+    seen: Counter[str] = Counter()
+    try:
+        for name, call in calls(store).items():
+            await _write(client, store, damage)
+            async with asyncio.timeout(LIMIT_S):
+                seen[f"{name} {await _outcome(call)}"] += 1
+    finally:
+        await store.close()
+        await client.aclose()
+    return seen
+
+
+async def _outcome(call: Callable[[], Awaitable[object]]) -> str:
+    try:
+        await call()
+    except StoreError as error:
+        return type(error).__name__ if str(error) else "says nothing"
+    return "done"
+
+
+def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every call that meets what stands there."""
+    more, outcomes = (8, 9), (Outcome.DIRECT, Outcome.DIRECT)
+    at, fence = len(PROMPT) + len(TEXT), 1
+    return {
+        "read": lambda: store.read("s"),
+        "claim": lambda: store.claim("s", "other"),
+        "append": lambda: store.append("s", fence, at, more, outcomes),
+        "finish": lambda: store.finish("s", fence, at, more, outcomes, FinishReason.LENGTH, 9),
+        "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S),
+        "create": lambda: store.create(record(), TTL_S),
+        "cancel": lambda: store.cancel("s"),
+        "bind": lambda: store.bind_request("ada", "r", "s", TTL_S),
+    }
+
+
+async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[Damage]) -> None:
+    """The log as it ought to be, then the damage."""
+    keys = dict(zip((META, TOKENS, OUTCOMES), session_keys("s"), strict=True)) | {REQUEST: request_key("ada", "r")}
+    await client.delete(*keys.values())
+    fence = await store.create(record(), TTL_S, "me")
+    await store.append("s", fence, len(PROMPT), TEXT, (Outcome.DIRECT,) * len(TEXT))
+    await store.bind_request("ada", "r", "s", TTL_S)
+    await client.hset(keys[META], "fence", 1)
+    for each in damage:
+        await _damage(client, keys[each.key], each)
+
+
+async def _damage(client: redis.asyncio.Redis, key: str, damage: Damage) -> None:
+    if damage.other_type:
+        await client.delete(key)
+        await client.lpush(key, "x")
+    elif await client.type(key) == b"list":
+        return
+    elif damage.field and damage.value is None:
+        await client.hdel(key, damage.field)
+    elif damage.field:
+        await client.hset(key, damage.field, damage.value or b"")
+    elif damage.value is None:
+        await client.delete(key)
+    else:
+        await client.set(key, damage.value)
