@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +50,8 @@ class Appender:
     - Outcome unknown (no answer): the append is repeated. The script compares it with what the log holds there, so this
       reads the log and adds what is missing in one step.
     - The log is gone, ends too early, or stands under an older fence (the store was restarted empty or behind): it is
-      written again from `held`, under our fence, and the append is repeated.
+      written again from `held`, under our fence, and the append is repeated. But an owner that was asleep for longer
+      than a lease leaves a missing log alone: its session may have been claimed, ended and forgotten meanwhile.
     - The log holds other tokens (ContentMismatch) or a newer fence (Fenced): it wins, and the caller reopens from it or
       stops.
 
@@ -57,6 +59,7 @@ class Appender:
         fence: of the session's present owner.
         held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
         timeout: seconds after which a log that does not answer is given up.
+        clock: of the wall, in seconds: it goes on while the machine sleeps.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Appender:
         owner: str,
         lifetimes: Lifetimes,
         timeout: float,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._record = record
@@ -78,6 +82,9 @@ class Appender:
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
         self._acknowledged = self._now()
+        self._clock = clock
+        self._attempted = clock()
+        self._slept = False
         self._writing = asyncio.Lock()
 
     async def write(self, effect: Append) -> bool:
@@ -112,13 +119,23 @@ class Appender:
         return len(self._record.prompt) + len(self._held.tokens)
 
     async def _attempt(self, effect: Append) -> bool:
+        self._notice_sleep()
         try:
             done = await self._write_once(effect)
-        except (MissingSession, StaleLog, Gap):
+        except (MissingSession, StaleLog, Gap) as error:
+            if self._slept and isinstance(error, MissingSession):
+                raise
             await self._restore()
             done = await self._write_once(effect)
         self._acknowledged = self._now()
+        self._slept = False
         return done.cancelled and effect.end is None
+
+    def _notice_sleep(self) -> None:
+        """Whoever is awake attempts something several times in a lease, whether or not the log answers."""
+        now = self._clock()
+        self._slept = self._slept or now - self._attempted > LEASE_S
+        self._attempted = now
 
     async def _write_once(self, effect: Append) -> Appended:
         place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)

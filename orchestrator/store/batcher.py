@@ -128,7 +128,9 @@ class Batcher:
             self._checked = True
 
     async def _give_up(self, batch: Sequence[_Request], reason: str) -> None:
-        _fail(batch, reason)
+        """What waits would only wait for the same: its callers hear of it now, however many they are."""
+        waiting, self._staged = self._staged, []
+        _fail([*batch, *waiting], reason)
         await self._doubt()
 
     async def _doubt(self) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from orchestrator import appender as module
 from orchestrator.appender import Appender, Lifetimes
-from orchestrator.store import Appended, ContentMismatch, DeletedSession, Fenced, StoreUnavailable
+from orchestrator.store import (
+    LEASE_S,
+    Appended,
+    ContentMismatch,
+    DeletedSession,
+    Fenced,
+    MissingSession,
+    StoreUnavailable,
+)
 from orchestrator.store.base import Outcomes, Tokens
 from orchestrator.store.memory import MemoryStore
 from specwire.core.acceptance import Outcome
@@ -49,12 +59,12 @@ class Output:
 class Scene:
     """An owner whose acknowledged appends go into `output`, as the driver does it."""
 
-    def __init__(self, store: MemoryStore, fence: int, timeout: float) -> None:
+    def __init__(self, store: MemoryStore, fence: int, timeout: float, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self.fence = fence
         self.output = Output()
         self.record = record_of("s")
-        self.appender = Appender(store, self.record, fence, self.output, "me", LIFETIMES, timeout)
+        self.appender = Appender(store, self.record, fence, self.output, "me", LIFETIMES, timeout, clock)
 
     async def write(self, *tokens: int, end: End | None = None) -> bool:
         outcomes = (A,) * len(tokens)
@@ -70,9 +80,11 @@ class Scene:
         return log.tokens
 
 
-async def scene(store: MemoryStore | None = None, timeout: float = 30.0) -> Scene:
+async def scene(
+    store: MemoryStore | None = None, timeout: float = 30.0, clock: Callable[[], float] = time.time
+) -> Scene:
     used = store or MemoryStore()
-    return Scene(used, await used.create(record_of("s"), 60.0, "me", 30.0), timeout)
+    return Scene(used, await used.create(record_of("s"), 60.0, "me", 30.0), timeout, clock)
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +185,30 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
         await played.write(8)
     with pytest.raises(DeletedSession):
         await store.read("s")
+
+
+async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
+    clock = [1000.0]
+    store = Unsteady()
+    played = await scene(store, clock=lambda: clock[0])
+    await played.write(7)
+    clock[0] += LEASE_S + 1
+    store._logs.clear()
+    store.lost_before = 2
+    with pytest.raises(MissingSession):
+        await played.write(8)
+    assert await store.read("s") is None
+
+
+async def test_who_slept_goes_on_where_the_log_is_still_its_own() -> None:
+    clock = [1000.0]
+    store = MemoryStore()
+    played = await scene(store, clock=lambda: clock[0])
+    clock[0] += LEASE_S + 1
+    await played.write(7)
+    store._logs.clear()
+    await played.write(8)
+    assert await played.logged() == (7, 8)
 
 
 async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
+from orchestrator.store.batcher import MOST_AT_ONCE
 from orchestrator.store.lines import Parcel
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
@@ -161,6 +162,17 @@ async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionSto
     assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
     with pytest.raises(SessionExists):
         await store.create(record_of("s"), TTL)
+
+
+async def test_many_who_wait_for_a_silent_server_hear_of_it_together(store: SessionStore, server: RedisServer) -> None:
+    """Not one round trip after the other."""
+    server.pause()
+    asked = [asyncio.create_task(store.read("s")) for _ in range(5 * MOST_AT_ONCE)]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(error, StoreUnavailable) for error in done)
+    server.resume()
+    rounds = [asyncio.create_task(store.read("s")) for _ in range(5 * MOST_AT_ONCE)]
+    assert await asyncio.gather(*rounds) == [None] * len(rounds)
 
 
 async def test_closing_fails_what_still_waits(store: SessionStore, server: RedisServer) -> None:
