@@ -10,6 +10,8 @@ from statistics import median
 DECAY = 0.98
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
+# Of the position before in the estimate of the next: later ones are tested less often, and differ little.
+LATER_WEIGHT = 8.0
 
 
 class ForwardTimes:
@@ -73,6 +75,10 @@ class AcceptanceByPosition:
         for index in range(min(tested, accepted + 1, len(self._tested))):
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
+        # Beyond the window nothing is learnt: what a few tests said there fades, or it kept windows short for ever.
+        for index in range(tested, len(self._tested)):
+            self._tested[index] *= DECAY
+            self._accepted[index] *= DECAY
 
     def faded(self, weight: float) -> AcceptanceByPosition:
         """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""
@@ -82,19 +88,17 @@ class AcceptanceByPosition:
         copy._accepted = [accepted * share for accepted, share in zip(self._accepted, shares, strict=True)]
         return copy
 
-    def rate(self, index: int) -> float:
-        """Shrunk towards the rate of the position before, for positions seldom tested."""
-        prior = self._prior if index == 0 else self.rate(index - 1)
-        index = min(index, len(self._tested) - 1)
-        return (self._accepted[index] + PRIOR_WEIGHT * prior) / (self._tested[index] + PRIOR_WEIGHT)
-
     def rates(self, most: int, prior: float | None = None) -> list[float]:
-        """rate(0), ..., rate(most - 1), in one pass. prior: what the first is expected to be, where more is known."""
+        """Of the first `most` positions; each shrunk towards that of the position before: later ones are seldom tested.
+
+        prior: what the first is expected to be, where more is known.
+        """
         rates: list[float] = []
         prior = self._prior if prior is None else prior
         for index in range(most):
             bounded = min(index, len(self._tested) - 1)
-            prior = (self._accepted[bounded] + PRIOR_WEIGHT * prior) / (self._tested[bounded] + PRIOR_WEIGHT)
+            weight = LATER_WEIGHT if index else PRIOR_WEIGHT
+            prior = (self._accepted[bounded] + weight * prior) / (self._tested[bounded] + weight)
             rates.append(prior)
         return rates
 

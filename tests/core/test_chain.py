@@ -137,7 +137,7 @@ def test_a_source_that_is_right_more_often_goes_before_one_that_reaches_farther(
         chains.acceptance(2).observe(1, 0)
         text.extend((5,))
         assert chains.advance(position, (5,)) == [2]
-    assert chains.acceptance(1).rate(0) > 0.9 > 0.2 > chains.acceptance(2).rate(0)
+    assert chains.acceptance(1).rates(1)[0] > 0.9 > 0.2 > chains.acceptance(2).rates(1)[0]
     position = len(text)
     chains.offer(Proposal(1, 99, position, 0, (5,), text.hash_at(position)), text)
     chains.offer(Proposal(2, 99, position, 0, (7,) * 4, text.hash_at(position)), text)
@@ -148,8 +148,8 @@ def test_the_tested_source_is_told_elsewhere(chains: Chains, text: Text) -> None
     chains.offer(chunk((5, 6), source=1), text)
     chains.offer(chunk((5, 7, 7), source=2), text)
     chains.learn(3, (5, 6), tested=2)
-    assert chains.acceptance(2).rate(0) == pytest.approx(0.7)
-    assert chains.acceptance(1).rate(1) > chains.acceptance(1).rate(0) - 1e-9 > 0.7
+    assert chains.acceptance(2).rates(1)[0] == pytest.approx(0.7)
+    assert chains.acceptance(1).rates(2)[1] > chains.acceptance(1).rates(1)[0] - 1e-9 > 0.7
 
 
 def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains: Chains, text: Text) -> None:

@@ -127,7 +127,7 @@ def test_weak_and_strong_matches_are_told_apart() -> None:
     strong = NgramSource([*range(20), *range(20)], 4).look()
     assert weak is not None
     assert strong is not None
-    assert weak.acceptance.rate(0) < 0.5 < strong.acceptance.rate(0)
+    assert weak.acceptance.rates(1)[0] < 0.5 < strong.acceptance.rates(1)[0]
 
 
 def test_a_cut_text_is_guessed_anew() -> None:

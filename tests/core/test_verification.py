@@ -153,8 +153,8 @@ def test_a_source_is_learnt_of_whoever_was_tested() -> None:
     propose(session, 7, 7, 7, source=2)
     session.resolve([5, 6, 7, 7], session.window(8))
     good, poor = session.chains.acceptance(1), session.chains.acceptance(2)
-    assert good.rate(0) > 0.7 > poor.rate(0)
-    assert good.rate(1) == pytest.approx(good.rate(0)), "one token was decided: nothing is known of the second"
+    assert good.rates(1)[0] > 0.7 > poor.rates(1)[0]
+    assert good.rates(2)[1] == pytest.approx(good.rates(1)[0]), "one token was decided: nothing is known of the second"
     propose(session, 6, chain=1, source=1)
     propose(session, 6, 6, chain=1, source=2)
     assert session.source == 2, "a poor one still goes first where it reaches farther by more than it errs"
