@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from specwire.client import DrafterStats
 from specwire.core.sampling import Sampling
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream, plain
+from tests.integration.stack_process import running
 
 TARGET = "scripted:7:vocab=64"
 GOOD, POOR = f"{TARGET}:agree=0.9", f"{TARGET}:agree=0.3"
@@ -93,3 +95,27 @@ def test_one_is_enough_for_those_who_ask_for_one(owned: Parts, served: Served) -
         assert len(figures(stream)) == 1
     for service in (alone, verifier):
         service.kill()
+
+
+def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
+    verifier = owned.start("verify", f"{TARGET}:delay_ms=10")
+    named = ("--verifier", verifier.ready(), "--draft", POOR)
+    edge = owned.start("edge", *named, "--accept-drafters", "--drafters-per-session", "2")
+    with running("draft", GOOD, "--connect", edge.ready(), "--json") as joined:
+        assert json.loads(joined.line())["connected"] == edge.address
+        with Stream(edge.address, max_tokens=LENGTH) as stream:
+            assert stream.rest() == plain(TARGET, LENGTH)
+            own, other = figures(stream).values()
+            assert own.proposed + other.proposed > 0
+            assert own.accepted + other.accepted > 0
+            assert all(drafter.plan for drafter in (own, other))
+    for service in (edge, verifier):
+        service.kill()
+
+
+@pytest.mark.parametrize("command", [("orchestrate",), ("edge", "--draft", POOR)])
+def test_too_many_are_refused(command: tuple[str, ...], owned: Parts) -> None:
+    arguments = (*command, "--verifier", "127.0.0.1:1", "--drafters-per-session", "9")
+    code, said, error = owned.run("-m", "deploy", *arguments)
+    assert (code, said) == (2, "")
+    assert error == f"specwire {command[0]}: error: drafters-per-session: must be from 1 to 8, not 9\n"
