@@ -40,13 +40,14 @@ class RedisStore:
     RECREATE = Script(scripts.RECREATE)
     CLAIM = Script(scripts.CLAIM)
     READ = Script(scripts.READ, writes=False)
+    READ_SETTLED = Script(scripts.READ_SETTLED)
     APPEND = Script(scripts.APPEND)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
     BIND = Script(scripts.BIND)
     UNBIND = Script(scripts.UNBIND)
     PING = Script(scripts.PING, writes=False)
-    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, APPEND, CANCEL, DELETE, BIND, UNBIND, PING)
+    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, APPEND, CANCEL, DELETE, BIND, UNBIND, PING)
 
     def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
         self._lines = lines
@@ -135,7 +136,8 @@ class RedisStore:
         return Appended(cast(int, reply[1]), bool(reply[2]))
 
     async def read(self, session_id: str) -> StoredSession | None:
-        reply = await self._batcher.call(self.READ, session_keys(session_id))
+        script = self.READ_SETTLED if self._level.replicas else self.READ
+        reply = await self._batcher.call(script, session_keys(session_id))
         if reply[0] == Answer.DELETED:
             raise deleted(session_id)
         return None if reply[0] == Answer.MISSING else stored_session(session_id, reply)

@@ -131,6 +131,15 @@ if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
 return snapshot()
 """
 
+# As READ, with a write that changes nothing: WAIT covers what stood before the connection's last write, so that once it
+# is satisfied replicas have all that was read.
+READ_SETTLED = READ.replace(
+    "return snapshot()",
+    """local seen = snapshot()
+redis.call('PEXPIRE', KEYS[1], math.max(1, redis.call('PTTL', KEYS[1])))
+return seen""",
+)
+
 # ARGV: fence, position, tokens, outcomes, and to finish also reason and text_length.
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
 # nothing. A log of which only a part is left (evicted, in an unfit Redis) has a gap from its start.

@@ -100,10 +100,15 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             fence = await store.create(record_of("s"), TTL)
             await store.append("s", fence, 3, (7,), (A,))
             assert log_bytes(replica, "s") == 4 * 4
+            log = await store.read("s")
+            assert log is not None
+            assert log.silent_s < TTL / 2
+            assert await store.read("nobody") is None
             replica.pause()
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
                 await store.append("s", fence, 4, (8,), (A,))
-            assert await store.read("s") is not None  # what only reads is not kept waiting
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is it read, and shown to anybody
+                await store.read("s")
             replica.resume()
             assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == Appended(5, False)
             assert log_bytes(replica, "s") == 4 * 5
