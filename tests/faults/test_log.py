@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from bench.wan.link import Link
-from orchestrator.store.encoding import pack_outcomes, pack_tokens
+from orchestrator.store.encoding import TOKEN_BYTES, pack_outcomes, pack_tokens
 from orchestrator.store.scripts import session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
@@ -130,11 +130,23 @@ def test_where_the_log_went_another_way_it_wins(healthy: Stack) -> None:
     assert stream.tokens[strange + 1 :] == plain(PLAIN, 300 - strange - 1, text)
 
 
-def forge(stack: Stack, session_id: str, token: int) -> None:
-    """Add a token behind the log's end that its owner knows nothing of."""
+def test_a_log_that_contradicts_what_was_shown_is_data_loss(healthy: Stack) -> None:
+    with healthy.generate(300) as stream:
+        stream.until(100)
+        forge(healthy, stream.session_id, token=63, at=len(PROMPT) + 50)
+        stream.rest()
+    assert stream.error is not None
+    assert stream.error.code is grpc.StatusCode.DATA_LOSS
+    assert stream.tokens == plain(PLAIN, len(stream.tokens))
+
+
+def forge(stack: Stack, session_id: str, token: int, at: int | None = None) -> None:
+    """Add a token behind the log's end that its owner knows nothing of; put another `at` a position that it has."""
     _, tokens, outcomes = session_keys(session_id)
     with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
         pipeline = client.pipeline(transaction=True)
+        if at is not None:
+            pipeline.setrange(tokens, TOKEN_BYTES * at, pack_tokens([token]))
         pipeline.append(tokens, pack_tokens([token]))
         pipeline.append(outcomes, pack_outcomes([Outcome.DIRECT]))
         pipeline.execute()
