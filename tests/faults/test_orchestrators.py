@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -114,6 +115,31 @@ def test_stopped_for_a_while(healthy: Stack, second: Service) -> None:
             ]
         assert seen == plain(PLAIN, long)
         assert_whole(healthy, stream, plain(PLAIN, long))
+
+
+def test_split_brain(healthy: Stack, second: Service) -> None:
+    """One is stopped with a reader of its own, and wakes up while another one drives the session: it has no say."""
+    long = 3 * LENGTH
+    with Stream(healthy.orchestrator.address, max_tokens=long) as stays, ThreadPoolExecutor(1) as pool:
+        stays.until(50)
+        before = healthy.log(stays.session_id)
+        healthy.orchestrator.send(signal.SIGSTOP)
+        try:
+            taking = pool.submit(take_over, second.address, stays.session_id)
+            until_longer(healthy, stays.session_id, before.length + 200)
+        finally:
+            healthy.orchestrator.send(signal.SIGCONT)
+        assert_whole(healthy, stays, plain(PLAIN, long))
+        taking.result(LIMIT_S)
+    assert healthy.log(stays.session_id).fence > before.fence
+    assert "Traceback" not in healthy.orchestrator.said()
+
+
+def until_longer(healthy: Stack, session_id: str, length: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while healthy.log(session_id).length < length:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) -> None:
