@@ -259,6 +259,12 @@ class SessionDriver:
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code = code_of(refused.code)
+        if code is grpc.StatusCode.UNAVAILABLE and self.session.state is State.OPENING:
+            # It is about to stop, and others may take the session.
+            expected = self.verifier is not None and self.verifier.draining
+            self._timers.set("place", 0.0 if expected else RETRY, lambda: self._place(self))
+            self._lose_verifier()
+            return
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.output.tokens and self.session.state is State.OPENING:
             # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
             self._timers.set("place", RETRY, lambda: self._place(self))

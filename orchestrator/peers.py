@@ -128,6 +128,8 @@ class Peer(ABC, Generic[Request, Subject]):
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
 
+    `draining`: it is about to stop, and takes no sessions.
+
     `experience`: what sessions here learnt about their drafters.
     """
 
@@ -140,11 +142,16 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         accept: Callable[[Info], str | None],
     ) -> None:
         super().__init__(link, on_change)
+        self.draining = False
         self.forward_times = ForwardTimes({1: 10_000.0})
         self.experience = Experience()
         self._accept = accept
         self._lost_at: float | None = None
         self._failures = 0
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.up and not self.draining
 
     @property
     def expected_back(self) -> bool:
@@ -155,6 +162,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     def on_up(self, info: Info) -> None:
         self._lost_at = None
+        self.draining = False
         super().on_up(info)
 
     def on_down(self) -> None:
@@ -177,6 +185,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None:
         received_ns = time.monotonic_ns()
+        self.draining |= message.draining
         timings = message.timings
         if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
             self.forward_times.observe(timings.rows, timings.forward_us + timings.choose_us)
@@ -287,4 +296,4 @@ def least_refusing(peers: list[DrafterPeer], refusals: Counter[DrafterPeer]) -> 
 
 def least_loaded(peers: list[VerifierPeer]) -> VerifierPeer | None:
     """The usable verifier with the fewest sessions."""
-    return min((p for p in peers if p.up), key=lambda p: len(p.subjects), default=None)
+    return min((p for p in peers if p.takes_sessions), key=lambda p: len(p.subjects), default=None)

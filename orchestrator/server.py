@@ -18,6 +18,10 @@ GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].ful
 HUB = draft_pb2.DESCRIPTOR.services_by_name["DraftHubService"].full_name
 
 
+# For streams whose sessions have ended to say so.
+LAST_WORDS_S = 1.0
+
+
 class RunningOrchestrator:
     """`address` is where clients call."""
 
@@ -37,12 +41,14 @@ class RunningOrchestrator:
         return "unreachable"
 
     async def stop(self, grace: float) -> None:
-        """Refuse new sessions, give running ones `grace` seconds, then end everything. Idempotent."""
+        """Refuse new sessions, give running ones `grace` seconds, leave the rest to others, end. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
+        await self._server.set_serving(False)
+        await self.orchestrator.drain(grace)
         self._hub.leave()
-        await self._server.stop(grace)
+        await self._server.stop(min(grace, LAST_WORDS_S))
         await self.orchestrator.stop()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import grpc
@@ -38,6 +39,8 @@ from specwire.text import OutputText, TokenizerError, load_tokenizer
 logger = logging.getLogger(__name__)
 
 FINISHED_KEPT = 256
+# Seconds for the last append of a session that is cancelled at shutdown.
+LEAVE_LIMIT = 2.0
 # Seconds that a session which is to be deleted has for its end to reach the log.
 DELETE_LIMIT_S = 5.0
 # Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
@@ -79,7 +82,7 @@ class Orchestrator:
         self.sessions: dict[str, SessionDriver] = {}
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._ownership = Ownership(
-            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget, self._has_verifier
+            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget, self._can_drive
         )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         tls, token = options.peer_tls, options.peer_token
@@ -91,6 +94,7 @@ class Orchestrator:
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._draining = False
 
     # Peers
 
@@ -186,8 +190,8 @@ class Orchestrator:
     def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
         """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
         former = driver.former
-        if former is not None and (former.up or former.expected_back):
-            return former if former.up else None
+        if former is not None and (former.takes_sessions or former.expected_back):
+            return former if former.takes_sessions else None
         return least_loaded(self.verifiers)
 
     # Sessions
@@ -216,6 +220,7 @@ class Orchestrator:
         """
         driver = await self.find(session_id)
         if driver is None:
+            self._check_welcome()
             return await self._begin(session_id, self._join(session_id, take_over))
         if take_over:
             self._ownership.take_over(driver)
@@ -232,6 +237,7 @@ class Orchestrator:
         known = await self.find(record.session_id)
         if known is not None:
             return known
+        self._check_welcome()
         return await self._begin(record.session_id, self._admit(record, deadline))
 
     async def _admit(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
@@ -241,6 +247,10 @@ class Orchestrator:
         except BaseException:
             self._allowances.settle(record, 0)
             raise
+
+    def _check_welcome(self) -> None:
+        if self._draining:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
 
     async def _begin(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
         task = asyncio.create_task(coroutine)
@@ -362,8 +372,8 @@ class Orchestrator:
         else:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
 
-    def _has_verifier(self) -> bool:
-        return any(verifier.up for verifier in self.verifiers)
+    def _can_drive(self) -> bool:
+        return not self._draining and any(verifier.up for verifier in self.verifiers)
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
@@ -381,16 +391,41 @@ class Orchestrator:
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]
 
+    async def drain(self, grace: float) -> None:
+        """Take no new sessions; give those that are driven here `grace` seconds to end, then leave the rest to others.
+
+        Whoever reads one that is left is told so.
+        """
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._all_ended()
+        await self._leave()
+
+    async def _all_ended(self) -> None:
+        """Until what is driven here, or is just about to be, has ended."""
+        opening = list(self._opening.values())
+        if opening:
+            await asyncio.wait(opening)
+        for driver in list(self.sessions.values()):
+            if not driver.following:
+                await driver.output.ended()
+
+    async def _leave(self) -> None:
+        drivers = list(self.sessions.values())
+        for driver in drivers:
+            driver.leave()
+        await asyncio.gather(*(driver.ended(timeout=LEAVE_LIMIT) for driver in drivers))
+
     async def stop(self) -> None:
         """Leave what still runs, then close links and log; every task has ended when this returns."""
+        self._draining = True
         opening = list(self._opening.values())
         for each in opening:
             each.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
+        await self._leave()
         drivers = list(self.sessions.values())
-        for driver in drivers:
-            driver.leave()
-        await asyncio.gather(*(driver.ended(timeout=2.0) for driver in drivers))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,7 +17,8 @@ from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
-from verify_service.commands import LinkLost, Refusal, Reports, Scoring
+from verify_service.commands import Code, LinkLost, Refusal, Reports, Scoring
+from verify_service.presence import Presence
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 from verify_service.worker import Worker
 
@@ -47,6 +48,10 @@ class Link(NamedTuple):
             self.broken.set_exception(StatusError(grpc.StatusCode.UNAVAILABLE, message))
 
 
+def turned_away(opening: verify_pb2.Open) -> Refusal:
+    return Refusal(opening.handle, Code.UNAVAILABLE, STOPPING)
+
+
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """Serves the engine whose model is loaded and described by `info`. Each Connect stream is a link."""
 
@@ -55,6 +60,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._info = info
         self._numbers = itertools.count()
         self._links: dict[int, Link] = {}
+        self._presence = Presence()
         self._empty = asyncio.Event()
         self._draining = False
         worker.on_reports = self._deliver
@@ -62,13 +68,16 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _deliver(self, reports: Reports) -> None:
         """Once a step, in the event loop."""
         for link, report in reports.items():
+            self._presence.went(link, (refusal.handle for refusal in report.refused))
             if link in self._links:
                 self._links[link].outbox.push(report_to_wire(report))
 
     async def drain(self, grace: float) -> None:
-        """Take no new links; give the present ones `grace` seconds to go, then end them."""
+        """Take no new links or sessions; give the present sessions `grace` seconds to end, then end the links."""
         self._draining = True
-        await self._wait_until_empty(grace)
+        for link in self._links.values():
+            link.outbox.push(verify_pb2.ConnectVerifyResponse(draining=True))
+        await self._presence.none_left(grace)
         for link in self._links.values():
             link.end(STOPPING)
         await self._wait_until_empty(FAREWELL_S)
@@ -135,6 +144,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     def _forget(self, number: int) -> None:
         del self._links[number]
+        self._presence.lost(number)
         if not self._links:
             self._empty.set()
 
@@ -142,7 +152,13 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses
     ) -> None:
         async for message in requests:
+            late = [] if not self._draining else [turned_away(opening) for opening in message.opens]
+            if late:
+                message.ClearField("opens")
             tick, refusals = tick_from_wire(link, message, self._info, monotonic_us())
+            self._presence.came(link, (opening.handle for opening in tick.opens))
+            self._presence.went(link, tick.closes)
+            refusals += late
             if refusals:
                 refused = [refusal_to_wire(refusal) for refusal in refusals]
                 outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))

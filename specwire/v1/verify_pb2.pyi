@@ -21,16 +21,18 @@ class ConnectVerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ...) -> None: ...
 
 class ConnectVerifyResponse(_message.Message):
-    __slots__ = ("opened", "verdicts", "refused", "timings")
+    __slots__ = ("opened", "verdicts", "refused", "timings", "draining")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     refused: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refused]
     timings: StepTimings
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram")

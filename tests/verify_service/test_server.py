@@ -75,7 +75,7 @@ async def test_serves_until_a_signal() -> None:
         (("/nowhere/at/all",), 1, "/nowhere/at/all"),
         (("scripted:3", "--listen", "nonsense"), 2, "nonsense"),
         (("scripted:3", "--threads", "0"), 2, "threads"),
-        (("scripted:3", "--listen", "0.0.0.0:0"), 1, "--insecure"),
+        (("scripted:3", "--listen", "0.0.0.0:0"), 2, "--insecure"),
         ((), 2, "MODEL"),
     ],
 )

@@ -1,0 +1,185 @@
+"""Processes that are asked to stop: what runs ends first or goes on elsewhere, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient, Client, Finished, SpecwireError
+from specwire.core.limits import FinishReason
+from specwire.rpc.process import ModelServiceOptions
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.stack import DRAFT, PLAIN, TARGET
+from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
+from tests.orchestrator.redis_for_tests import RedisServer
+
+LENGTH = 120
+PATIENT = ("--grace", "60")
+States = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[RedisServer]:
+    """Give a real Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def owned() -> Iterator[Parts]:
+    """Give the owner of a test's processes."""
+    with parts() as owner:
+        yield owner
+    assert owner.living() == []
+
+
+def orchestrate(owned: Parts, log: RedisServer, *peers: str) -> Service:
+    service = owned.start("orchestrate", *peers, "--redis-url", log.url, *PATIENT)
+    service.ready()
+    return service
+
+
+def until_not_serving(address: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while stub.Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S).status != States.NOT_SERVING:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def refused_at(address: str) -> SpecwireError:
+    """What a new session is told."""
+    with Client(address, patience=0.0) as client, pytest.raises(SpecwireError) as refused:
+        client.complete(PROMPT, max_tokens=5, timeout=LIMIT_S)
+    return refused.value
+
+
+def check_port_is_free(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host, int(port))):
+        pass
+
+
+def check_keys_expire(log: RedisServer) -> None:
+    with redis.Redis.from_url(log.url) as client:
+        keys = list(client.scan_iter("*"))
+        assert keys
+        assert [key for key in keys if client.pttl(key) <= 0] == []
+
+
+def test_an_orchestrator_lets_its_sessions_end_and_takes_no_others(owned: Parts, log: RedisServer) -> None:
+    verifier = owned.start("verify", TARGET)
+    serving = orchestrate(owned, log, "--verifier", verifier.ready())
+    with Stream(serving.address, max_tokens=LENGTH) as stream:
+        stream.until(5)
+        serving.send(signal.SIGTERM)
+        until_not_serving(serving.address)
+        told = refused_at(serving.address)
+        assert (told.code, told.message) == (grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
+        assert stream.rest() == plain(PLAIN, LENGTH)
+        assert stream.error is None
+    assert serving.wait() == 0
+    assert serving.said().splitlines()[-1] == "specwire orchestrate: draining"
+    check_port_is_free(serving.address)
+    check_keys_expire(log)
+
+
+def test_the_second_signal_ends_it_at_once(owned: Parts, log: RedisServer) -> None:
+    verifier = owned.start("verify", TARGET)
+    serving = orchestrate(owned, log, "--verifier", verifier.ready())
+    with Stream(serving.address, max_tokens=LENGTH) as stream:
+        stream.until(5)
+        serving.send(signal.SIGTERM)
+        until_not_serving(serving.address)
+        serving.send(signal.SIGTERM)
+        assert serving.wait() == 128 + signal.SIGTERM
+
+
+def test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones(owned: Parts, log: RedisServer) -> None:
+    first, second = (owned.start("verify", TARGET, *PATIENT) for _ in range(2))
+    addresses = [first.ready(), second.ready()]
+    serving = orchestrate(owned, log, "--verifier", addresses[0])
+    both = orchestrate(owned, log, "--verifier", addresses[0], "--verifier", addresses[1])
+    with Stream(serving.address, max_tokens=LENGTH) as stream:
+        stream.until(5)
+        first.send(signal.SIGTERM)
+        until_not_serving(addresses[0])
+        for _ in range(3):
+            with Stream(both.address, max_tokens=10) as other:
+                assert other.rest() == plain(PLAIN, 10)
+        assert stream.rest() == plain(PLAIN, LENGTH)
+        assert stream.error is None
+    assert first.wait() == 0
+    assert "Traceback" not in first.said()
+    check_port_is_free(addresses[0])
+
+
+def test_a_verifier_that_may_not_wait_hands_its_sessions_over(owned: Parts, log: RedisServer) -> None:
+    first = owned.start("verify", TARGET, "--grace", "0.1")
+    second = owned.start("verify", TARGET)
+    serving = orchestrate(owned, log, "--verifier", first.ready(), "--verifier", second.ready())
+    with Stream(serving.address, max_tokens=LENGTH) as one, Stream(serving.address, max_tokens=LENGTH) as other:
+        for stream in (one, other):
+            stream.until(5)
+        first.send(signal.SIGTERM)
+        assert first.wait() == 0
+        for stream in (one, other):
+            assert stream.rest() == plain(PLAIN, LENGTH)
+
+
+def test_a_drafter_leaves_at_once(owned: Parts, log: RedisServer) -> None:
+    verifier, drafter = owned.start("verify", TARGET), owned.start("draft", DRAFT, *PATIENT)
+    serving = orchestrate(owned, log, "--verifier", verifier.ready(), "--drafter", drafter.ready())
+    with Stream(serving.address, max_tokens=LENGTH) as stream:
+        stream.until_accepted()
+        drafter.send(signal.SIGTERM)
+        assert drafter.wait() == 0
+        check_port_is_free(drafter.address)
+        assert stream.rest() == plain(PLAIN, LENGTH)
+
+
+def test_what_is_handed_over_goes_on_at_another_orchestrator(owned: Parts, log: RedisServer) -> None:
+    verifier = owned.start("verify", TARGET)
+    peers = ("--verifier", verifier.ready(), "--redis-url", log.url)
+    first, second = (owned.start("orchestrate", *peers, "--grace", "0.1") for _ in range(2))
+    addresses = f"{first.ready()},{second.ready()}"
+    with Stream(addresses, patience=LIMIT_S, max_tokens=LENGTH) as stream:
+        stream.until(5)
+        first.send(signal.SIGTERM)
+        assert stream.rest() == plain(PLAIN, LENGTH)
+        assert stream.error is None
+    assert first.wait() == 0
+    check_keys_expire(log)
+
+
+async def test_no_task_is_left_by_any_service() -> None:
+    """In this process, where tasks can be counted."""
+    verifier = await verify_service.server.start(ModelServiceOptions(TARGET))
+    drafter = await draft_service.server.start(ModelServiceOptions(DRAFT))
+    known = OrchestratorOptions((verifier.address,), (drafter.address,), accept_drafters=True)
+    serving = await orchestrator.server.start(known)
+    joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), serving.address, None)
+    async with AsyncClient(serving.address) as client:
+        events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="left", timeout=LIMIT_S)
+        await anext(events)
+        await serving.stop(0.0)
+        *_, last = [event async for event in events]
+        assert isinstance(last, Finished)
+        assert last.reason is FinishReason.CANCELLED  # a log in memory goes with its process
+    for service in (joined, drafter, verifier):
+        await service.stop(0.0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
