@@ -9,6 +9,7 @@ import torch
 from openvino_tokenizers import convert_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from bench.stateless import HuggingFaceStateless
 from specwire.lm.openvino_graph import stateful
 
 
@@ -19,7 +20,7 @@ def export(spec: str, folder: Path) -> None:
     """
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(spec, dtype=torch.float32, attn_implementation="sdpa")
     folder.mkdir()
-    openvino.save_model(stateful(model), folder / "openvino_model.xml", compress_to_fp16=False)
+    openvino.save_model(stateful(HuggingFaceStateless(model)), folder / "openvino_model.xml", compress_to_fp16=False)
     tokenizer, detokenizer = convert_tokenizer(AutoTokenizer.from_pretrained(spec), with_detokenizer=True)
     openvino.save_model(tokenizer, folder / "openvino_tokenizer.xml")
     openvino.save_model(detokenizer, folder / "openvino_detokenizer.xml")

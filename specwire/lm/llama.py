@@ -27,8 +27,8 @@ class LlamaRunner:
 
     def __init__(self, model: PreTrainedModel, slots: int, context: int, vocabulary: int) -> None:
         """Raises Unsuited for a model that only looks like the family."""
-        shape = _shape(model)
-        weights = _model(model, shape, context, vocabulary)
+        shape = shape_of(model)
+        weights = model_of(model, shape, context, vocabulary)
         size = (shape.layers, slots, 2 * shape.kv_heads, context, shape.head_dim)
         self._cache = torch.zeros(size, dtype=weights.embedding.dtype, device=weights.embedding.device)
         self._decode = compiled(Decoder(shape, weights, self._cache))
@@ -52,7 +52,8 @@ class LlamaRunner:
         return rows
 
 
-def _shape(model: PreTrainedModel) -> Shape:
+def shape_of(model: PreTrainedModel) -> Shape:
+    """Sizes of a model of MODEL_TYPES; Unsuited if it only looks like the family."""
     config: Any = model.config
     attention: Any = model.get_submodule("model.layers.0.self_attn")
     head_dim = attention.head_dim
@@ -79,7 +80,8 @@ def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Ten
     return torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
 
-def _model(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int) -> Model:
+def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int) -> Model:
+    """Weights of such a model, and its rotations for `context` positions; Unsuited as above."""
     body = model.get_submodule("model")
     bias = _optional(model, "lm_head.bias")
     head = Weights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])

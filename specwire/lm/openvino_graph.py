@@ -1,4 +1,4 @@
-"""A Hugging Face causal model as an OpenVINO graph, traced once with its KV cache as arguments.
+"""A causal model as an OpenVINO graph, traced once with its KV cache as arguments.
 
 The usual converter reports usage statistics; the frontend below it, which is called here, does not.
 """
@@ -17,7 +17,6 @@ from openvino._offline_transformations import (
 )
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
-from transformers import PreTrainedModel
 
 from specwire.lm.stateless import Stateless
 
@@ -26,16 +25,15 @@ ROWS = "rows"
 
 
 @torch.inference_mode()
-def stateful(model: PreTrainedModel) -> openvino.Model:
+def stateful(stateless: Stateless) -> openvino.Model:
     """The graph (input_ids, attention_mask, position_ids, beam_idx) -> logits; its state is the cache.
 
-    The weights, float32, are shared with the model.
+    The weights, float32, are shared with the module.
     """
-    stateless = Stateless(model.eval())
     with warnings.catch_warnings():  # tracing fixes what Python decides, as is meant here
         warnings.simplefilter("ignore")
         frontend = FrontEndManager().load_by_framework("pytorch")
-        decoder = TorchScriptPythonDecoder(stateless, example_input=_example(stateless))
+        decoder = TorchScriptPythonDecoder(stateless.eval(), example_input=_example(stateless))
         graph = openvino.Model(frontend.convert(frontend.load(decoder)))
     # What the converter does too; the pass that pages the cache needs the shapes that this finds.
     apply_moc_transformations(graph, cf=False, smart_reshape=True)
@@ -52,14 +50,14 @@ def stateful(model: PreTrainedModel) -> openvino.Model:
     return graph
 
 
-def paged(model: PreTrainedModel) -> openvino.Model:
+def paged(stateless: Stateless) -> openvino.Model:
     """The graph over a cache in pages (blocks of positions) that the caller owns, logits of chosen rows only.
 
     Inputs beside the caches: the tokens of all sessions one behind the other (`input_ids`, `position_ids`), where each
     session's begin (`subsequence_begins`) and how much of it is cached (`past_lens`), its pages (`block_indices`,
     `block_indices_begins`), the longest text (`max_context_len`), and of which tokens logits are wanted (`rows`).
     """
-    graph = stateful(model)
+    graph = stateful(stateless)
     paged_attention_transformation(graph)
     _select_rows(graph)
     return graph

@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.lm.interface import Feed
+from specwire.lm.llama import model_of, shape_of
+from specwire.lm.openvino_decoder import OpenvinoDecoder
 from specwire.lm.openvino_graph import ROWS, paged
 
 DEVICE = "CPU"
@@ -27,14 +29,19 @@ Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class OpenvinoRunner:
-    """`Runner` with the weights of a Hugging Face model, which can be freed."""
+    """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, context: int, dtype: torch.dtype, threads: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, slots: int, context: int, vocabulary: int, dtype: torch.dtype, threads: int
+    ) -> None:
         """Compute in `dtype` with the weights of a model that is in float32.
 
-        Raises whatever OpenVINO raises for a model that it cannot trace, page or compile.
+        Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
+        trace, page or compile.
         """
-        compiled = openvino.Core().compile_model(paged(model), DEVICE, _options(dtype, threads))
+        shape = shape_of(model)
+        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary))
+        compiled = openvino.Core().compile_model(paged(decoder), DEVICE, _options(dtype, threads))
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         # Positions of a page, as this processor's kernels want it.

@@ -13,7 +13,7 @@ from specwire.lm.cached import Runner
 from specwire.lm.checks import deviation, first_line
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.interface import AUTO, OPENVINO, TORCH, ModelError
-from specwire.lm.llama import MODEL_TYPES, ROPE_TYPES, LlamaRunner, Unsuited
+from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +48,20 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
         raise ModelError(f"runtime: openvino computes on cpu here, not on {first.device}")
     if first.dtype not in OPENVINO_DTYPES:
         raise ModelError(f"runtime: openvino computes in float32 or bfloat16, not in {str(first.dtype)[6:]}")
-    for kind in sorted(_rotations(model) - ROPE_TYPES):
-        raise ModelError(f"runtime: openvino cannot run a rotation that may depend on the text's length ({kind})")
+    dtype, name = first.dtype, type(model).__name__
+    if model.config.model_type not in MODEL_TYPES:
+        raise ModelError(f"runtime: openvino serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
         # An extra, and slow to import: only where it was asked for.
         from specwire.lm.openvino_runner import OpenvinoRunner
     except ImportError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
-    dtype, name = first.dtype, type(model).__name__
     model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
     try:
-        runner = OpenvinoRunner(model, sizes.slots, sizes.context, dtype, torch.get_num_threads())
+        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads())
         off = deviation(model, runner, *sizes, dtype)
+    except Unsuited as reason:
+        raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
     except Exception as failure:  # whatever tracing, paging or compiling a model of a kind they do not know raises
         raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
     finally:
@@ -67,11 +69,6 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
     if not off <= 1:
         raise ModelError(f"runtime: openvino gives other logits than this {name} ({off:.1f} times the tolerance)")
     return runner
-
-
-def _rotations(model: PreTrainedModel) -> set[str]:
-    """Kinds of rotation that the model's modules name. Tracing would fix one that depends on the length."""
-    return {str(module.rope_type) for module in model.modules() if hasattr(module, "rope_type")}
 
 
 def _last_line(error: BaseException) -> str:

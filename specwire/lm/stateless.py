@@ -1,37 +1,26 @@
-"""A causal model whose KV cache comes in and goes out as plain tensors: the form in which a graph can be traced."""
+"""A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
-from transformers import Cache, PreTrainedModel
+from torch import nn
 
 
-class GivenCache(Cache):
-    """Holds what came before, (sessions, heads, positions, size) for each layer's keys and values in turn."""
+class Stateless(nn.Module):
+    """Attention stays one operation, which runtimes recognise.
 
-    def __init__(self, past: tuple[torch.Tensor, ...]) -> None:
-        super().__init__(layers=[])
-        self.tensors = list(past)
+    Attributes:
+        layers: number of layers; each has keys and values.
+        heads, head_size: of keys and values.
+    """
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for index, new in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
-            self.tensors[index] = torch.cat((self.tensors[index], new), dim=2)
-        return self.tensors[2 * layer_idx], self.tensors[2 * layer_idx + 1]
+    layers: int
+    heads: int
+    head_size: int
 
-
-class Stateless(torch.nn.Module):
-    """The model as a function of tensors alone. Attention stays one operation, which runtimes recognise."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-        config = model.config
-        self.layers: int = config.num_hidden_layers
-        self.heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
+    @abstractmethod
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -46,16 +35,14 @@ class Stateless(torch.nn.Module):
             input_ids, position_ids: (sessions, new tokens).
             attention_mask: (sessions, all tokens), 0 where there is padding.
             beam_idx: (sessions,), which row of `past` each session goes on from.
+            past: of each layer in turn keys and values, (sessions, heads, positions, head_size).
         """
-        cache = GivenCache(tuple(each.index_select(0, beam_idx) for each in past))
-        new, whole = input_ids.shape[1], attention_mask.shape[1]
-        at = torch.arange(whole)
-        seen = (at <= at[whole - new :, None]) & (attention_mask[:, None, None, :] > 0)
-        result = self.model(
-            input_ids=input_ids,
-            attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min),
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return (result.logits, *cache.tensors)
+        ...
+
+
+def causal_mask(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
+    """Additive (sessions, 1, new, all): of all tokens, the last `new` see those before them that are no padding."""
+    whole = attention_mask.shape[1]
+    at = torch.arange(whole)
+    seen = (at <= at[whole - new :, None]) & (attention_mask[:, None, None, :] > 0)
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)

@@ -1,0 +1,53 @@
+"""A Hugging Face causal model whose KV cache comes in and goes out as plain tensors."""
+
+from __future__ import annotations
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from specwire.lm.stateless import Stateless, causal_mask
+
+
+class GivenCache(Cache):
+    """Holds what came before, (sessions, heads, positions, size) for each layer's keys and values in turn."""
+
+    def __init__(self, past: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(layers=[])
+        self.tensors = list(past)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for index, new in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
+            self.tensors[index] = torch.cat((self.tensors[index], new), dim=2)
+        return self.tensors[2 * layer_idx], self.tensors[2 * layer_idx + 1]
+
+
+class HuggingFaceStateless(Stateless):
+    """The model itself, its modules unchanged: what its users export."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        config = model.config
+        self.layers = config.num_hidden_layers
+        self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        beam_idx: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        cache = GivenCache(tuple(each.index_select(0, beam_idx) for each in past))
+        result = self.model(
+            input_ids=input_ids,
+            attention_mask=causal_mask(attention_mask, input_ids.shape[1]),
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return (result.logits, *cache.tensors)
