@@ -2,84 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deploy import bound
+from bench.soak.service import ANY_PORT, ROOT, START_LIMIT_S, Service
 
-ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 90.0
-END_LIMIT_S = 30.0
-ANY_PORT = "127.0.0.1:0"
-
-
-class Service:
-    """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it."""
-
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], said: Path, address: str) -> None:
-        self.address = address
-        self._arguments = arguments
-        self._environment = environment
-        self._said = said
-        self.process = self._launch()
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        """Bound to this process: should the tests be killed, it dies with them."""
-        command = (sys.executable, "-m", "deploy", *self._arguments, "--listen", self.address, "--json")
-        with self._said.open("ab") as said:
-            return subprocess.Popen(
-                [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *command],
-                cwd=ROOT,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                bufsize=0,
-            )
-
-    def ready(self) -> str:
-        """Wait for its ready line; the address in it."""
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], START_LIMIT_S)
-        line = self.process.stdout.readline() if readable else b""
-        assert line, f"{self._arguments} did not become ready: {self.said()}"
-        self.address = str(json.loads(line)["address"])
-        return self.address
-
-    def restart(self) -> None:
-        """Start again at the same address; does not wait until it is ready."""
-        self.kill()
-        self.process = self._launch()
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        """Its exit code."""
-        return self.process.wait(END_LIMIT_S)
-
-    def kill(self) -> None:
-        """Idempotent; works on a stopped process too."""
-        self.process.kill()
-        self.process.wait(END_LIMIT_S)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-    @property
-    def lives(self) -> bool:
-        return self.process.poll() is None
-
-    def said(self) -> str:
-        """Everything on its stderr, restarts included."""
-        return self._said.read_text()
+__all__ = ["ROOT", "Parts", "Service", "parts"]
 
 
 class Parts:

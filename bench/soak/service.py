@@ -1,0 +1,99 @@
+"""A service as a process of its own, started through the command line, that may be killed, stopped and restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.runs import BenchError
+from deploy import bound
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 90.0
+END_LIMIT_S = 30.0
+ANY_PORT = "127.0.0.1:0"
+
+
+class Process:
+    """A command, bound to this process: should this one be killed, it dies too. A terminal's Ctrl-C does not reach it.
+
+    Its words on stderr, those of all its lives, go into the file `said`.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], said: Path) -> None:
+        self.command = tuple(command)
+        self._environment = environment
+        self._said = said
+        self.process = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with self._said.open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self.command],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                bufsize=0,
+                start_new_session=True,
+            )
+
+    def restart(self) -> None:
+        """Start again; does not wait until it is ready."""
+        self.kill()
+        self.process = self._launch()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(END_LIMIT_S)
+
+    def kill(self) -> None:
+        """Idempotent; works on a stopped process too."""
+        self.process.kill()
+        self.process.wait(END_LIMIT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """Everything on its stderr, restarts included."""
+        return self._said.read_text(errors="replace")
+
+
+class Service(Process):
+    """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], said: Path, address: str) -> None:
+        self._arguments = tuple(arguments)
+        self.address = address
+        super().__init__(self._line(), environment, said)
+
+    def _line(self) -> tuple[str, ...]:
+        return (sys.executable, "-m", "deploy", *self._arguments, "--listen", self.address, "--json")
+
+    def restart(self) -> None:
+        self.command = self._line()
+        super().restart()
+
+    def ready(self) -> str:
+        """Wait for its ready line; the address in it. BenchError with its words if there is none."""
+        pipe = self.process.stdout
+        readable, _, _ = select.select([pipe], [], [], START_LIMIT_S) if pipe is not None else ([], [], [])
+        line = pipe.readline() if pipe is not None and readable else b""
+        if not line:
+            raise BenchError(f"{self._arguments} did not become ready: {self.said()}")
+        self.address = str(json.loads(line)["address"])
+        return self.address
