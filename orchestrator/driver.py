@@ -185,12 +185,12 @@ class SessionDriver:
         self.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
 
     def wait_for_verifier(self) -> None:
-        """Fail the session if no verifier takes it within what is left of the peer timeout."""
+        """Give the session up if no verifier takes it within what is left of the peer timeout."""
         timeout = self._options.peer_timeout
         self._timers.set(
             "verifier",
             self._patience,
-            lambda: self.fail(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
+            lambda: self._end_here(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
         )
 
     def set_deadline(self, seconds: float) -> None:
@@ -397,11 +397,23 @@ class SessionDriver:
         self.finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
 
     def leave(self) -> None:
-        """The process stops. The log keeps a session that its request id can find as it is: that is no end of it."""
-        if self.following or (self.record.request_id and self._store_is_kept):
+        """The process stops."""
+        if self.following or self._is_kept:
             self.abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
         else:
             self.cancel()
+
+    @property
+    def _is_kept(self) -> bool:
+        """The log has it for whoever comes back to it with its request id: leaving it is no end of it."""
+        return bool(self.record.request_id) and self._store_is_kept
+
+    def _end_here(self, code: grpc.StatusCode, message: str) -> None:
+        """It cannot go on here. Elsewhere it may."""
+        if self._is_kept:
+            self.abandon(code, message)
+        else:
+            self.fail(code, message)
 
     # The end
 

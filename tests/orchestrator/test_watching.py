@@ -270,3 +270,20 @@ async def test_without_a_verifier_a_session_is_left_to_others(redis: RedisServer
         await anext(both.second.watch(started.session_id))
         assert await both.fence(started.session_id) == fence
         await events.aclose()
+
+
+async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
+    async with (
+        stack(SLOW_TARGET, redis_url=redis.url, peer_timeout=0.5) as one,
+        stack(SLOW_TARGET, redis_url=redis.url) as other,
+        AsyncClient([one.orchestrator.address, other.orchestrator.address]) as client,
+    ):
+        events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+        await anext(events)
+        first = await anext(events)
+        assert isinstance(first, Chunk)
+        await one.verifier.stop(0.0)
+        tokens, _, finished = await tokens_of(events)
+        assert client.address == other.orchestrator.address
+    assert [*first.tokens, *tokens] == plain(TARGET, PROMPT, LENGTH)
+    assert finished.reason is FinishReason.LENGTH
