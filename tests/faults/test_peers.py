@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_a_drafter_that_hangs_for_a_while(healthy: Stack) -> None:
         healthy.drafter.send(signal.SIGCONT)
         stream.until_accepted()
         assert_plain_so_far(stream)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 12.0], ids=["unnoticed", "noticed"])
+def test_a_verifier_that_hangs_for_a_while(healthy: Stack, seconds: float) -> None:
+    with healthy.generate(400) as stream:
+        stream.until(100)
+        healthy.verifier.send(signal.SIGSTOP)
+        time.sleep(seconds)  # how long the fault lasts
+        healthy.verifier.send(signal.SIGCONT)
+        assert_plain(stream, 400)
 
 
 def test_both_peers_at_once(healthy: Stack) -> None:
