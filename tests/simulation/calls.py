@@ -36,7 +36,7 @@ class Pipe:
         self._target = target
         self._arrived: deque[Any] = deque()
         self._under_way = 0
-        self._last = 0.0
+        self._last = self.held_until = 0.0
         self.error: BaseException | None = None
         self._refusal: BaseException | None = None
         self._changed: list[asyncio.Future[None]] = []
@@ -49,7 +49,7 @@ class Pipe:
         self.push(item)
 
     def push(self, item: Any) -> None:
-        self._last = max(self._last + 1e-9, self._line.arrival(self._loop.time()))
+        self._last = max(self._last + 1e-9, self.held_until, self._line.arrival(self._loop.time()))
         self._under_way += 1
         self._loop.call_at(self._last, self._arrive, item, context=self._target)
 
@@ -75,6 +75,11 @@ class Pipe:
         """What has arrived may still be read; nothing more comes."""
         if self.error is None:
             self.error, self._refusal = reader, writer
+        self._wake()
+
+    def refuse(self, writer: BaseException) -> None:
+        """Nothing more can be written; what was may still arrive."""
+        self._refusal = self._refusal or writer
         self._wake()
 
     async def _change(self) -> None:
@@ -125,6 +130,7 @@ class Call(Breakable):
         if self.up.error is not None:
             return
         context = ServerContext(self, self._process, self._deadline)
+        self._network.served[self] = None
         self._task = self._loop.create_task(self._serve(listening.handlers.get(self._path), context))
         self._loop.call_at(self._line.arrival(self._loop.time()), self._confirm, context=self._client)
 
@@ -140,6 +146,7 @@ class Call(Breakable):
         finally:
             self.up.fail(asyncio.CancelledError(), broken())
             self._line.calls.pop(self, None)
+            self._network.served.pop(self, None)
 
     async def _handle(self, handler: Any, context: ServerContext) -> None:
         requests = self._requests(handler)
@@ -169,7 +176,7 @@ class Call(Breakable):
 
     def _fail_client(self, error: BaseException) -> None:
         self.down.fail(error, asyncio.CancelledError())
-        self.up.fail(asyncio.CancelledError(), error)
+        self.up.refuse(error)
         if not self._connected.done():
             self._connected.set_exception(error)
             self._connected.exception()  # whoever waits gets it; nobody may
@@ -185,6 +192,7 @@ class Call(Breakable):
 
     def _cancel_server(self) -> None:
         self.up.fail(asyncio.CancelledError(), broken())
+        self.down.refuse(asyncio.CancelledError())
         if self._task is not None:
             self._task.cancel()
 
@@ -192,6 +200,10 @@ class Call(Breakable):
         self._line.calls.pop(self, None)
         self._loop.call_later(client_in, self._fail_client, broken(), context=self._client)
         self._end_server(server_in)
+
+    def hold(self, until: float) -> None:
+        """What the client says from now on does not arrive before."""
+        self.up.held_until = until
 
     def served_by(self, process: str) -> bool:
         return self._listening is not None and self._listening.process == process

@@ -35,7 +35,7 @@ class Checks:
         self.found: list[str] = []
         self.oracles: dict[str, Oracle] = {}
         self.credits: dict[str, int] = {}
-        self.checked = 0
+        self.checked = self.resumed = 0
         self._loop = loop
         self._books = books
         self._script = script(seed)
@@ -116,7 +116,9 @@ class Checks:
     def _output(self, driver: SessionDriver, oracle: Oracle) -> None:
         output = driver.output
         emitted = len(oracle.prompt) + len(output.tokens)
-        acknowledged = self._books.acknowledged.get((driver.record.session_id, driver.fence), 0)
+        session_id = driver.record.session_id
+        drives = driver.session.state is not State.FENCED
+        acknowledged = self._books.known(session_id, driver.fence if drives else None)
         self.require(emitted <= acknowledged, f"emitted {emitted}, acknowledged under this fence {acknowledged}")
         self.require(is_prefix(output.tokens, oracle.tokens), f"emitted {output.tokens}, not {oracle.tokens}")
         self.require(len(output.tokens) == len(output.outcomes) == len(output.text_ends), "outcomes or ends missing")
@@ -158,12 +160,13 @@ class Checks:
         key = "generation", process, held.session_id
         newest, generation = self._seen.get(key, (0, 0)), (held.fence, held.attach)
         self.require(generation >= newest, f"{generation} is served after {newest}")
+        self.resumed += newest != (0, 0) and generation > newest
         self._seen[key] = max(newest, generation)
 
     def _cache(self, lm: Model, held: Held, cached: int) -> None:
         oracle = self.oracles.get(held.session_id)
         self.require(cached <= held.session.position, "a cache holds more than the text")
-        if oracle is not None and 0 < cached <= held.session.position:
+        if oracle is not None and 0 < cached <= min(held.session.position, len(oracle.raw)):
             computed = lm._hashes[held.slot][cached - 1]
             self.require(computed == oracle.hashes[cached], "a cache entry was computed from another text")
 

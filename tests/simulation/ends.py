@@ -47,7 +47,6 @@ def _finished(heard: Heard, readers: Sequence[Heard], oracle: Oracle, decoded: C
 def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
     """Statuses that a request may fail with here."""
     codes = set()
-    kinds = {fault.kind for fault in scenario.faults}
     if scenario.slots < len(scenario.asks):
         codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated request id is told
     if heard.ask.timeout is not None:
@@ -55,9 +54,14 @@ def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
     comes_back = heard.ask.request_id and heard.ask.timeout is None
     if not comes_back and any(disturbs(scenario, heard, fault.kind, fault.target) for fault in scenario.faults):
         codes.add(grpc.StatusCode.UNAVAILABLE)
-    if kinds.intersection(LOSING):
+    if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario):
         codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND}
     return codes
+
+
+def memory_may_be_lost(scenario: Scenario) -> bool:
+    """A log that is lost is written again by the session's owner, if that is there."""
+    return scenario.orchestrators > 1 or any(fault.target.startswith("orchestrator") for fault in scenario.faults)
 
 
 def disturbs(scenario: Scenario, heard: Heard, kind: str, target: str) -> bool:

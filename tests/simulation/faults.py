@@ -99,6 +99,12 @@ class Faults:
         if seconds > DETECTION:
             self._after(DETECTION, self._network.reset, line, False)
 
+    def _late(self, line: Line, seconds: float) -> None:
+        """What clients say on the connections of now arrives late, and after they have given these up."""
+        for call in list(line.calls):
+            call.hold(self._loop.time() + seconds)
+            call.lose(self._random.uniform(0.0, seconds), seconds + 0.1)
+
     def _close(self, line: Line, seconds: float) -> None:
         line.closed_until = self._loop.time() + seconds
         self._network.reset(line, slow=False)

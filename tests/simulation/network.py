@@ -52,6 +52,9 @@ class Breakable:
     def lose(self, client_in: float, server_in: float) -> None:
         raise NotImplementedError
 
+    def hold(self, until: float) -> None:
+        raise NotImplementedError
+
     def served_by(self, process: str) -> bool:
         raise NotImplementedError
 
@@ -84,7 +87,7 @@ class Method:
 
 
 class Network:
-    """`delays`: the range of a line's delay by the roles at its ends; others take `delay`."""
+    """`served`: calls whose handlers run."""
 
     def __init__(self, loop: SimLoop, random: Random, delay: tuple[float, float]) -> None:
         self.loop = loop
@@ -92,7 +95,7 @@ class Network:
         self.delay = delay
         self.listening: dict[str, Listening] = {}
         self.lines: dict[frozenset[str], Line] = {}
-        self.written: list[tuple[str, str, Any]] = []
+        self.served: dict[Breakable, None] = {}
 
     def line(self, one: str, other: str) -> Line:
         """Between two parties, whatever incarnation they are in."""
@@ -126,9 +129,9 @@ class Network:
         for line in self.lines_of(party_of(process)):
             self.reset(line, slow=False)
 
-    def end_calls(self, line: Line, process: str) -> None:
+    def end_calls(self, process: str) -> None:
         """Those that the process serves, as a server does that stops."""
-        for call in list(line.calls):
+        for call in list(self.served):
             if call.served_by(process):
                 call.lose(self.random.uniform(0.0, 0.05), 0.0)
 

@@ -118,8 +118,7 @@ class Party(ABC):
         """As a gRPC server that stops: after a moment what still runs is cancelled."""
         self.world.network.close(self.name)
         await asyncio.sleep(FAREWELL)
-        for line in self.world.network.lines_of(self.name):
-            self.world.network.end_calls(line, self.process)
+        self.world.network.end_calls(self.process)
 
     def _exited(self, process: str) -> None:
         if self.up and process == self.process:
@@ -227,7 +226,8 @@ class OrchestratorParty(Party):
         self.orchestrator = None
 
     async def _drain(self) -> None:
-        if self.orchestrator is not None:
+        orchestrator = self.orchestrator
+        if orchestrator is not None:
             self._hub.leave()
             await self._end_calls()
-            await self.orchestrator.stop()
+            await orchestrator.stop()

@@ -32,7 +32,10 @@ class Violation(AssertionError):
 
 @dataclass
 class Outcome:
-    """found: what did not hold. trace: equal for two runs of one scenario."""
+    """found: what did not hold. trace: equal for two runs of one scenario.
+
+    claims, restored: of sessions, by orchestrators. resumed: sessions that a verifier had kept for a new connection.
+    """
 
     scenario: Scenario
     found: list[str]
@@ -40,6 +43,9 @@ class Outcome:
     steps: int
     checked: int
     seconds: float
+    claims: int
+    restored: int
+    resumed: int
     ends: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -86,7 +92,9 @@ def run(scenario: Scenario) -> Outcome:
         simulation = Simulation(scenario, loop, network, World(loop, network, clock, scenario.seed), random)
         found = simulation.run(errors)
     heard = [client.heard for client in simulation.clients]
-    outcome = Outcome(scenario, found, heard, loop.steps, simulation.checks.checked, loop.time())
+    books, checks = simulation.store.books, simulation.checks
+    reached = books.claims, books.restored, checks.resumed
+    outcome = Outcome(scenario, found, heard, loop.steps, checks.checked, loop.time(), *reached)
     for each in heard:
         outcome.ends["left" if each.left else end_of(each)] += 1
     return outcome
@@ -148,6 +156,7 @@ class Simulation:
             accept_drafters=True,
             buffer=scenario.buffer,
             plan=scenario.plan,
+            drafters_per_session=scenario.drafters_per_session,
         )
 
     def run(self, errors: Errors) -> list[str]:

@@ -9,9 +9,12 @@ from tests.simulation.services import VOCABULARY
 
 # Of a party or of two parties' line. The log's own: see `LOG_FAULTS`.
 PARTY_FAULTS = ("crash", "pause", "slow", "stop")
-LINE_FAULTS = ("cut", "break", "stall", "close", "mangle")
+LINE_FAULTS = ("cut", "break", "stall", "late", "close", "mangle")
 LOG_FAULTS = ("log_down", "log_slow", "acks_lost", "effects_lost", "log_restarted", "log_behind", "log_emptied")
-STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"))
+# The last one keeps the end of every token withheld.
+STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"), tuple(f"{digit} 0" for digit in range(10)))
+# What most faults of a scenario are about; "" leaves it to chance.
+FOCUSES = ("", "", "verifier", "drafter", "orchestrator", "orchestrator", "client", "client", "log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Scenario:
     buffer: int = 16
     shared_host: bool = False
     plan: str = "auto"
+    drafters_per_session: int = 1
     asks: tuple[Ask, ...] = field(default=())
     faults: tuple[Fault, ...] = field(default=())
 
@@ -84,23 +88,19 @@ def random_scenario(seed: int) -> Scenario:
         verifiers=random.choice((1, 1, 2)),
         drafters=random.choice((0, 1, 1, 2)),
         dialling=random.choice((0, 0, 0, 1)),
-        orchestrators=random.choice((1, 1, 2)),
+        orchestrators=random.choice((1, 2)),
         slots=random.choice((2, 8, 8)),
-        forward=random.choice((0.005, 0.02, 0.05)),
-        draft=random.choice((0.001, 0.004)),
+        forward=random.choice((0.01, 0.05, 0.2)),
+        draft=random.choice((0.002, 0.01)),
         agree=random.choice((0.0, 0.6, 0.9, 1.0)),
         delay=random.choice(((0.0001, 0.0005), (0.0002, 0.02), (0.02, 0.04))),
         buffer=random.choice((2, 8, 64)),
         shared_host=random.random() < 0.3,
         plan=random.choice(("auto", "stream:2,6", "lockstep:4")),
+        drafters_per_session=1 + seed % 3,
     )
     asks = random_asks(random, bare)
-    faults = tuple(sorted((random_fault(random, bare) for _ in range(random.choice((0, 1, 2, 4)))), key=_start))
-    return replace(bare, asks=asks, faults=faults)
-
-
-def _start(fault: Fault) -> float:
-    return fault.start
+    return replace(bare, asks=asks, faults=random_faults(random, bare))
 
 
 def random_asks(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
@@ -115,16 +115,16 @@ def random_asks(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
 
 def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
     coupled = random.random() < 0.4
-    length = random.randint(1, 40)
+    length = random.choice((random.randint(1, 8), random.randint(9, 120), random.randint(9, 120)))
     return Ask(
-        start=round(random.uniform(0.0, 0.5), 3),
+        start=round(random.uniform(0.0, 0.4), 3),
         at=random.randrange(scenario.orchestrators),
         prompt=tuple(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6))),
         max_tokens=length,
         temperature=random.choice((0.5, 1.0)) if coupled else 0.0,
         seed=random.randrange(1 << 32) if coupled else 0,
         stop=random.choice(STOPS),
-        request_id=f"request-{random.choice((number, 0))}" if random.random() < 0.7 else "",
+        request_id=f"request-{random.choice((number, 0))}" if random.random() < 0.75 else "",
         drafting=random.choice((0, 0, 0, 1, 2, 3, 4)),
         provisional=random.random() < 0.2,
         timeout=round(random.uniform(0.2, 3.0), 3) if random.random() < 0.1 else None,
@@ -134,9 +134,27 @@ def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
     )
 
 
-def random_fault(random: Random, scenario: Scenario) -> Fault:
-    kinds = random.choices((PARTY_FAULTS, LINE_FAULTS, LOG_FAULTS), (4, 4, 3))[0]
-    kind = random.choice(kinds)
+def random_faults(random: Random, scenario: Scenario) -> tuple[Fault, ...]:
+    focus = random.choice(FOCUSES)
+    faults = (random_fault(random, scenario, focus) for _ in range(random.choice((0, 1, 2, 4, 8))))
+    return tuple(sorted(faults, key=_start))
+
+
+def _start(fault: Fault) -> float:
+    return fault.start
+
+
+def role_of(target: str) -> str:
+    """Of a party, or of the one to which an orchestrator's line goes."""
+    parts = target.split("-")
+    return parts[2] if len(parts) > 2 else parts[0]
+
+
+def random_fault(random: Random, scenario: Scenario, focus: str) -> Fault:
+    """Sessions take a second or a few, and longer if something is wrong."""
+    kinds = LOG_FAULTS if focus == "log" else random.choices((PARTY_FAULTS, LINE_FAULTS, LOG_FAULTS), (4, 4, 2))[0]
     targets = {PARTY_FAULTS: scenario.parties, LINE_FAULTS: scenario.lines}.get(kinds, [""])
+    meant = [target for target in targets if focus in ("", role_of(target))] or targets
+    start = random.uniform(0.1, 1.5) if random.random() < 0.8 else random.uniform(1.5, 8.0)
     seconds = random.choice((0.02, 0.3, 1.0, 3.0, 12.0)) * random.uniform(0.5, 1.5)
-    return Fault(round(random.uniform(0.0, 1.5), 3), kind, random.choice(targets), round(seconds, 3))
+    return Fault(round(start, 3), random.choice(kinds), random.choice(meant), round(seconds, 3))

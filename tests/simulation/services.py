@@ -45,7 +45,7 @@ def _logits(script: SeededScript, prefix: int, position: int) -> Row:
 
 
 def script(seed: int, agree: float = 1.0) -> SeededScript:
-    return SeededScript(seed, vocab=VOCABULARY, agree=agree, eos=0.02, memory=0)
+    return SeededScript(seed, vocab=VOCABULARY, agree=agree, eos=0.01, memory=0)
 
 
 class Model(ScriptedLM):

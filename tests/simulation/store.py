@@ -24,15 +24,25 @@ WRITES = ("append", "finish")
 
 @dataclass
 class Books:
-    """newest: fence by session. acknowledged: length of the log that the owner (session, fence) was told of."""
+    """newest: fence by session, as far as the log can know.
+
+    acknowledged: length of the log that the owner (session, fence) was told of. claims, restored: how often.
+    """
 
     newest: dict[str, int] = field(default_factory=dict)
     acknowledged: dict[tuple[str, int], int] = field(default_factory=dict)
     claims: int = 0
+    restored: int = 0
 
     def granted(self, session_id: str, fence: int, length: int) -> None:
         self.newest[session_id] = max(fence, self.newest.get(session_id, 0))
         self.told(session_id, fence, length)
+
+    def known(self, session_id: str, fence: int | None) -> int:
+        """How much the log was known to hold by the owner of that fence; None: by anybody, which is for who follows."""
+        if fence is not None:
+            return self.acknowledged.get((session_id, fence), 0)
+        return max((length for (known, _), length in self.acknowledged.items() if known == session_id), default=0)
 
     def told(self, session_id: str, fence: int, length: int) -> None:
         key = session_id, fence
@@ -69,6 +79,8 @@ class SimStore:
         self.losses += 1
         state = copy.deepcopy(self._saved) if kept == "saved" else _empty(self._saved)
         vars(self.memory).update(state)
+        logs = self.memory._logs
+        self.books.newest = {key: logs[key].fence if key in logs else 0 for key in self.books.newest}
 
     def view(self) -> StoreView:
         return StoreView(self)
@@ -139,6 +151,7 @@ class StoreView:
             self._grant(args[0], answer.fence, answer.length)
             books.claims += 1
         elif name == "recreate":
+            books.restored += 1
             books.newest[args[0].session_id] = max(args[3], books.newest.get(args[0].session_id, 0))
         if name in WRITES or name == "recreate":
             log = await store.memory.read(args[0] if name in WRITES else args[0].session_id)

@@ -1,0 +1,311 @@
+"""Known mistakes, put into the real code one at a time: what the simulation must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from orchestrator.appender import Appender
+from orchestrator.driver import SessionDriver
+from orchestrator.output import Cursor, Output
+from orchestrator.peers import Peer
+from orchestrator.store import Appended, Fenced, StoreUnavailable
+from orchestrator.store.memory import MemoryStore
+from specwire.core import effects as fx
+from specwire.core import events as ev
+from specwire.core.chain import Chains
+from specwire.core.drafting import DraftSession, Pace
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.session import Session
+from specwire.core.tail import Tail, Verdict
+from specwire.core.verification import Allowance, VerifySession
+from specwire.lm.scripted import ScriptedLM
+from specwire.text import OutputText
+from tests.simulation.scenario import Ask, Fault, Scenario, random_scenario
+from verify_service.commands import Opening, Refusal
+from verify_service.reception import Reception
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """make: puts it in. shows: whether it can show in a scenario. scenarios: by seed."""
+
+    make: Callable[[Patch], None]
+    shows: Callable[[Scenario], bool]
+    scenarios: Callable[[int], Scenario] = random_scenario
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__
+
+
+def has(*kinds: str) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(fault.kind in kinds for fault in scenario.faults)
+
+
+def always(_: Scenario) -> bool:
+    return True
+
+
+def several_orchestrators(scenario: Scenario) -> bool:
+    return scenario.orchestrators > 1 and bool(scenario.faults)
+
+
+def late_openings(seed: int) -> Scenario:
+    """Sessions open while what is said to the verifier arrives late; they open again on the next connection."""
+    asks = (Ask(0.3, 0, (3, 4), 60, request_id="a"), Ask(0.32, 0, (3, 5), 60))
+    faults = (Fault(0.28, "late", "orchestrator-0-verifier-0", 0.4),)
+    return Scenario(seed, forward=0.05, delay=(0.0002, 0.02), asks=asks, faults=faults)
+
+
+def away_and_back(seed: int) -> Scenario:
+    """A session moves to the other verifier, and back to the first one, which still has it as it was."""
+    asks = tuple(Ask(0.1, 0, (number + 1, 4), 80, request_id=f"{number}") for number in range(3))
+    faults = (
+        Fault(0.6, "close", "orchestrator-0-verifier-0", 3.0),
+        Fault(4.2, "close", "orchestrator-0-verifier-1", 20.0),
+    )
+    return Scenario(seed, verifiers=2, forward=0.1, asks=asks, faults=faults)
+
+
+def drafted(scenario: Scenario) -> bool:
+    return scenario.drafters + scenario.dialling > 0
+
+
+# The session
+
+
+def emit_before_append(patch: Patch) -> None:
+    original = Session._append
+
+    def hasty(self: Session) -> list[fx.Effect]:
+        effects = original(self)
+        if not effects or self.in_flight is None or self.in_flight.emit is None:
+            return effects
+        emit, self.in_flight = self.in_flight.emit, replace(self.in_flight, emit=None)
+        return [emit, *effects]
+
+    patch.setattr(Session, "_append", hasty)
+
+
+def flow_control_ignored(patch: Patch) -> None:
+    patch.setattr(Session, "_earned", property(lambda self: self.durable + self.buffer))
+
+
+def undurable_tokens_half_forgotten(patch: Patch) -> None:
+    original = Session._on_verifier_lost
+
+    def forgetful(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
+        self._pending.clear()
+        return original(self, event)
+
+    patch.setattr(Session, "_on_verifier_lost", forgetful)
+
+
+def stop_string_overlooked_at_an_append_s_end(patch: Patch) -> None:
+    original = OutputText.push
+
+    def careless(self: OutputText, tokens: Sequence[int]) -> Any:
+        release = original(self, tokens)
+        return replace(release, kept=len(tokens)) if release.stopped_at is None else replace(release, stopped_at=None)
+
+    patch.setattr(OutputText, "push", careless)
+
+
+def tokens_after_the_end_of_an_accepted_run(patch: Patch) -> None:
+    original = Ending.cut
+
+    def blind(self: Ending, position: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        reason = original(self, position, tokens)[1]
+        return len(tokens), reason
+
+    patch.setattr(Ending, "cut", blind)
+
+
+# The log and its owners
+
+
+def fence_not_checked(patch: Patch) -> None:
+    patch.setattr(MemoryStore, "_owned", lambda self, session_id, fence: self._log(session_id))
+
+
+def append_repeated(patch: Patch) -> None:
+    """What the log holds already is not compared: it is appended again."""
+    original = MemoryStore._write
+
+    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any) -> None:
+        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes)
+
+    patch.setattr(MemoryStore, "_write", repeating)
+
+
+def unknown_outcome_taken_for_success(patch: Patch) -> None:
+    original = Appender._write_once
+
+    async def guessing(self: Appender, effect: fx.Append) -> Appended:
+        try:
+            return await original(self, effect)
+        except StoreUnavailable:
+            return Appended(effect.position + len(effect.tokens), False)
+
+    patch.setattr(Appender, "_write_once", guessing)
+
+
+def fenced_owner_goes_on(patch: Patch) -> None:
+    original = Appender._write_once
+
+    async def deaf(self: Appender, effect: fx.Append) -> Appended:
+        try:
+            return await original(self, effect)
+        except Fenced:
+            return Appended(effect.position + len(effect.tokens), False)
+
+    patch.setattr(Appender, "_write_once", deaf)
+
+
+def lost_log_begun_anew(patch: Patch) -> None:
+    """What a restarted store lacks is written again without what was acknowledged since."""
+    original = MemoryStore.recreate
+
+    async def shorter(self: MemoryStore, record: Any, tokens: Any, outcomes: Any, *rest: Any) -> None:
+        await original(self, record, tokens[:-1], outcomes[:-1], *rest)
+
+    patch.setattr(MemoryStore, "recreate", shorter)
+
+
+def same_fence_granted_twice(patch: Patch) -> None:
+    patch.setattr(MemoryStore, "_next_fence", lambda self, old: max(1, old))
+
+
+# The verifier
+
+
+def credit_ignored(patch: Patch) -> None:
+    def room(self: VerifySession) -> int:
+        return 0 if self.finish is not None else self.ending.end - self.position
+
+    patch.setattr(VerifySession, "room", property(room))
+
+
+def stale_attach_accepted(patch: Patch) -> None:
+    def welcoming(self: Reception, opening: Opening) -> Refusal | None:
+        return None
+
+    patch.setattr(Reception, "_stale", welcoming)
+
+
+def chain_outlives_its_contradiction(patch: Patch) -> None:
+    patch.setattr(Chains, "advance", lambda self, position, tokens: [])
+
+
+def rollback_off_by_one(patch: Patch) -> None:
+    original = ScriptedLM.rollback
+
+    def sloppy(self: ScriptedLM, slot: int, length: int) -> None:
+        original(self, slot, min(self.cached(slot), length + 1))
+
+    patch.setattr(ScriptedLM, "rollback", sloppy)
+
+
+def tail_delivered_from_its_start(patch: Patch) -> None:
+    original = Tail.behind
+
+    def twice(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
+        return original(self, self._verdicts[0].position if self._verdicts else position, end)
+
+    patch.setattr(Tail, "behind", twice)
+
+
+def tail_kept_to_itself(patch: Patch) -> None:
+    original = Tail.behind
+
+    def silent(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
+        return None if original(self, position, end) is None else ()
+
+    patch.setattr(Tail, "behind", silent)
+
+
+def resumed_beyond_the_log(patch: Patch) -> None:
+    """A verifier that holds less than the log says goes on where it stands."""
+    original = VerifySession.resume
+
+    def hasty(self: VerifySession, tokens: Sequence[int], allowance: Allowance) -> Sequence[Verdict] | None:
+        known = tokens[: self.position]
+        return original(self, known, allowance) if self.text.common_prefix(0, known) == len(known) else None
+
+    patch.setattr(VerifySession, "resume", hasty)
+
+
+# The drafter
+
+
+def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
+    original = DraftSession.advance
+
+    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace) -> int:
+        original(self, position, tokens, pace)
+        return len(self.text)
+
+    patch.setattr(DraftSession, "advance", sloppy)
+
+
+def run_ahead_ignored(patch: Patch) -> None:
+    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.pace.run_ahead + 2))
+
+
+# Peers, drivers and readers
+
+
+def lost_verifier_not_told(patch: Patch) -> None:
+    patch.setattr(Peer, "on_down", lambda self: self._on_change())
+
+
+def reader_s_place_off_by_the_withheld_text(patch: Patch) -> None:
+    original = Output.cursor_at
+
+    def careless(self: Output, position: int) -> Cursor:
+        cursor = original(self, position)
+        return Cursor(cursor.tokens, self.text_ends[cursor.tokens - 1] if cursor.tokens else 0)
+
+    patch.setattr(Output, "cursor_at", careless)
+
+
+def tasks_left_behind(patch: Patch) -> None:
+    async def careless(self: SessionDriver) -> None:
+        self._timers.cancel_all()
+
+    patch.setattr(SessionDriver, "close", careless)
+
+
+LINK_LOST = has("cut", "break", "close", "late", "pause", "crash")
+
+MISTAKES = [
+    Mistake(emit_before_append, always),
+    Mistake(flow_control_ignored, always),
+    Mistake(undurable_tokens_half_forgotten, LINK_LOST),
+    Mistake(stop_string_overlooked_at_an_append_s_end, always),
+    Mistake(tokens_after_the_end_of_an_accepted_run, drafted),
+    Mistake(fence_not_checked, several_orchestrators),
+    Mistake(append_repeated, has("acks_lost")),
+    Mistake(unknown_outcome_taken_for_success, has("effects_lost", "log_down")),
+    Mistake(fenced_owner_goes_on, several_orchestrators),
+    Mistake(lost_log_begun_anew, has("log_emptied", "log_behind")),
+    Mistake(same_fence_granted_twice, several_orchestrators),
+    Mistake(credit_ignored, always),
+    Mistake(stale_attach_accepted, always, late_openings),
+    Mistake(chain_outlives_its_contradiction, drafted),
+    Mistake(rollback_off_by_one, drafted),
+    Mistake(tail_delivered_from_its_start, LINK_LOST),
+    Mistake(tail_kept_to_itself, LINK_LOST),
+    Mistake(resumed_beyond_the_log, always, away_and_back),
+    Mistake(drafter_s_cache_not_rolled_back, drafted),
+    Mistake(run_ahead_ignored, drafted),
+    Mistake(lost_verifier_not_told, LINK_LOST),
+    Mistake(reader_s_place_off_by_the_withheld_text, LINK_LOST),
+    Mistake(tasks_left_behind, always),
+]
