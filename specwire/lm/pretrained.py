@@ -65,7 +65,11 @@ def _config(spec: str) -> PreTrainedConfig:
 def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(_location(spec), dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            _location(spec),
+            dtype=dtype,
+            use_safetensors=True,  # the older files of weights are pickles
+        )
         model.eval().to(device=device)
     except Exception as error:  # as above, or too little memory
         raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error

@@ -138,6 +138,14 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
         load_model(_saved_config(config("llama"), tmp_path), slots=1)
 
 
+def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
+    folder = Path(save(build(config("llama")), tmp_path / "old", {f"w{i}": i for i in range(VOCABULARY)}))
+    (folder / "model.safetensors").unlink()
+    torch.save(build(config("llama")).state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"cannot be loaded as a causal model: .*no file named model\.safetensors"):
+        load_model(str(folder), slots=1)
+
+
 def test_a_hub_model_that_cannot_be_had() -> None:
     with pytest.raises(ModelError, match="'nobody/no-such-model' has no configuration"):
         load_model("nobody/no-such-model", slots=1)

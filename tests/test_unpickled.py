@@ -1,0 +1,85 @@
+"""Nothing that comes from outside is run: no pickle in any form, no eval, no code out of a model's folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (
+    "specwire",
+    "draft_service",
+    "verify_service",
+    "orchestrator",
+    "deploy",
+    "demo_pair",
+    "bench",
+    "examples",
+    "scripts",
+)
+FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml"}
+RUNNERS = {"eval", "exec", "__import__"}
+
+
+def offences(source: str) -> list[str]:
+    return [offence for node in ast.walk(ast.parse(source)) for offence in _offences(node)]
+
+
+def _offences(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in PICKLERS)
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PICKLERS:
+        yield str(node.module)
+    elif isinstance(node, ast.Call):
+        yield from _called(node)
+
+
+def _called(call: ast.Call) -> Iterator[str]:
+    name = ast.unparse(call.func)
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if name in RUNNERS:
+        yield name
+    if name.endswith("torch.load") and not _is(given.get("weights_only"), True):
+        yield "torch.load without weights_only=True"
+    if name.endswith(("np.load", "numpy.load")) and "allow_pickle" in given:
+        yield "numpy.load with allow_pickle"
+    if "trust_remote_code" in given and not _is(given["trust_remote_code"], False):
+        yield "trust_remote_code"
+    if "shell" in given and not _is(given["shell"], False):
+        yield "shell"
+
+
+def _is(node: ast.expr | None, value: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import torch, dill",
+        "from cloudpickle import loads",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "np.load(path, allow_pickle=True)",
+        "eval('1')",
+        "subprocess.run('ls', shell=True)",
+    ],
+)
+def test_each_offence_is_found(source: str) -> None:
+    assert offences(source)
+
+
+def test_what_is_harmless_is_not() -> None:
+    assert offences("torch.load(path, weights_only=True); re.compile('x'); model.eval()") == []
+
+
+def test_no_file_runs_what_it_is_given() -> None:
+    assert len(FILES) > 100
+    found = {str(file.relative_to(ROOT)): offences(file.read_text()) for file in FILES}
+    assert {file: named for file, named in found.items() if named} == {}
