@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import demo_pair
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
+from orchestrator.options import add_drafters_per_session, check_drafters_per_session
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_exposure, check_listen
 from specwire.rpc.tls import ServerTls
@@ -16,6 +17,7 @@ from specwire.rpc.tls import ServerTls
 DEFAULT_LISTEN = "127.0.0.1:50051"
 ANY_PORT = "127.0.0.1:0"
 DRAIN_GRACE = 1.0
+VERIFIER, DRAFTER = "verifier", "drafter"
 
 
 class StackError(RuntimeError):
@@ -28,6 +30,7 @@ class StackOptions:
 
     Attributes:
         target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
+        more_drafts: of further drafters. drafters_per_session: see OrchestratorOptions.
         redis_url: None starts a private Redis.
         durability, retention: see OrchestratorOptions.
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
@@ -59,12 +62,14 @@ class StackOptions:
     grace: float = DRAIN_GRACE
     ray: bool = True
     start_timeout: float = 600.0
+    more_drafts: tuple[str, ...] = ()
+    drafters_per_session: int = 1
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
-        self.verifier()  # validates what it is given
-        self.drafter()
+        self.services()  # validates what they are given
+        check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
 
@@ -78,17 +83,24 @@ class StackOptions:
             ngram=self.ngram,
         )
 
-    def drafter(self) -> ModelServiceOptions | None:
-        if self.draft is None:
-            return None
-        return ModelServiceOptions(
-            self.draft, dtype=self.dtype, runtime=self.runtime, threads=self.draft_threads, slots=self.slots
-        )
+    def drafters(self) -> dict[str, ModelServiceOptions]:
+        """Return each drafter by its role: drafter, drafter-2, ..."""
+        models = [self.draft, *self.more_drafts] if self.draft is not None else []
+        return {
+            DRAFTER if number == 1 else f"{DRAFTER}-{number}": ModelServiceOptions(
+                model, dtype=self.dtype, runtime=self.runtime, threads=self.draft_threads, slots=self.slots
+            )
+            for number, model in enumerate(models, 1)
+        }
 
     def services(self) -> dict[str, ModelServiceOptions]:
         """Return each service to host by its role."""
-        drafter = self.drafter()
-        return {"verifier": self.verifier(), **({"drafter": drafter} if drafter else {})}
+        return {VERIFIER: self.verifier(), **self.drafters()}
+
+
+def kind_of(role: str) -> str:
+    """Return what a role's service is: a verifier or a drafter, of which there may be several."""
+    return role.partition("-")[0]
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +108,14 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("stack")
     group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
     draft = group.add_mutually_exclusive_group()
-    draft.add_argument("--draft", metavar="MODEL", help="path or hub id (default: the demo pair's, if the target is)")
+    draft.add_argument(
+        "--draft",
+        action="append",
+        metavar="MODEL",
+        help="path or hub id (default: the demo pair's, if the target is); may be repeated",
+    )
     draft.add_argument("--no-draft", action="store_true", help="no drafter; --no-ngram too leaves the target alone")
+    add_drafters_per_session(group)
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
@@ -121,9 +139,12 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
     """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
     # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
     default_draft = str(demo_pair.DRAFT) if args.target is None else None
+    draft, *more = args.draft or [default_draft]
     return StackOptions(
         target=args.target or str(demo_pair.TARGET),
-        draft=None if args.no_draft else args.draft or default_draft,
+        draft=None if args.no_draft else draft,
+        more_drafts=tuple(more),
+        drafters_per_session=args.drafters_per_session,
         redis_url=args.redis_url,
         durability=args.durability,
         retention=args.retention,

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from deploy.options import StackError
+from deploy.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.processes import Child
 from specwire.rpc.process import ModelServiceOptions
 
-MODULES = {"verifier": "verify_service", "drafter": "draft_service"}
+MODULES = {VERIFIER: "verify_service", DRAFTER: "draft_service"}
 STOP_GRACE = 5.0
 HEALTHY_AFTER = 30.0
 FIRST_PAUSE = 0.2
@@ -135,4 +135,5 @@ class PlainService:
         ]
         context = [] if o.context is None else ["--context", str(o.context)]
         own = [] if o.ngram else ["--no-ngram"]
-        return [sys.executable, "-m", MODULES[self.role], o.model, "--listen", listen, "--json", *sizes, *context, *own]
+        module = MODULES[kind_of(self.role)]
+        return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]

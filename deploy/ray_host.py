@@ -18,7 +18,7 @@ from typing import Protocol, cast
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from deploy.options import StackError
+from deploy.options import StackError, kind_of
 from deploy.processes import end_descendants
 from deploy.ray_actors import ACTORS
 from deploy.ray_messages import RayAnswer, RayOrder
@@ -96,7 +96,9 @@ def _start_ray(order: RayOrder) -> None:
 def _actor(role: str, options: ModelServiceOptions, order: RayOrder, say: Say) -> Handle:
     say(RayAnswer(progress=f"{role}: loading {options.model}"))
     address_file = Path(order.directory) / f"{role}.address"
-    actor = ray.remote(ACTORS[role]).options(name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1)
+    actor = ray.remote(ACTORS[kind_of(role)]).options(
+        name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1
+    )
     return cast(Handle, actor.remote(options, address_file))
 
 

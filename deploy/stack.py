@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
 from deploy.hosts import Host
-from deploy.options import StackError, StackOptions
+from deploy.options import VERIFIER, StackError, StackOptions
 from deploy.plain_host import PlainHost
 from deploy.ray_cluster import RayCluster
 from deploy.redis_server import RedisServer, check_redis
@@ -107,10 +107,10 @@ class Stack:
         return addresses
 
     async def _start_orchestrator(self, redis_url: str) -> None:
-        drafter = self.services.get("drafter")
         options = OrchestratorOptions(
-            verifiers=(self.services["verifier"],),
-            drafters=(drafter,) if drafter else (),
+            verifiers=(self.services[VERIFIER],),
+            drafters=tuple(address for role, address in self.services.items() if role != VERIFIER),
+            drafters_per_session=self.options.drafters_per_session,
             redis_url=redis_url,
             durability=self.options.durability,
             retention=self.options.retention,

@@ -63,7 +63,7 @@ def progress(line: str) -> None:
 
 def _ready_line(running: stack.Stack) -> str:
     options = running.options
-    draft = f"draft {options.draft}" if options.draft else "no draft"
+    draft = f"draft {', '.join((options.draft, *options.more_drafts))}" if options.draft else "no draft"
     return f"specwire: ready on {running.address} (target {options.target}, {draft}, log {running.redis_url})"
 
 

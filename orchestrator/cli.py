@@ -9,7 +9,7 @@ import json
 from orchestrator import server
 from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.keeping import add_log_arguments
-from orchestrator.options import OrchestratorOptions
+from orchestrator.options import OrchestratorOptions, add_drafters_per_session
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
@@ -41,13 +41,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         help="only these may dial in: a name in the drafter's certificate; may be repeated",
     )
     parser.add_argument("--drafter-keys", metavar="FILE", help="drafters that dial in must show a token of this file")
-    parser.add_argument(
-        "--drafters-per-session",
-        type=int,
-        default=1,
-        metavar="N",
-        help="drafters that propose for one session at a time (default: %(default)s)",
-    )
+    add_drafters_per_session(parser)
     add_log_arguments(parser)
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 from orchestrator.access import Access
@@ -19,6 +20,22 @@ from specwire.rpc.tls import ClientTls, ServerTls
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
 MOST_DRAFTERS = 8
+
+
+def add_drafters_per_session(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--drafters-per-session",
+        type=int,
+        default=1,
+        metavar="N",
+        help="drafters that propose for one session at a time (default: %(default)s)",
+    )
+
+
+def check_drafters_per_session(count: int) -> None:
+    """Raises InvalidParameter."""
+    if not 1 <= count <= MOST_DRAFTERS:
+        raise InvalidParameter("drafters-per-session", f"must be from 1 to {MOST_DRAFTERS}, not {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +98,7 @@ class OrchestratorOptions:
                 raise ValueError(f"{name}: must be at most {LONGEST_S:g}, not {getattr(self, name)}")
         durability_of(self.durability, self.redis_url == MEMORY)
         parse_plan(self.plan)
-        if not 1 <= self.drafters_per_session <= MOST_DRAFTERS:
-            most, given = MOST_DRAFTERS, self.drafters_per_session
-            raise InvalidParameter("drafters-per-session", f"must be from 1 to {most}, not {given}")
+        check_drafters_per_session(self.drafters_per_session)
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
 

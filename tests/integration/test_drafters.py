@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -113,9 +114,24 @@ def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
         service.kill()
 
 
-@pytest.mark.parametrize("command", [("orchestrate",), ("edge", "--draft", POOR)])
+@pytest.mark.parametrize("command", [("orchestrate",), ("edge", "--draft", POOR), ("up",)])
 def test_too_many_are_refused(command: tuple[str, ...], owned: Parts) -> None:
-    arguments = (*command, "--verifier", "127.0.0.1:1", "--drafters-per-session", "9")
+    peers = () if command == ("up",) else ("--verifier", "127.0.0.1:1")
+    arguments = (*command, *peers, "--drafters-per-session", "9")
     code, said, error = owned.run("-m", "deploy", *arguments)
     assert (code, said) == (2, "")
     assert error == f"specwire {command[0]}: error: drafters-per-session: must be from 1 to 8, not 9\n"
+
+
+@pytest.mark.parametrize("host", [(), ("--no-ray",)], ids=["ray", "plain"])
+def test_a_stack_on_one_machine_with_two_drafters(host: tuple[str, ...]) -> None:
+    models = ("--target", f"{TARGET}:delay_ms=10", "--draft", GOOD, "--draft", POOR, "--drafters-per-session", "2")
+    with running("up", *models, *host, "--listen", "127.0.0.1:0", "--json") as stack:
+        address = json.loads(stack.line())["address"]
+        with Stream(address, max_tokens=LENGTH) as stream:
+            assert stream.rest() == plain(TARGET, LENGTH)
+            assert list(figures(stream)) == [1, 2]
+            assert sum(drafter.accepted for drafter in figures(stream).values()) > 0
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.wait() == 0
+        assert stack.nothing_left()
