@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from orchestrator.driver import UNREAD, SessionDriver
+from orchestrator.driver import UNREAD
 from orchestrator.restoring import Replay
 from orchestrator.store import SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.base import missing
@@ -14,13 +15,22 @@ from orchestrator.store.base import missing
 POLL_S = 0.05
 POLL_TOKEN_S = 10e-6
 RETRY_S = 0.2
+# Seconds that a log has answered for again before its owner's silence counts: the owner could not speak either.
+SETTLED_S = 5.0
+
+
+class Followed(Protocol):
+    """A session that readers read here. See SessionDriver."""
+
+    readers: int
+    patience_with_others: float
 
 
 class Follower:
     """Extends one session's output from its log.
 
     Args:
-        driver: shows the output and counts its readers.
+        driver: counts the session's readers.
         owner: this orchestrator's name in the log.
         can_drive: sessions can be driven here now.
         timeout: seconds after which a log that does not answer is given up.
@@ -31,7 +41,8 @@ class Follower:
     def __init__(
         self,
         store: SessionStore,
-        driver: SessionDriver,
+        session_id: str,
+        driver: Followed,
         replay: Replay,
         owner: str,
         can_drive: Callable[[], bool],
@@ -39,6 +50,7 @@ class Follower:
     ) -> None:
         self.wanted = False
         self._store = store
+        self._session_id = session_id
         self._driver = driver
         self._replay = replay
         self._owner = owner
@@ -46,6 +58,7 @@ class Follower:
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
         self._answered = self._read = self._grown = self._now()
+        self._settled = self._answered - SETTLED_S
 
     async def run(self) -> StoredSession | None:
         """The log once the session has ended, or ought to be driven here; None once nobody reads it here.
@@ -65,15 +78,16 @@ class Follower:
     async def _look(self) -> StoredSession | None:
         """The log, shown; None if it does not answer now."""
         try:
-            log = await self._store.read(self._driver.record.session_id)
+            log = await self._store.read(self._session_id)
         except StoreUnavailable:
+            self._settled = self._grown = self._now()
             if self._now() - self._answered > self._timeout:
                 raise
             return None
         if log is None or self._is_behind(log):
             # The store has lost it. An owner that lives writes it again with its next sign of life.
             if self._now() - self._answered > self._timeout:
-                raise missing(self._driver.record.session_id)
+                raise missing(self._session_id)
             return None
         self._answered = self._now()
         if len(log.tokens) > self._replay.seen:
@@ -83,7 +97,7 @@ class Follower:
 
     def _is_behind(self, log: StoredSession) -> bool:
         """It is the beginning of what was shown: neither a contradiction nor all."""
-        shown = self._driver.output.tokens
+        shown = self._replay.output.tokens
         return len(log.tokens) < len(shown) and shown[: len(log.tokens)] == list(log.tokens)
 
     def _is_due(self, log: StoredSession) -> bool:
@@ -93,7 +107,8 @@ class Follower:
         stalled = self._now() - self._grown > self._driver.patience_with_others
         if stalled:
             self._driver.patience_with_others *= 2
-        return self.wanted or stalled or log.abandoned or log.owner == self._owner
+        silent = log.abandoned and self._now() - self._settled >= SETTLED_S
+        return self.wanted or stalled or silent or log.owner == self._owner
 
     def _is_unread(self) -> bool:
         if self._driver.readers:

@@ -120,8 +120,9 @@ class Ownership:
         self._place(driver)
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
-        follower = Follower(self._store, driver, replay, self._owner, self._can_drive, self._store_timeout)
-        self._followers[driver.record.session_id] = follower
+        session_id, timeout = driver.record.session_id, self._store_timeout
+        follower = Follower(self._store, session_id, driver, replay, self._owner, self._can_drive, timeout)
+        self._followers[session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 
     async def _run(self, driver: SessionDriver, replay: Replay, follower: Follower) -> None:

@@ -1,0 +1,180 @@
+"""What an orchestrator makes of a log that another one writes: it shows, waits, claims, or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from orchestrator import following
+from orchestrator.following import Follower
+from orchestrator.output import Output
+from orchestrator.restoring import OtherText, Replay
+from orchestrator.store import LEASE_S, MissingSession, SessionRecord, StoredSession, StoreUnavailable
+from orchestrator.store.memory import MemoryStore
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from tests.core.script import LetterScanner
+
+RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))
+TTL_S = 60.0
+D = Outcome.DIRECT
+
+
+@dataclass
+class Readers:
+    """As many as a test says."""
+
+    readers: int = 1
+    patience_with_others: float = LEASE_S
+
+
+class Log(MemoryStore):
+    """Answers while `answers`; its clock goes on by itself and by what a test adds."""
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+        super().__init__(lambda: asyncio.get_running_loop().time() + self.late_s)
+        self.answers = True
+
+    async def read(self, session_id: str) -> StoredSession | None:
+        if not self.answers:
+            raise StoreUnavailable("no answer")
+        return await super().read(session_id)
+
+
+class Scene:
+    """A session that another orchestrator has begun, and who follows it here."""
+
+    def __init__(self, log: Log, fence: int, timeout: float = 5.0) -> None:
+        self.log = log
+        self.fence = fence
+        self.readers = Readers()
+        self.can_drive = True
+        self.output = Output(len(RECORD.prompt))
+        replay = Replay(self.output, LetterScanner(()))
+        self.follower = Follower(log, "s", self.readers, replay, "us", lambda: self.can_drive, timeout)
+        self.task = asyncio.create_task(self.follower.run())
+
+    async def append(self, *tokens: int) -> None:
+        await self.log.append("s", self.fence, 2 + len(self.output.tokens), tokens, [D] * len(tokens))
+        await self.shown(len(self.output.tokens) + len(tokens))
+
+    async def shown(self, tokens: int) -> None:
+        async with asyncio.timeout(5.0):
+            await self.output.reached(2 + tokens)
+
+    async def goes_on(self) -> None:
+        """It has looked at the log a few times and is still at it."""
+        await asyncio.sleep(10 * following.POLL_S)
+        assert not self.task.done()
+
+    async def result(self) -> StoredSession | None:
+        async with asyncio.timeout(5.0):
+            return await self.task
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL_S", 0.002)
+    monkeypatch.setattr(following, "RETRY_S", 0.002)
+
+
+async def scene(timeout: float = 5.0) -> Scene:
+    log = Log()
+    return Scene(log, await log.create(RECORD, TTL_S, "them"), timeout)
+
+
+async def test_what_is_appended_is_shown_until_the_end() -> None:
+    now = await scene()
+    await now.append(3)
+    await now.append(1, 2)
+    await now.log.finish("s", now.fence, 5, [0], [D], FinishReason.LENGTH, 4)
+    ended = await now.result()
+    assert ended is not None
+    assert (now.output.tokens, ended.reason) == ([3, 1, 2, 0], FinishReason.LENGTH)
+
+
+async def test_it_is_claimed_where_a_reader_wants_it() -> None:
+    now = await scene()
+    await now.goes_on()
+    now.follower.wanted = True
+    due = await now.result()
+    assert due is not None
+    assert due.reason is None
+
+
+async def test_it_is_claimed_from_an_owner_that_is_silent() -> None:
+    now = await scene()
+    await now.goes_on()
+    now.log.late_s = LEASE_S + 1
+    assert await now.result() is not None
+
+
+async def test_it_is_claimed_where_it_is_ours_already() -> None:
+    now = await scene()
+    await now.log.claim("s", "us")
+    assert await now.result() is not None
+
+
+async def test_one_that_gets_no_further_is_claimed_and_the_next_time_later() -> None:
+    now = await scene()
+    now.readers.patience_with_others = 0.05
+    assert await now.result() is not None
+    assert now.readers.patience_with_others == 0.1
+
+
+async def test_without_a_verifier_nothing_is_claimed() -> None:
+    now = await scene()
+    now.can_drive = False
+    now.follower.wanted = True
+    now.log.late_s = LEASE_S + 1
+    await now.goes_on()
+    now.can_drive = True
+    assert await now.result() is not None
+
+
+async def test_silence_of_the_log_is_not_the_owners() -> None:
+    now = await scene()
+    now.log.answers = False
+    await now.goes_on()
+    now.log.late_s = LEASE_S + 1
+    now.log.answers = True
+    await now.append(3)
+    now.log.late_s += LEASE_S + 1
+    await now.goes_on()
+    now.task.cancel()
+
+
+async def test_a_log_that_does_not_answer_is_given_up() -> None:
+    now = await scene(timeout=0.05)
+    now.log.answers = False
+    with pytest.raises(StoreUnavailable):
+        await now.result()
+
+
+async def test_a_log_that_is_gone_is_said_to_be() -> None:
+    """Not at once: an owner that lives writes it again."""
+    now = await scene(timeout=0.3)
+    now.log.late_s = 2 * TTL_S
+    await now.goes_on()
+    with pytest.raises(MissingSession):
+        await now.result()
+
+
+async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
+    now = await scene()
+    await now.append(3, 1)
+    await now.log.recreate(RECORD, [2], [D], now.fence + 1, TTL_S, "them")
+    with pytest.raises(OtherText):
+        await now.result()
+
+
+async def test_what_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "UNREAD", 0.05)
+    now = await scene()
+    await now.goes_on()
+    now.readers.readers = 0
+    assert await now.result() is None
