@@ -18,27 +18,30 @@ class Advised:
     """A drafter, as its session's orchestrator sees it.
 
     due: draft tokens that the verifier may expect of it after each verdict. missed: where the text begins that a paused
-    one was not told; None: it was told all.
+    one was not told; None: it was told all. stale: of its present chain the beginning went to a verifier that is gone.
     """
 
     source: int
     pace: Pace
     due: int
     missed: int | None = None
+    stale: bool = False
 
     def open(self, text: Text) -> list[Effect]:
-        self.missed = None
+        self.missed, self.stale = None, False
         return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
 
     def restart(self, text: Text) -> list[Effect]:
         """Have it begin a new chain: the beginning of its present one never reached the verifier that opens now.
 
-        An advance that goes back by a token does it, where there is one to spare.
+        An advance that goes back by a token does it, where there is one to spare; for one that is paused, when it is
+        to go on.
         """
         last = len(text) - 1
         if last == 0:
             return self.open(text)
-        return [*self.advance(text, last, ()), *self.advance(text, last, (text.tokens[last],))]
+        self.stale = True
+        return self.advance(text, last, (text.tokens[last],))
 
     def plan(self, text: Text, pace: Pace, due: int) -> list[Effect]:
         """A new plan: it hears at once that it is to pause, to go on, or to draft otherwise."""
@@ -58,4 +61,6 @@ class Advised:
         if self.missed is not None:
             position, self.missed = min(position, self.missed), None
             tokens = tuple(text.tokens[position:])
-        return [AdvanceDrafter(self.source, position, tokens, self.pace)]
+        stale, self.stale = self.stale, False
+        back: list[Effect] = [AdvanceDrafter(self.source, position, (), self.pace)] if stale else []
+        return [*back, AdvanceDrafter(self.source, position, tokens, self.pace)]

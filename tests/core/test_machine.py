@@ -161,6 +161,21 @@ def test_drafts_are_of_use_again_after_the_verifier_was_replaced() -> None:
     assert accepted_in(world, 4) >= 4
 
 
+def test_drafts_are_of_use_after_a_pause_in_which_the_verifier_was_replaced() -> None:
+    """Its chain had begun before: the new verifier knows nothing of that."""
+    world = perfect()
+    for action in ("verifier_ready", "drafter_ready", "round", "drafter_receives", *["draft"] * 4, "relay", "relay"):
+        world.step(action)
+    for action in ("offer", "offer", "change_pace", "kill_verifier", "verifier_ready"):
+        world.step(action)
+    assert not world.drafted
+    assert not world.relayed
+    world.step("change_pace", 4)  # the other drafter's, which is not there
+    world.step("change_pace", 4)
+    assert world.session.drafters[1].pace.run_ahead == 4
+    assert accepted_in(world, 6) >= 6
+
+
 def test_a_slow_client_holds_the_verifier_back_across_replacements() -> None:
     world = World(Script(3, quality=0), max_tokens=40, buffer=4)
     limit = len(world.prompt) + world.buffer
