@@ -5,11 +5,12 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from specwire.core.sampling import Sampling
 from tests.faults.hostile import ATTACKS, hostile, joined
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import Stream, plain
 
-LENGTH = 150
+LENGTH, SEED = 150, 11
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -18,9 +19,9 @@ def test_no_drafter_changes_a_text(healthy: Stack, attack: str) -> None:
         orchestrator = healthy.orchestrate(drafter.address)
         try:
             address = orchestrator.ready()
-            for _ in range(2):
-                with Stream(address, max_tokens=LENGTH) as stream:
-                    assert stream.rest() == plain(PLAIN, LENGTH)
+            for temperature in (0.0, 0.9):
+                with Stream(address, max_tokens=LENGTH, temperature=temperature, seed=SEED) as stream:
+                    assert stream.rest() == plain(PLAIN, LENGTH, sampling=Sampling(temperature, seed=SEED))
                     assert stream.finished is not None
                     assert stream.finished.stats.output_tokens == LENGTH
             assert drafter.attacked()
@@ -38,9 +39,9 @@ def test_no_drafter_that_dialled_in_changes_a_text(healthy: Stack, attack: str) 
     try:
         address = orchestrator.ready()
         with joined(ATTACKS[attack], address) as joining:
-            for _ in range(2):
-                with Stream(address, max_tokens=LENGTH) as stream:
-                    assert stream.rest() == plain(PLAIN, LENGTH)
+            for temperature in (0.0, 0.9):
+                with Stream(address, max_tokens=LENGTH, temperature=temperature, seed=SEED) as stream:
+                    assert stream.rest() == plain(PLAIN, LENGTH, sampling=Sampling(temperature, seed=SEED))
             assert joining.drafter.attacked()
             if attack in ("flood", "giant"):
                 assert joining.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
