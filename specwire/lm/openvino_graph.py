@@ -90,9 +90,9 @@ def _select_rows(graph: openvino.Model) -> None:
 def _example(stateless: Stateless) -> tuple[torch.Tensor, ...]:
     """Inputs to trace with: two sessions, four new tokens behind three. A dimension of 1 would become a constant."""
     past = (torch.zeros(2, stateless.heads, 3, stateless.head_size) for _ in range(2 * stateless.layers))
-    positions = torch.arange(3, 7).repeat(2, 1)
-    beams = torch.arange(2, dtype=torch.int32)
-    return torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64), positions, beams, *past
+    tokens, beams = torch.zeros(2, 4, dtype=torch.int64), torch.arange(2, dtype=torch.int32)
+    # Positions are all 0, which the shortest context has too: values are not traced.
+    return tokens, torch.ones(2, 7, dtype=torch.int64), tokens.clone(), beams, *past
 
 
 def _shape(stateless: Stateless, name: str) -> list[int]:

@@ -6,6 +6,7 @@ pages, a rollback is an integer, and a forward of many sessions copies no cache:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -20,6 +21,7 @@ from specwire.lm.interface import Feed
 from specwire.lm.llama import model_of, shape_of
 from specwire.lm.openvino_decoder import OpenvinoDecoder
 from specwire.lm.openvino_graph import ROWS, paged
+from specwire.lm.steady import FEW, SteadyRows, price_of_change
 
 DEVICE = "CPU"
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -47,8 +49,13 @@ class OpenvinoRunner:
         # Positions of a page, as this processor's kernels want it.
         self._page = int(ports[0].partial_shape[2].get_length())
         self._pages = -(-context // self._page)
-        self._caches = [self._allocate(port, slots) for port in ports]
-        self._indices = np.arange(slots * self._pages, dtype=np.int32).reshape(slots, self._pages)
+        # One more than asked for: rows of padding are a session, too.
+        self._padding = slots
+        self._caches = [self._allocate(port, slots + 1) for port in ports]
+        self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
+        self._steady = SteadyRows(0)
+        if context >= FEW:
+            self._steady = SteadyRows(min(price_of_change(self._time), context))
 
     def _allocate(self, port: Any, slots: int) -> torch.Tensor:
         """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""
@@ -63,19 +70,31 @@ class OpenvinoRunner:
         for memory in self._caches:
             memory[first : first - (-stop // self._page)].zero_()
 
+    def _time(self, rows: int) -> float:
+        """Seconds of a forward of so many rows, on the slot of the padding."""
+        began = time.perf_counter()
+        self.run([Feed(self._padding, 0, [0] * rows, 1)])
+        return time.perf_counter() - began
+
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        for name, numbers in self._inputs(feeds):
+        needed = sum(len(feed.tokens) for feed in feeds)
+        spare = self._steady.rows(needed) - needed
+        padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
+        for name, numbers in self._inputs(feeds, padding):
             self._request.set_tensor(name, openvino.Tensor(numbers))
         self._request.infer()
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return torch.from_numpy(logits.reshape(-1, logits.shape[-1])).clone()  # the next forward overwrites it
 
-    def _inputs(self, feeds: Sequence[Feed]) -> list[tuple[str, Numbers]]:
-        """As `openvino_graph.paged` takes them."""
+    def _inputs(self, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
+        """As `openvino_graph.paged` takes them. The padding lies behind all rows that are wanted."""
+        feeds = [*wanted, *padding]
         stops = [feed.stop for feed in feeds]
         ends = list(accumulate(len(feed.tokens) for feed in feeds))
         counts = [-(-stop // self._page) for stop in stops]
-        rows = chain.from_iterable(range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds, strict=True))
+        rows = chain.from_iterable(
+            range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, wanted, strict=False)
+        )
         pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
         tokens = chain.from_iterable(feed.tokens for feed in feeds)
         positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)

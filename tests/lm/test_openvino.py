@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.cached import CachedLM
-from specwire.lm.openvino_runner import OpenvinoRunner
+from specwire.lm.openvino_runner import Numbers, OpenvinoRunner
 from specwire.lm.runners import Sizes, runner_for
 from tests.lm.models import ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -35,8 +36,12 @@ def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str =
     return lm
 
 
+@pytest.mark.parametrize("padding", [0, 20])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
+    kind: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specwire.lm.openvino_runner.price_of_change", lambda _: padding)
     model = build(config(kind))
     texts = Texts(model, _load(model, tmp_path), seed=len(kind))
     for _ in range(60):
@@ -77,6 +82,35 @@ def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
     assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
     assert lm.failed == {0}
     assert lm.cached(0) == 0
+
+
+def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows, then one: the next forwards keep to five until a change is cheaper."""
+    monkeypatch.setattr("specwire.lm.openvino_runner.price_of_change", lambda _: 8)
+    seen: list[int] = []
+    inputs = OpenvinoRunner._inputs
+
+    def watched(self: OpenvinoRunner, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
+        seen.append(sum(len(feed.tokens) for feed in (*wanted, *padding)))
+        return inputs(self, wanted, padding)
+
+    model = build(config("llama"))
+    lm = _load(model, tmp_path)
+    monkeypatch.setattr(OpenvinoRunner, "_inputs", watched)
+    text = [1, 3, 9, 4, 8]
+    lm.forward([Feed(0, 0, text, 1)])
+    for at in range(4):
+        logits = lm.forward([Feed(0, 5 + at, [6], 1)])
+        text.append(6)
+        torch.testing.assert_close(logits, plain(model, text)[-1:], atol=TOLERANCE, rtol=TOLERANCE)
+    assert seen == [5, 5, 5, 1, 1]
+
+
+def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    lm = load_model(save(model, tmp_path), slots=1, context=2, runtime="openvino")
+    logits = lm.forward([Feed(0, 0, [4, 7], 2)])
+    torch.testing.assert_close(logits, plain(model, [4, 7]), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_logits_stay_as_they_are_when_the_next_forward_runs(tmp_path: Path) -> None:
