@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from orchestrator.appender import RENEW_S
+from orchestrator.store import SessionStore, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +20,15 @@ class Leased(Protocol):
     async def renew(self) -> None: ...
 
 
-async def keep_leases(sessions: Callable[[], Iterable[Leased]], every: float = RENEW_S / 2) -> None:
-    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
+async def keep_leases(store: SessionStore, sessions: Callable[[], Iterable[Leased]]) -> None:
+    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log.
+
+    A log in memory forgets what has expired when it is asked something, so it is asked.
+    """
     while True:
-        await asyncio.sleep(every)
+        await asyncio.sleep(RENEW_S / 2)
+        with suppress(StoreUnavailable):
+            await store.ping()
         done = await asyncio.gather(*(session.renew() for session in sessions()), return_exceptions=True)
         for error in done:
             if isinstance(error, Exception):

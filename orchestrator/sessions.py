@@ -29,8 +29,15 @@ from orchestrator.peers import (
     least_refusing,
     verifier_link,
 )
-from orchestrator.statuses import store_statuses
-from orchestrator.store import MissingSession, SessionExists, SessionRecord, SessionStore
+from orchestrator.statuses import status_of_store, store_statuses
+from orchestrator.store import (
+    DeletedSession,
+    MissingSession,
+    SessionExists,
+    SessionRecord,
+    SessionStore,
+    StoreError,
+)
 from orchestrator.tenants import Allowances, no_session
 from specwire.core.states import State
 from specwire.rpc.errors import StatusError
@@ -38,7 +45,9 @@ from specwire.text import OutputText, TokenizerError, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+# What of ended sessions is remembered here, beside the log: how many, and for how many seconds.
 FINISHED_KEPT = 256
+REMEMBERED_S = 60.0
 # Seconds for the last append of a session that is cancelled at shutdown.
 LEAVE_LIMIT = 2.0
 # Seconds that a session which is to be deleted has for its end to reach the log.
@@ -108,7 +117,7 @@ class Orchestrator:
             self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
         for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
             self._tasks.append(asyncio.create_task(link.run(drafter)))
-        self._tasks.append(asyncio.create_task(keep_leases(lambda: list(self.sessions.values()))))
+        self._tasks.append(asyncio.create_task(keep_leases(self.store, self._remembered)))
         try:
             async with asyncio.timeout(self.options.start_timeout):
                 await self._until_ready()
@@ -222,9 +231,29 @@ class Orchestrator:
         if driver is None:
             self._check_welcome()
             return await self._begin(session_id, self._join(session_id, take_over))
-        if take_over:
+        if driver.output.end is not None:
+            await self._check_kept(driver)
+        elif take_over:
             self._ownership.take_over(driver)
         return driver
+
+    async def _check_kept(self, driver: SessionDriver) -> None:
+        """What is remembered here of an ended session counts, unless somebody had it deleted elsewhere."""
+        try:
+            await self.store.read(driver.record.session_id)
+        except DeletedSession as error:
+            self._forget(driver)
+            raise StatusError(status_of_store(error), str(error)) from error
+        except StoreError:
+            return
+
+    def _remembered(self) -> list[SessionDriver]:
+        """All sessions, without those that ended a while ago: they can be read in the log as long as it keeps them."""
+        now, kept = asyncio.get_running_loop().time(), min(REMEMBERED_S, self.options.retention)
+        for driver in list(self.sessions.values()):
+            if driver.output.end is not None and driver.stats.ended is not None and now - driver.stats.ended > kept:
+                self._forget(driver)
+        return list(self.sessions.values())
 
     async def open(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
         """Create the session in the log and set it going; a call for one that has begun joins it.

@@ -160,7 +160,7 @@ class MemoryStore:
         return self._requests.setdefault((tenant, request_id), (session_id, self._clock() + ttl_s))[0]
 
     async def ping(self) -> None:
-        return
+        self._forget_expired()
 
     async def close(self) -> None:
         return

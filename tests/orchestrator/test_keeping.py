@@ -8,10 +8,12 @@ import asyncio
 import grpc
 import pytest
 
+from orchestrator import leases
 from orchestrator.cli import add_arguments, options_of
 from orchestrator.options import LONGEST_S, OrchestratorOptions
 from orchestrator.store import DeletedSession
-from specwire.client import Chunk, SpecwireError, Started
+from orchestrator.store.memory import MemoryStore
+from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.sampling import InvalidParameter
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
@@ -97,6 +99,63 @@ async def test_a_session_that_runs_is_ended_and_deleted() -> None:
             await asyncio.gather(reading, return_exceptions=True)
         with pytest.raises(DeletedSession):
             await running.orchestrator.orchestrator.store.read(session_id)
+
+
+async def test_what_was_deleted_elsewhere_is_not_remembered_here() -> None:
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url) as running, stack(redis_url=redis.url) as other:
+            done = await running.client.complete(PROMPT, max_tokens=5)
+            assert [event async for event in running.client.watch(done.session_id)]
+            await other.client.delete_session(done.session_id)
+            with pytest.raises(SpecwireError) as gone:
+                async for _ in running.client.watch(done.session_id):
+                    pass
+            assert gone.value.code is grpc.StatusCode.NOT_FOUND
+            assert done.session_id not in running.orchestrator.orchestrator.sessions
+
+
+async def test_a_session_deleted_while_it_runs_elsewhere_is_gone_for_its_readers() -> None:
+    with RedisServer() as redis:
+        async with (
+            stack(SLOW_TARGET, redis_url=redis.url) as running,
+            stack(SLOW_TARGET, redis_url=redis.url) as other,
+            AsyncClient(running.orchestrator.address, patience=0) as client,
+        ):
+            session_id = ""
+            with pytest.raises(SpecwireError) as gone:
+                async for event in client.generate(PROMPT, max_tokens=2000, ignore_eos=True):
+                    if isinstance(event, Started):
+                        session_id = event.session_id
+                    if isinstance(event, Chunk) and event.position > 30 and session_id:
+                        await other.client.delete_session(session_id)
+                        session_id = ""
+            assert gone.value.code is grpc.StatusCode.NOT_FOUND
+            assert "deleted" in gone.value.message
+
+
+async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    async with stack(retention=0.2) as running:
+        done = await running.client.complete(PROMPT, max_tokens=5)
+        sessions = running.orchestrator.orchestrator.sessions
+        assert done.session_id in sessions
+        for _ in range(1000):
+            if done.session_id not in sessions:
+                break
+            await asyncio.sleep(0.01)
+        assert done.session_id not in sessions
+        store = running.orchestrator.orchestrator.store
+        assert isinstance(store, MemoryStore)
+        for _ in range(1000):
+            if not store._logs:
+                break
+            await asyncio.sleep(0.01)
+        assert not store._logs
+        with pytest.raises(SpecwireError) as gone:
+            await running.client.get_session(done.session_id)
+        assert gone.value.code is grpc.StatusCode.NOT_FOUND
 
 
 async def test_the_log_forgets_after_its_retention() -> None:
