@@ -1,0 +1,94 @@
+"""What is wrong with what a session's client was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bench.soak.jobs import Job, Manner
+from bench.soak.judge import Wanted, mismatches, wanted
+from bench.soak.pairs import Pair
+from bench.soak.reader import Told
+from specwire.core.limits import FinishReason
+
+
+class Kind(StrEnum):
+    LOST = "lost"
+    REPEATED = "repeated"
+    MISMATCH = "mismatch"
+    TEXT = "text is not that of the tokens"
+    END = "did not end as asked"
+    ERROR = "ended with an error"
+    LOG = "the log says otherwise"
+    READER = "another reader was told otherwise"
+    NEAR_TIE = "near-tie"  # counted, and no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    session: int
+    kind: Kind
+    detail: str
+
+
+def check(pair: Pair, told: Told) -> list[Finding]:
+    return [Finding(told.job.number, kind, detail) for kind, detail in _check(pair, told)]
+
+
+def _check(pair: Pair, told: Told) -> Iterator[tuple[Kind, str]]:
+    job, tokens = told.job, told.tokens
+    if told.lost:
+        yield Kind.LOST, f"{told.lost} tokens"
+    if told.repeated:
+        yield Kind.REPEATED, f"{told.repeated} tokens"
+    if told.error:
+        yield (Kind.LOST if told.error.startswith("DATA_LOSS") else Kind.ERROR), told.error
+    for one in mismatches(pair, job, tokens):
+        kind = Kind.NEAR_TIE if one.gap <= pair.tie else Kind.MISMATCH
+        yield kind, f"token {one.at}: {one.got} instead of {one.expected}, {one.gap:.2e} behind it"
+    yield from _end(job, told, wanted(pair, job, tokens))
+    yield from _log(told)
+    if told.second_error:
+        yield Kind.ERROR, f"Watch: {told.second_error}"
+    if told.second is not None and not told.error and told.second != tokens:
+        yield Kind.READER, _difference(told.second, tokens)
+
+
+def _end(job: Job, told: Told, due: Wanted) -> Iterator[tuple[Kind, str]]:
+    """Of a session without an error: where its tokens end it, unless it was cancelled or left before."""
+    if told.error:
+        return
+    if due.length < len(told.tokens):
+        yield Kind.END, f"{len(told.tokens) - due.length} tokens behind the end ({due.reason!r})"
+    elif told.end is None and job.manner is not Manner.LEAVE:
+        yield Kind.END, f"the stream ended without Finished after {len(told.tokens)} tokens"
+    elif told.end not in (None, due.reason) and not _cancelled(job, told.end):
+        yield Kind.END, f"{told.end!r} after {len(told.tokens)} tokens, not {due.reason!r}"
+    complete = told.text == due.text
+    if not (complete or (told.end is None and due.text.startswith(told.text))):
+        yield Kind.TEXT, f"{told.text[-80:]!r} instead of {due.text[-80:]!r}"
+
+
+def _cancelled(job: Job, end: FinishReason | None) -> bool:
+    return job.manner is Manner.CANCEL and end is FinishReason.CANCELLED
+
+
+def _log(told: Told) -> Iterator[tuple[Kind, str]]:
+    if told.log_error:
+        yield Kind.ERROR, f"GetSession: {told.log_error}"
+    if told.log is None:
+        return
+    logged = told.log.tokens[told.log.prompt_tokens :]
+    shown = tuple(told.tokens)
+    if told.end is None:
+        logged = logged[: len(shown)]
+    if logged != shown:
+        yield Kind.LOG, _difference(logged, shown)
+    if told.end is not None and told.log.finish_reason is not told.end:
+        yield Kind.LOG, f"ended by {told.log.finish_reason!r}, not by {told.end!r}"
+
+
+def _difference(other: Sequence[int], shown: Sequence[int]) -> str:
+    equal = next((i for i, (a, b) in enumerate(zip(other, shown, strict=False)) if a != b), min(len(other), len(shown)))
+    return f"{len(other)} tokens, of which {equal} are the client's {len(shown)}"

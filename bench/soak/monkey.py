@@ -1,0 +1,141 @@
+"""The monkey: kills, stops and restarts processes, cuts and stalls lines, by a seed.
+
+It breaks within what docs/RELIABILITY.md promises to survive: one of two that do the same at a time, the log for
+seconds. Which faults come, and in what order, is a function of the seed; what they meet is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from bench.soak.rig import LINE, Rig, ready
+from bench.soak.service import Process
+
+EVERY_S = 3.0
+AT_ONCE = 3
+# After a fault its role is left alone for so long, so that what was lost can be found again.
+RESPITE_S = 2.0
+
+
+class Kind(StrEnum):
+    KILL = "killed"
+    STOP = "stopped"
+    LEAVE = "restarted"
+    CUT = "cut"
+    STALL = "stalled"
+
+
+PROCESS_KINDS, LINE_KINDS = (Kind.KILL, Kind.STOP, Kind.LEAVE), (Kind.CUT, Kind.STALL)
+MOST_S = {Kind.KILL: 2.0, Kind.STOP: 8.0, Kind.LEAVE: 1.0, Kind.CUT: 3.0, Kind.STALL: 8.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`seconds` until it is mended."""
+
+    kind: Kind
+    target: str
+    seconds: float
+
+    @property
+    def role(self) -> str:
+        """What is not to be hurt twice at a time."""
+        return self.target if self.kind in LINE_KINDS else self.target.split()[0]
+
+    @property
+    def name(self) -> str:
+        """For counting: lines by the service that they lead to."""
+        what = f"{LINE} to {self.target.rpartition(' to ')[2].split()[0]}" if self.kind in LINE_KINDS else self.role
+        return f"{what} {self.kind}"
+
+
+class Monkey:
+    """`faults` counts what it has done, `wrong` holds what a process should not have answered with."""
+
+    def __init__(self, rig: Rig, seed: int, say: Callable[[str], None], every: float = EVERY_S) -> None:
+        self.faults: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._rig = rig
+        self._random = Random(seed)
+        self._say = say
+        self._every = every
+        self._busy: set[str] = set()
+
+    async def run(self, until: asyncio.Event) -> None:
+        """Until told to end; then everything is whole again."""
+        async with asyncio.TaskGroup() as tasks:
+            while not until.is_set():
+                fault = self._draw()
+                if fault.role not in self._busy and len(self._busy) < AT_ONCE:
+                    self._busy.add(fault.role)
+                    tasks.create_task(self._inflict(fault))
+                await within(until, self._random.uniform(0.2, 2 * self._every))
+        await asyncio.to_thread(self._rig.mend)
+
+    def _draw(self) -> Fault:
+        on_a_line = self._random.random() < 0.4
+        kind = self._random.choice(LINE_KINDS if on_a_line else PROCESS_KINDS)
+        target = self._random.choice(sorted(self._rig.lines if on_a_line else self._rig.parts))
+        return Fault(kind, target, self._random.uniform(0.0, MOST_S[kind]))
+
+    async def _inflict(self, fault: Fault) -> None:
+        self._say(f"{fault.target}: {fault.kind} ({fault.seconds:.1f} s)")
+        self.faults[fault.name] += 1
+        try:
+            await self._deed(fault)
+            await asyncio.sleep(RESPITE_S)
+        finally:
+            self._busy.discard(fault.role)
+
+    def _deed(self, fault: Fault) -> Awaitable[None]:
+        match fault.kind:
+            case Kind.CUT:
+                return asyncio.to_thread(self._rig.lines[fault.target].cut, fault.seconds)
+            case Kind.STALL:
+                return asyncio.to_thread(self._rig.lines[fault.target].stall, fault.seconds)
+            case Kind.STOP:
+                return self._stop(self._rig.parts[fault.target], fault.seconds)
+            case Kind.KILL:
+                return self._kill(self._rig.parts[fault.target], fault.seconds)
+            case Kind.LEAVE:
+                return self._leave(self._rig.parts[fault.target], fault)
+
+    async def _stop(self, part: Process, seconds: float) -> None:
+        part.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            part.send(signal.SIGCONT)
+
+    async def _kill(self, part: Process, seconds: float) -> None:
+        await asyncio.to_thread(part.kill)
+        await asyncio.sleep(seconds)
+        await self._again(part)
+
+    async def _leave(self, part: Process, fault: Fault) -> None:
+        part.send(signal.SIGTERM)
+        code = await asyncio.to_thread(part.wait)
+        if code != 0:
+            self.wrong.append(f"{fault.target}: exit code {code} when it was asked to end")
+        await asyncio.sleep(fault.seconds)
+        await self._again(part)
+
+    async def _again(self, part: Process) -> None:
+        await asyncio.to_thread(part.restart)
+        await asyncio.to_thread(ready, part)
+
+
+async def within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event came within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""Whose sessions these are: target and drafter, what is asked of them, and the reference that judges the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from tokenizers import Tokenizer
+
+from demo_pair import DRAFT, TARGET, held_out_prompts
+from specwire.lm import LanguageModel, load_model
+from specwire.text import load_tokenizer
+
+MOST_PROMPT = 128
+SCRIPTED, DEMO = "scripted", "demo"
+VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`words`: how verifier and drafter are started. `tie`: scores no farther apart may be decided either way."""
+
+    name: str
+    target: str
+    draft: str
+    words: tuple[str, ...]
+    tie: float
+    longest: int
+    reference: Callable[[], LanguageModel]
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The target in this process."""
+        return self.reference()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.model.info.tokenizer_json)
+
+    def prompt(self, random: Random) -> tuple[int, ...]:
+        if self.name == SCRIPTED:
+            return tuple(random.randrange(2, VOCABULARY) for _ in range(random.randint(1, 24)))
+        text = random.choice(held_out_prompts()).text
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids[-MOST_PROMPT:])
+
+    def stops(self, random: Random) -> tuple[str, ...]:
+        """Strings that a text of a few hundred tokens holds now and then, across the borders of tokens."""
+        if self.name == SCRIPTED:
+            return tuple(f"{random.randrange(10)} {random.randrange(2, VOCABULARY)} {digit}" for digit in range(1, 6))
+        return tuple(random.sample(CODE_STOPS, 2))
+
+
+CODE_STOPS: Sequence[str] = ("\n\n", "return ", "):\n", "self.", " == ", "raise ")
+
+
+def scripted(delay_ms: float = 8.0, slots: int = 64) -> Pair:
+    """Known logits, bit for bit the same whatever the batch. The delay emulates a slower target."""
+    plain = f"scripted:7:vocab={VOCABULARY}:eos=0.001"
+    return Pair(
+        SCRIPTED,
+        f"{plain}:delay_ms={delay_ms:g}",
+        f"scripted:7:vocab={VOCABULARY}:agree=0.8",
+        ("--slots", str(slots)),
+        tie=0.0,
+        longest=400,
+        reference=lambda: load_model(plain, slots=1),
+    )
+
+
+def demo() -> Pair:
+    """The demo pair in float32: batches round differently, so scores within 1e-4 of each other are a near-tie."""
+    return Pair(
+        DEMO,
+        str(TARGET),
+        str(DRAFT),
+        ("--dtype", "float32", "--threads", "1", "--slots", "40", "--context", "512"),
+        tie=1e-4,
+        longest=160,
+        reference=lambda: load_model(str(TARGET), slots=1, dtype="float32", context=512),
+    )
+
+
+PAIRS = {SCRIPTED: scripted, DEMO: demo}

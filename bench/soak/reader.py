@@ -1,0 +1,170 @@
+"""One session as its client sees it, through the client library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from bench.soak.jobs import Job, Manner
+from specwire.client import AsyncClient, Chunk, Event, Finished, SessionState, SpecwireError, Started
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+
+PATIENCE_S = 60.0
+LIMIT_S = 240.0
+SLACK_S = 30.0
+
+
+@dataclass(slots=True)
+class Told:
+    """What came of a job.
+
+    Attributes:
+        end: why it ended, by Finished; None if it did not come.
+        error: what the client library raised, "" if nothing.
+        lost, repeated: tokens, by the positions of the chunks.
+        waits: seconds until each chunk but the first came, without the reader's own pauses.
+        second: what another reader was told, None if there was none, or it came to nothing (`second_error`).
+        log: the session in the log, behind its end.
+    """
+
+    job: Job
+    session_id: str = ""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    end: FinishReason | None = None
+    error: str = ""
+    lost: int = 0
+    repeated: int = 0
+    waits: list[float] = field(default_factory=list)
+    second: list[int] | None = None
+    second_error: str = ""
+    log: SessionState | None = None
+    log_error: str = ""
+
+    def add(self, event: Event, waited: float) -> None:
+        match event:
+            case Started():
+                self.session_id = event.session_id
+            case Chunk():
+                due = len(self.job.prompt) + len(self.tokens)
+                self.lost += max(0, event.position - due)
+                self.repeated += max(0, due - event.position)
+                if self.tokens:
+                    self.waits.append(waited)
+                self.tokens += event.tokens
+                self.text += event.text
+            case Finished():
+                self.text += event.text
+                self.end = event.reason
+
+
+class Reader:
+    """Carries out one job.
+
+    Args:
+        addresses: of all orchestrators.
+        hurry: once set, no more pauses of reading.
+    """
+
+    def __init__(self, job: Job, addresses: tuple[str, ...], hurry: asyncio.Event) -> None:
+        self.told = Told(job)
+        self._job = job
+        self._addresses = addresses[job.first :] + addresses[: job.first]
+        self._hurry = hurry
+        self._pauses = sorted(job.pauses)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> Told:
+        """Never raises but CancelledError: what goes wrong is told."""
+        try:
+            async with asyncio.timeout(LIMIT_S + SLACK_S):
+                async with AsyncClient(self._addresses, patience=PATIENCE_S) as client:
+                    await self._read(client)
+                    await self._look_up(client)
+        except TimeoutError:
+            self.told.error = self.told.error or "hung: no end, and no error either"
+        return self.told
+
+    async def _read(self, client: AsyncClient) -> None:
+        try:
+            async with aclosing(client.generate(self._job.prompt, timeout=LIMIT_S, **self._options())) as events:
+                await self._follow(client, events)
+        except SpecwireError as error:
+            self.told.error = str(error)
+        finally:
+            await asyncio.gather(*self._tasks)
+
+    def _options(self) -> Options:
+        job, sampling = self._job, self._job.sampling
+        return {
+            "max_tokens": job.length,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop": job.stop,
+            "ignore_eos": job.ignore_eos,
+            "request_id": job.request_id,
+        }
+
+    async def _follow(self, client: AsyncClient, events: AsyncGenerator[Event, None]) -> None:
+        now = asyncio.get_running_loop().time
+        began = now()
+        async for event in events:
+            self.told.add(event, now() - began)
+            if isinstance(event, Started):
+                self._accompany()
+            if len(self.told.tokens) >= self._job.at and not isinstance(event, Finished):
+                if self._job.manner is Manner.LEAVE:
+                    return
+                self._cancel_once(client)
+            await self._pause()
+            began = now()
+
+    def _accompany(self) -> None:
+        """By a second reader; not of a session that is left, which would then be read after all."""
+        if self._job.second and self._job.manner is not Manner.LEAVE:
+            self._tasks.append(asyncio.create_task(self._watch()))
+
+    def _cancel_once(self, client: AsyncClient) -> None:
+        if self._job.manner is Manner.CANCEL and not any(task.get_name() == "cancel" for task in self._tasks):
+            self._tasks.append(asyncio.create_task(self._cancel(client), name="cancel"))
+
+    async def _cancel(self, client: AsyncClient) -> None:
+        try:
+            await client.cancel(self.told.session_id, timeout=LIMIT_S)
+        except SpecwireError as error:
+            self.told.error = self.told.error or f"Cancel: {error}"
+
+    async def _watch(self) -> None:
+        tokens: list[int] = []
+        others = self._addresses[1:] + self._addresses[:1]
+        try:
+            async with (
+                AsyncClient(others, patience=PATIENCE_S) as client,
+                aclosing(client.watch(self.told.session_id, timeout=LIMIT_S)) as events,
+            ):
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        tokens += event.tokens
+            self.told.second = tokens
+        except SpecwireError as error:
+            self.told.second_error = str(error)
+
+    async def _pause(self) -> None:
+        while self._pauses and len(self.told.tokens) >= self._pauses[0][0]:
+            _, seconds = self._pauses.pop(0)
+            if not self._hurry.is_set():
+                await asyncio.sleep(seconds)
+
+    async def _look_up(self, client: AsyncClient) -> None:
+        """The log, which is what counts."""
+        if not self.told.session_id:
+            return
+        try:
+            self.told.log = await client.get_session(self.told.session_id, timeout=LIMIT_S)
+        except SpecwireError as error:
+            self.told.log_error = str(error)

@@ -1,0 +1,129 @@
+"""The figures of a soak, what was needed, and their form for people and on disk (bench/results/soak.json)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.bars import Bar, at_most
+from bench.interval import Estimate
+from bench.report import table
+from bench.soak.checks import Finding, Kind
+from bench.soak.reader import Told
+
+# Findings that are printed and written in full.
+MOST_SHOWN = 200
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over sessions. `waits`: seconds between a session's chunks; `pauses`: the longest of each session."""
+
+    sessions: int = 0
+    tokens: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    waits: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    second_readers: int = 0
+
+    def add(self, told: Told, findings: Sequence[Finding]) -> None:
+        self.sessions += 1
+        self.tokens += len(told.tokens)
+        self.second_readers += told.second is not None
+        self.ends["error" if told.error else told.end.name.lower() if told.end else str(told.job.manner)] += 1
+        self.waits += told.waits
+        if told.waits:
+            self.pauses.append(max(told.waits))
+        self.findings += findings
+
+    def count(self, *kinds: Kind) -> int:
+        return sum(one.kind in kinds for one in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`wrong`: what processes did that they should not have. `unended`: sessions that the log does not see ended."""
+
+    arguments: Mapping[str, object]
+    machine: Mapping[str, object]
+    commit: str | None
+    seconds: float
+    tally: Tally
+    faults: Mapping[str, int]
+    wrong: Sequence[str]
+    unended: int
+    interrupted: bool
+
+    @property
+    def bars(self) -> list[Bar]:
+        count = self.tally.count
+        return [
+            _none("lost", count(Kind.LOST)),
+            _none("repeated", count(Kind.REPEATED)),
+            _none("mismatches", count(Kind.MISMATCH, Kind.TEXT)),
+            _none("sessions that did not end as asked", count(Kind.END, Kind.ERROR) + self.unended),
+            _none("logs and readers that were told otherwise", count(Kind.LOG, Kind.READER)),
+            _none("processes that misbehaved", len(self.wrong)),
+        ]
+
+    @property
+    def holds(self) -> bool:
+        return all(bar.holds for bar in self.bars)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        tally = self.tally
+        return {
+            "minutes": round(self.seconds / 60, 2),
+            "sessions": tally.sessions,
+            "tokens": tally.tokens,
+            "tokens_per_second": round(tally.tokens / self.seconds, 1) if self.seconds else 0.0,
+            "ends": dict(sorted(tally.ends.items())),
+            "second_readers": tally.second_readers,
+            "faults": dict(sorted(self.faults.items())),
+            "wait_for_a_chunk_s": quantiles(tally.waits),
+            "longest_pause_of_a_session_s": quantiles(tally.pauses),
+            "near_ties": tally.count(Kind.NEAR_TIE),
+            "interrupted": self.interrupted,
+        }
+
+    def write(self, path: Path) -> None:
+        everything = {
+            "name": path.stem,
+            "bars": [asdict(bar) for bar in self.bars],
+            **self.figures,
+            "findings": [asdict(one) for one in self.tally.findings[:MOST_SHOWN]],
+            "wrong": list(self.wrong)[:MOST_SHOWN],
+            "machine": self.machine,
+            "commit": self.commit,
+            "arguments": self.arguments,
+        }
+        lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in everything.items())
+        path.write_text(f"{{\n {lines}\n}}\n")
+
+    def shown(self) -> str:
+        rows = [(name.replace("_", " "), _shown(value)) for name, value in self.figures.items()]
+        bars = [(bar.name, f"{bar.value:g}", "holds" if bar.holds else "MISSED") for bar in self.bars]
+        said = [f"session {one.session}: {one.kind}: {one.detail}" for one in self.tally.findings[:MOST_SHOWN]]
+        parts = (table(("soak", ""), rows), table(("none of these", "count", ""), bars), said, list(self.wrong))
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _none(name: str, count: int) -> Bar:
+    return at_most(name, Estimate(count, count, count, 1.0), 0)
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 3) for name, q in at.items()}
+
+
+def _shown(value: object) -> str:
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)

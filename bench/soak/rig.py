@@ -1,0 +1,81 @@
+"""The processes of a soak: two of each service, one log, and a line of its own between any two that talk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.soak.pairs import Pair
+from bench.soak.redis_log import RedisLog
+from bench.soak.service import ANY_PORT, Process, Service
+from bench.wan.link import Link
+from deploy.processes import environment
+
+TWO = ("1", "2")
+VERIFIER, DRAFTER, ORCHESTRATOR, REDIS, LINE = "verifier", "drafter", "orchestrator", "redis", "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Parts by name ("verifier 1", "redis"); lines too ("orchestrator 1 to redis"). `addresses`: where clients call."""
+
+    parts: dict[str, Process]
+    lines: dict[str, Link]
+    addresses: tuple[str, ...]
+    log: RedisLog
+
+    def mend(self) -> None:
+        """Start what has ended."""
+        dead = [part for part in self.parts.values() if not part.lives]
+        for part in dead:
+            part.restart()
+        for part in dead:
+            ready(part)
+
+
+def ready(part: Process) -> None:
+    if isinstance(part, Service | RedisLog):
+        part.ready()
+
+
+@contextmanager
+def rig(pair: Pair) -> Iterator[Rig]:
+    """Start everything. Whatever becomes of it, no process is left."""
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-soak-")))
+        parts: dict[str, Process] = {}
+        lines: dict[str, Link] = {}
+        log = RedisLog(folder)
+        owned.callback(log.kill)
+        parts[REDIS] = log
+
+        def start(name: str, *words: str) -> Service:
+            service = Service(words, _environment(), folder / f"{name}.stderr", ANY_PORT)
+            owned.callback(service.kill)
+            parts[name] = service
+            return service
+
+        def line(of: str, to: str, address: str) -> str:
+            lines[f"{of} to {to}"] = link = owned.enter_context(Link(address))
+            return link.address
+
+        verifiers = [start(f"{VERIFIER} {n}", "verify", pair.target, *pair.words) for n in TWO]
+        drafters = [start(f"{DRAFTER} {n}", "draft", pair.draft, *pair.words) for n in TWO]
+        log.ready()
+        peers = [("--verifier", f"{VERIFIER} {n}", service.ready()) for n, service in zip(TWO, verifiers, strict=True)]
+        peers += [("--drafter", f"{DRAFTER} {n}", service.ready()) for n, service in zip(TWO, drafters, strict=True)]
+        orchestrators = {}
+        for name in (f"{ORCHESTRATOR} {n}" for n in TWO):
+            words = [word for option, peer, address in peers for word in (option, line(name, peer, address))]
+            url = f"redis://{line(name, REDIS, log.address)}/0"
+            orchestrators[name] = start(name, "orchestrate", *words, "--redis-url", url)
+        addresses = tuple(line("clients", name, service.ready()) for name, service in orchestrators.items())
+        yield Rig(parts, lines, addresses, log)
+
+
+def _environment() -> dict[str, str]:
+    return {**environment(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -1,0 +1,43 @@
+"""Soak everything in faults: python -m bench.soak.run --help."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from bench.run import terminable
+from bench.runs import BenchError
+from bench.soak.settings import parser, settings_of
+from bench.soak.soak import soak
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import say
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        settings = settings_of(args)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    except (InvalidParameter, OSError) as error:
+        say(f"soak: error: {error}")
+        return 2
+    try:
+        with terminable():
+            found = soak(settings, _silent if args.quiet else say)
+    except BenchError as error:
+        say(f"soak: error: {error}")
+        return 1
+    found.write(args.out)
+    print(found.shown())
+    return 0 if found.holds else 1
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    # Threads of numeric libraries in this process would only stand in the way of those that are measured.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

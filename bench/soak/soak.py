@@ -1,0 +1,162 @@
+"""A soak: sessions without end beside a monkey, until the time is over; then everything must end well."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count
+
+from bench import machine
+from bench.soak.checks import check
+from bench.soak.jobs import draw
+from bench.soak.monkey import Monkey, within
+from bench.soak.pairs import PAIRS, Pair
+from bench.soak.reader import Reader, Told
+from bench.soak.report import Report, Tally
+from bench.soak.rig import Rig, rig
+from bench.soak.service import Process, Service
+from bench.soak.settings import Settings
+from specwire.client import AsyncClient, SpecwireError
+
+PROGRESS_S = 15.0
+# A session that was left ends by itself: the service waits so long for a return, and a little more.
+LEFT_S = 75.0
+LOOK_S = 1.0
+
+
+def soak(settings: Settings, say: Callable[[str], None]) -> Report:
+    """Raises BenchError if the services do not start. SIGINT and SIGTERM end it early, with the report so far."""
+    pair = PAIRS[settings.pair]()
+    say(f"soak: starting the services, {pair.name} pair")
+    began = time.monotonic()
+    with rig(pair) as running:
+        say(f"soak: {settings.sessions} sessions at a time for {settings.minutes:g} minutes, seed {settings.seed}")
+        run = _Soak(settings, pair, running, say)
+        began = time.monotonic()
+        asyncio.run(run.run())
+        seconds = time.monotonic() - began
+        wrong = [*run.monkey.wrong, *_leave(running), *_said(running)]
+    return Report(
+        arguments=asdict(settings),
+        machine=machine.describe(),
+        commit=machine.commit(),
+        seconds=seconds,
+        tally=run.tally,
+        faults=run.monkey.faults,
+        wrong=wrong,
+        unended=run.unended,
+        interrupted=run.interrupted,
+    )
+
+
+class _Soak:
+    """`stop` ends the faults and the beginning of sessions."""
+
+    def __init__(self, settings: Settings, pair: Pair, rig: Rig, say: Callable[[str], None]) -> None:
+        self.monkey = Monkey(rig, settings.seed, lambda fault: say(f"soak: {self._clock()} {fault}"), settings.every)
+        self.tally = Tally()
+        self.unended = 0
+        self.interrupted = False
+        self._settings = settings
+        self._pair = pair
+        self._rig = rig
+        self._say = say
+        self._began = time.monotonic()
+        self._numbers = count()
+        self._stop = asyncio.Event()
+        self._left: list[str] = []
+        self._judging = asyncio.Lock()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._time())
+            if self._settings.every:
+                tasks.create_task(self.monkey.run(self._stop))
+            for _ in range(self._settings.sessions):
+                tasks.create_task(self._work())
+        self.unended = await self._still_running()
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self._stop.set()
+
+    async def _time(self) -> None:
+        deadline = self._began + 60 * self._settings.minutes
+        while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
+            await within(self._stop, min(left, PROGRESS_S))
+            self._progress()
+        self._stop.set()
+
+    def _progress(self) -> None:
+        tally = self.tally
+        faults, found = sum(self.monkey.faults.values()), len(tally.findings)
+        self._say(
+            f"soak: {self._clock()} {tally.sessions} sessions, {tally.tokens} tokens, {faults} faults, {found} findings"
+        )
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._began:6.1f} s"
+
+    async def _work(self) -> None:
+        """One session after the other; what has begun ends, with everything whole again."""
+        while not self._stop.is_set():
+            job = draw(self._pair, self._settings.seed, next(self._numbers), len(self._rig.addresses))
+            told = await Reader(job, self._rig.addresses, self._stop).run()
+            await self._judge(told)
+
+    async def _judge(self, told: Told) -> None:
+        async with self._judging:
+            findings = await asyncio.to_thread(check, self._pair, told)
+        for one in findings:
+            self._say(f"soak: {self._clock()} session {one.session} ({told.session_id[:8]}): {one.kind}: {one.detail}")
+        self.tally.add(told, findings)
+        if told.session_id and (told.log is None or told.log.finish_reason is None):
+            self._left.append(told.session_id)
+
+    async def _still_running(self) -> int:
+        """How many sessions the log does not see ended, in spite of enough time."""
+        deadline = time.monotonic() + LEFT_S
+        async with AsyncClient(self._rig.addresses) as client:
+            left = self._left
+            while left and time.monotonic() < deadline:
+                left = [one for one in left if not await _ended(client, one)]
+                await asyncio.sleep(LOOK_S if left else 0.0)
+        for one in left:
+            self._say(f"soak: session {one[:8]} has not ended")
+        return len(left)
+
+
+async def _ended(client: AsyncClient, session_id: str) -> bool:
+    try:
+        return (await client.get_session(session_id, timeout=LOOK_S * 10)).finish_reason is not None
+    except SpecwireError:
+        return False
+
+
+def _leave(rig: Rig) -> list[str]:
+    """Ask everything to end, who serves clients first; what does not end well. The log is looked at while it lives."""
+    services = [(name, part) for name, part in rig.parts.items() if isinstance(part, Service)]
+    wrong = [f"{name}: {said}" for name, part in reversed(services) if (said := _end(part))]
+    return [*wrong, *(f"redis: {key} has no end" for key in rig.log.eternal_keys())]
+
+
+def _end(part: Process) -> str:
+    part.send(signal.SIGTERM)
+    code = part.wait()
+    return f"exit code {code} at the end" if code else ""
+
+
+def _said(rig: Rig) -> list[str]:
+    """Crashes that services wrote of."""
+    return [
+        f"{name}: {line}"
+        for name, part in rig.parts.items()
+        for line in part.said().splitlines()
+        if line.startswith("Traceback") or "never retrieved" in line or "was never awaited" in line
+    ]
