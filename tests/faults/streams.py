@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
@@ -37,8 +38,8 @@ class Quiet(Exception):
 class Stream:
     """A generation under way. Checks that no token is missing and none comes twice.
 
-    `error` is the status that it ended with, `finished` its regular end. `patience`: the client's; 0 has the stream end
-    with its connection.
+    `error` is the status that it ended with, `finished` its regular end. `arrivals`: when each chunk came, on the
+    monotonic clock, whenever it was read. `patience`: the client's; 0 has the stream end with its connection.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Stream:
     ) -> None:
         self.tokens: list[int] = []
         self.outcomes: list[Outcome] = []
+        self.arrivals: list[float] = []
         self.text = ""
         self.session_id = ""
         self.finished: Finished | None = None
         self.error: SpecwireError | None = None
         self._prompt_length = len(prompt)
-        self._events: queue.SimpleQueue[Event | SpecwireError] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[float, Event | SpecwireError]] = queue.SimpleQueue()
         self._client = Client(address, patience=patience)
         self._thread = threading.Thread(target=self._read, args=(tuple(prompt), options), daemon=True)
         self._thread.start()
@@ -64,9 +66,9 @@ class Stream:
         asked: Options = {**options, "ignore_eos": True}
         try:
             for event in self._client.generate(prompt, timeout=2 * LIMIT_S, **asked):
-                self._events.put(event)
+                self._events.put((time.monotonic(), event))
         except SpecwireError as error:
-            self._events.put(error)
+            self._events.put((time.monotonic(), error))
 
     @property
     def over(self) -> bool:
@@ -75,7 +77,7 @@ class Stream:
     def take(self, limit: float = LIMIT_S) -> Event | SpecwireError:
         """The next event. Raises Quiet if none comes within `limit` seconds."""
         try:
-            event = self._events.get(timeout=limit)
+            arrived, event = self._events.get(timeout=limit)
         except queue.Empty:
             raise Quiet(f"nothing within {limit:g} s after {len(self.tokens)} tokens") from None
         match event:
@@ -83,6 +85,7 @@ class Stream:
                 self.session_id = event.session_id
             case Chunk():
                 assert event.position == self._prompt_length + len(self.tokens)
+                self.arrivals.append(arrived)
                 self.tokens += event.tokens
                 self.outcomes += event.outcomes
                 self.text += event.text
@@ -119,6 +122,11 @@ class Stream:
         while not self.over:
             self.take()
         return self.tokens
+
+    def pause_since(self, moment: float) -> float:
+        """Seconds of the longest wait for a chunk among those that came after `moment`."""
+        waits = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return max((later - earlier for earlier, later in waits if later >= moment), default=0.0)
 
     def close(self) -> None:
         self._client.close()

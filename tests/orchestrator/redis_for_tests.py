@@ -84,6 +84,18 @@ class RedisServer:
         with redis.Redis(unix_socket_path=str(self.socket)) as client:
             client.save()
 
+    def forget(self) -> None:
+        """Keep nothing for the next start."""
+        (self._directory / "dump.rdb").unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Ask it to save everything and to end."""
+        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+            client.shutdown(save=True)
+        self._running().wait(timeout=10)
+        self.socket.unlink(missing_ok=True)
+        self._process = None
+
     def stop(self) -> None:
         """Kill it: all is gone but what `save` has kept."""
         process = self._running()
