@@ -18,7 +18,8 @@ def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[],
     """Times of forwards of one session behind a short text, in about `budget_s`; leaves slot 0 empty.
 
     All widths take turns, so that a hiccup of the machine meets them alike, and the slower half of each is left out:
-    what else the machine does can only add time. `go_on` is called before each forward and may raise.
+    what else the machine does can only add time. A turn is two forwards, of which the second counts: after a change of
+    shape some runtimes take longer, and V(1) must be the time of plain decoding, step after step. `go_on` is called before each forward and may raise.
     """
     prefix = min(PREFIX, lm.info.context // 2)
     widths = [width for width in WIDTHS if prefix + width <= lm.info.context]
@@ -31,6 +32,7 @@ def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[],
     while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.perf_counter() - began < budget_s):
         for width in widths:
             go_on()
+            _forward(lm, prefix, width)
             times[width].append(_forward(lm, prefix, width))
         rounds += 1
     lm.discard(0)
