@@ -74,7 +74,7 @@ class Ownership:
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
-                if not self._can_drive():
+                if not (self._can_drive() or log.cancelled):
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it")
                 log = await self._store.claim(log.record.session_id, self._owner)
         await self._show(driver, replay, log)

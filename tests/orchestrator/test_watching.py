@@ -189,6 +189,20 @@ async def test_cancel_reaches_the_owner(redis: RedisServer) -> None:
     assert finished.reason is FinishReason.CANCELLED
 
 
+async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no verifier."""
+    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
+    async with pair(redis) as both:
+        started, _ = await both.begin(5, request_id="orphan-to-end")
+        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        for verifier in both.other.orchestrator.verifiers:
+            verifier.refusal = "a verifier that this one may not use"
+        await both.second.cancel(started.session_id)
+        events = [event async for event in both.second.watch(started.session_id)]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is FinishReason.CANCELLED
+
+
 async def test_a_readers_text_is_held_against_the_log(redis: RedisServer) -> None:
     async with pair(redis) as both:
         done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
