@@ -19,7 +19,8 @@ def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[],
 
     All widths take turns, so that a hiccup of the machine meets them alike, and the slower half of each is left out:
     what else the machine does can only add time. A turn is two forwards, of which the second counts: after a change of
-    shape some runtimes take longer, and V(1) must be the time of plain decoding, step after step. `go_on` is called before each forward and may raise.
+    shape some runtimes take longer, and V(1) must be the time of plain decoding, step after step. `go_on` is called
+    before each turn and may raise.
     """
     prefix = min(PREFIX, lm.info.context // 2)
     widths = [width for width in WIDTHS if prefix + width <= lm.info.context]
