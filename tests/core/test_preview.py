@@ -42,6 +42,24 @@ def test_a_chain_stands_until_it_is_contradicted() -> None:
     assert preview.tail() == ()
 
 
+def test_of_several_sources_the_one_that_is_right_more_often_is_shown() -> None:
+    text = Text((1, 2))
+    preview = Preview(10, text)
+
+    def offer(chain: int) -> None:
+        end, prefix_hash = len(text), text.hash_at(len(text))
+        preview.offer(Proposal(1, chain, end, 0, (3, 3), prefix_hash), text)
+        preview.offer(Proposal(2, chain, end, 0, (4, 4, 4), prefix_hash), text)
+
+    offer(0)
+    assert preview.tail() == (4, 4, 4), "nothing is known yet: the longest"
+    for chain in range(1, 20):
+        text.extend((3,))
+        preview.follow(text)
+        offer(chain)
+    assert preview.tail() == (3, 3)
+
+
 def test_a_chain_ends_where_the_decided_text_goes_back() -> None:
     text = Text((1, 2))
     preview = Preview(10, text)

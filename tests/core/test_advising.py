@@ -1,0 +1,67 @@
+"""What one drafter is told: no gap, whatever its pace was meanwhile."""
+
+from __future__ import annotations
+
+from specwire.core.advising import Advised
+from specwire.core.drafting import DraftSession, Pace
+from specwire.core.effects import AdvanceDrafter, Effect, OpenDrafter
+from specwire.core.text import Text
+
+AWAKE, PAUSED = Pace(2, 4), Pace(1, 0)
+
+
+def advised(pace: Pace = AWAKE) -> Advised:
+    return Advised(7, pace, due=2)
+
+
+def decide(drafter: Advised, text: Text, *tokens: int) -> list[Effect]:
+    position = len(text)
+    text.extend(tokens)
+    return drafter.advance(text, position, tokens)
+
+
+def test_it_opens_with_the_whole_text() -> None:
+    assert advised().open(Text([1, 2])) == [OpenDrafter(7, (1, 2), AWAKE)]
+
+
+def test_what_is_decided_is_told_at_once() -> None:
+    text = Text([1, 2])
+    assert decide(advised(), text, 3, 4) == [AdvanceDrafter(7, 2, (3, 4), AWAKE)]
+
+
+def test_one_that_is_paused_hears_it_when_it_goes_on() -> None:
+    text, drafter = Text([1, 2]), advised()
+    assert drafter.plan(text, PAUSED, 0) == [AdvanceDrafter(7, 2, (), PAUSED)]
+    assert decide(drafter, text, 3) == decide(drafter, text, 4) == []
+    assert drafter.plan(text, PAUSED, 0) == []
+    assert drafter.plan(text, AWAKE, 2) == [AdvanceDrafter(7, 2, (3, 4), AWAKE)]
+    assert decide(drafter, text, 5) == [AdvanceDrafter(7, 4, (5,), AWAKE)]
+
+
+def test_a_plan_that_differs_in_what_is_due_only_is_not_its_business() -> None:
+    drafter = advised()
+    assert drafter.plan(Text([1, 2]), AWAKE, 0) == []
+    assert drafter.due == 0
+
+
+def test_a_new_verifier_gets_a_new_chain_also_after_a_pause() -> None:
+    for paused in (False, True):
+        text, drafter = Text([1, 2, 3]), advised()
+        drafting = DraftSession(text.tokens, AWAKE)
+        for token in (4, 5):
+            drafting.drafted(token, 1.0)
+        first = drafting.take_proposal()
+        assert first is not None
+        assert first.chain == 0
+        effects = drafter.plan(text, PAUSED, 0) if paused else []
+        effects += drafter.restart(text)
+        effects += drafter.plan(text, AWAKE, 2)
+        for effect in effects:
+            assert isinstance(effect, AdvanceDrafter)
+            drafting.advance(effect.position, effect.tokens, effect.pace)
+        assert (drafting.chain > 0, drafting.base) == (True, 3)
+        assert drafting.text.tokens == text.tokens
+
+
+def test_a_text_of_one_token_is_opened_again() -> None:
+    assert advised().restart(Text([1])) == [OpenDrafter(7, (1,), AWAKE)]
