@@ -10,7 +10,7 @@ EXTRAS := lm,ray,embedded-redis,openvino,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-test-unit test-integration test-faults: export OMP_NUM_THREADS ?= 1
+test-unit test-integration test-faults test-faults-all bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults fuzz lint format proto bench bench-copy bench-step bench-wan train-demo-pair clean
+.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -54,7 +54,10 @@ test-integration: $(STAMP)
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) --timeout=240 --session-timeout=900 tests/faults
+	$(PYTEST) --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
+
+test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults
+	$(PYTEST) --timeout=240 --session-timeout=2400 tests/faults
 
 MINUTES ?= 30
 
@@ -75,6 +78,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
+	$(BIN)/python -m scripts.reliability --check
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
@@ -94,6 +98,9 @@ bench-step: $(STAMP) ## measure a step of the target on each runtime, beside Ope
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run
+
+bench-failover: $(STAMP) ## measure how long text pauses in every cell of the failover matrix (half an hour)
+	$(BIN)/python -m tests.faults.measure
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
 	$(BIN)/python -m demo_pair.train --work build/pair

@@ -20,8 +20,8 @@ from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 # Tokens before the fault.
 BEGUN = 40
 LENGTH = 400
-# Where text goes on during the fault: it must last until that is over.
-LONG = 2400
+# Where text goes on during the fault, and is left once a drafter that is back has been of use.
+LONG = 4000
 PATIENCE_S = 30.0
 # Every target step takes as long at least, so that there is text left when the fault comes.
 TARGET = "scripted:7:vocab=64:delay_ms=10"
@@ -47,40 +47,40 @@ ASKED = (Asked(), Asked((9, 9), temperature=0.8, seed=5))
 class Scene:
     """A cell and its streams, which all go through the same orchestrator.
 
-    Greedy and sampled, and as two verifiers share sessions evenly, one of them at each.
+    Greedy and sampled, and as two verifiers share sessions evenly, one of them at each. Where a drafter comes back
+    while text streams, that is waited for, and the texts are then left (`open_ended`).
     """
 
     def __init__(self, place: Place, cell: Cell, asked: Sequence[Asked] = ASKED, length: int | None = None) -> None:
         self._place = place
         self._cell = cell
         self._asked = asked
-        self.length = length or (LONG if "drafter" in cell.where else LENGTH)
+        self.open_ended = "drafter" in cell.where and cell.fault not in ("SIGKILL", "graceful stop")
+        self.length = length or (LONG if self.open_ended else LENGTH)
         self.streams: list[Stream] = []
         self.pause = 0.0
         self.fences: list[int] = []
 
     def play(self) -> None:
-        """Begin, hurt, read to the end; `pause` is the longest of any stream since the fault."""
+        """Begin, hurt, read on; `pause` is the longest of any stream since the fault."""
         self._place.mend()
         with ExitStack() as stack:
             self._begin(stack)
             self.fences = [self._place.log(stream.session_id).fence for stream in self.streams]
             began = time.monotonic()
             hurt(self._place, self._cell)
-            if self._drafts_again:
-                self.streams[0].until_accepted()
             for stream in self.streams:
-                stream.rest()
+                if self.open_ended:
+                    stream.until_accepted()
+                else:
+                    stream.rest()
             self.pause = max(stream.pause_since(began) for stream in self.streams)
 
     def expected(self) -> list[list[int]]:
-        """What the target alone writes for each stream."""
-        return [plain(PLAIN, self.length, asked.prompt, asked.sampling) for asked in self._asked]
-
-    @property
-    def _drafts_again(self) -> bool:
-        """The drafter is there again while the text still streams."""
-        return "drafter" in self._cell.where and self._cell.fault not in ("SIGKILL", "graceful stop")
+        """What the target alone writes for each stream, as far as it was read."""
+        ends = [len(stream.tokens) if self.open_ended else self.length for stream in self.streams]
+        texts = [plain(PLAIN, self.length, asked.prompt, asked.sampling) for asked in self._asked]
+        return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
     def _begin(self, stack: ExitStack) -> None:
         """Until every text streams; if a verifier shall be hurt, one of them from that one."""
@@ -126,7 +126,9 @@ def addresses(place: Place, cell: Cell) -> list[str]:
 
 
 def hurt(place: Place, cell: Cell) -> None:
-    """Have it happen. Whoever is to come back is back when this returns, or about to be; a link is left to itself."""
+    """Have it happen. Whoever is to come back is back when this returns, or about to be."""
+    if cell.fault == "none":
+        return
     if "-" in cell.where:
         _hurt_link(place, cell)
     elif cell.where == "Redis":

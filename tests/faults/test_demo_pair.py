@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.near_tie import examine, first_difference
 from specwire.core.limits import FinishReason
+from specwire.rpc.process import say
 from tests.faults.matrix import CELLS, Cell
 from tests.faults.place import Place, place
 from tests.faults.scene import Asked, Scene
@@ -68,5 +69,5 @@ def assert_equal_but_for_a_near_tie(asked: Asked, tokens: list[int], expected: l
     if at is None:
         return
     parting = examine(str(TARGET), "float32", [*asked.prompt, *tokens[:at]], (tokens[at], expected[at]))
-    print(parting)  # shown by pytest -rP: a near-tie is reported
+    say(f"near-tie: {parting}")
     assert parting.near_tie, str(parting)

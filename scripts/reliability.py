@@ -1,0 +1,92 @@
+"""Keeps the tables of docs/RELIABILITY.md equal to the failover matrix and to the pauses that were measured.
+
+python -m scripts.reliability --write    put them in
+python -m scripts.reliability --check    exit 1 if one that is there differs
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.faults.matrix import CELLS, Cell, shown_by
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "RELIABILITY.md"
+RESULTS = ROOT / "bench" / "results" / "failover.json"
+UNMEASURED = "Not measured yet: `make bench-failover`."
+
+
+def grid(rows: list[list[str]]) -> str:
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def matrix_table() -> str:
+    """Render the cells, parties first."""
+    rows = [["what", "fault", "the client sees", "noticed within", "then", "pause at most, s"]]
+    rows += [_row(cell) for cell in CELLS]
+    return grid(rows)
+
+
+def _row(cell: Cell) -> list[str]:
+    return [cell.where, cell.fault, cell.seen, cell.noticed, cell.then, f"{cell.bound_s:g}"]
+
+
+def tests_table() -> str:
+    """Render which tests show a cell."""
+    rows = [["what", "fault", "tests"]]
+    rows += [[cell.where, cell.fault, ", ".join(f"`{test}`" for test in shown_by(cell))] for cell in CELLS]
+    return grid(rows)
+
+
+def pauses_table(results: dict[str, Any]) -> str:
+    """Render the longest pause of each play of each cell: the median play's, the longest one's, and the bound."""
+    rows = [["what", "fault", "p50, s", "max, s", "at most, s", "holds"]]
+    for cell in results["cells"]:
+        measured = [f"{cell[name]:.2f}" for name in ("p50_s", "max_s")]
+        holds = "yes" if cell["max_s"] <= cell["bound_s"] else "**no**"
+        rows.append([cell["where"], cell["fault"], *measured, f"{cell['bound_s']:g}", holds])
+    machine, repeats = results["machine"], results["arguments"]["repeats"]
+    how = f"{repeats} plays of each cell, two streams in each, the longest pause of both"
+    where = f"{machine['cpu']}, {machine['cores']} cores, all processes on it"
+    return f"{grid(rows)}\n\nMeasured on {where}: {how}. Undisturbed: {results['undisturbed_s']:.3f} s."
+
+
+def tables() -> dict[str, str]:
+    """By the name of their place in the page."""
+    pauses = pauses_table(json.loads(RESULTS.read_text())) if RESULTS.exists() else UNMEASURED
+    return {"matrix": matrix_table(), "tests": tests_table(), "pauses": pauses}
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """Replace what stands between a table's markers; raises ValueError where one is missing."""
+    begin, end = f"<!-- {name}: written by scripts/reliability.py -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{PAGE.name}: needs the markers {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true", help="write the tables")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    write = parser.parse_args().write
+    have = want = PAGE.read_text()
+    for name, table in tables().items():
+        want = with_table(want, name, table)
+    if write:
+        PAGE.write_text(want)
+    elif have != want:
+        print(f"{PAGE.name}: the tables differ from tests/faults/matrix.py: run python -m scripts.reliability --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
