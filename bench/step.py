@@ -36,9 +36,16 @@ from specwire.rpc.process import DTYPES, say
 
 OUT = HERE / "results" / "step.json"
 RUNTIMES = ("torch", "openvino")
-# (sessions, positions of each): V(1) to V(16), then several sessions with and without windows.
-SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (8, 4))
+# (sessions, positions of each): V(1) to V(16); windows that change from step to step, as drafting makes them; then
+# several sessions with and without windows.
+SHAPES = (
+    *((1, (window,)) for window in (1, 2, 4, 8, 16)),
+    (1, (1, 5)),
+    *((sessions, (1,)) for sessions in (4, 8, 16)),
+    (8, (4,)),
+)
 SLOTS = max(sessions for sessions, _ in SHAPES)
+LONGEST = max(window for _, windows in SHAPES for window in windows)
 NO_RUNTIME = "openvino was not measured: the extra of that name is not installed (pip install -e '.[openvino]')."
 
 
@@ -58,7 +65,7 @@ class OurCell:
 
     def run(self, text: Text) -> tuple[float, int]:
         """Seconds, and the number of steps that took them."""
-        request = {"sessions": self.cell.sessions, "window": self.cell.window}
+        request = {"sessions": self.cell.sessions, "windows": self.cell.windows}
         answer = self.peer.ask({"do": "steps", "prompt": text.prompt, "text": text.continued, **request}, RUN_LIMIT)
         return sum(answer["seconds"]), len(answer["seconds"])
 
@@ -156,8 +163,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    longest = max(window for _, window in SHAPES)
-    for name, least in (("prompts", 1), ("tokens", longest), ("repeats", 1), ("threads", 1)):
+    for name, least in (("prompts", 1), ("tokens", LONGEST), ("repeats", 1), ("threads", 1)):
         if getattr(args, name) < least:
             say(f"bench: error: {name}: must be at least {least}, not {getattr(args, name)}")
             return 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from itertools import cycle
 
 from transformers.utils import logging as transformers_logging
 
@@ -45,17 +46,20 @@ class Peer:
         return {"tokens": text[len(request["prompt"]) :]}
 
     def steps(self, request: Request) -> Answer:
-        """Feed `text` behind a prompt in windows of `window` tokens to each of `sessions`; the seconds of all steps."""
+        """Feed `text` behind a prompt to each of `sessions`, in `windows` that take turns; the seconds of all steps."""
         lm, prompt, text = self._loaded(), request["prompt"], request["text"]
-        sessions, window = request["sessions"], request["window"]
+        sessions = request["sessions"]
         self._prefill(sessions, prompt)
-        seconds = []
-        for begin in range(0, len(text) - window + 1, window):
+        seconds, begin = [], 0
+        for window in cycle(request["windows"]):
+            if begin + window > len(text):
+                break
             tokens = text[begin : begin + window]
             feeds = [Feed(slot, len(prompt) + begin, tokens, window) for slot in range(sessions)]
             began = time.perf_counter()
             _step(lm, feeds)
             seconds.append(time.perf_counter() - began)
+            begin += window
         return {"seconds": seconds}
 
     def _prefill(self, sessions: int, prompt: Sequence[int]) -> None:

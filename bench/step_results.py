@@ -22,14 +22,20 @@ MOST_OF_ONE, WINDOW = 1.6, 8
 
 
 class Cell(NamedTuple):
-    """A step of so many sessions with so many positions each, on a runtime."""
+    """Steps of so many sessions on a runtime. windows: positions of each, by turns."""
 
     runtime: str
     sessions: int
-    window: int
+    windows: tuple[int, ...]
+
+    @property
+    def window(self) -> int:
+        """Positions of each session; 0 if that changes from step to step."""
+        return self.windows[0] if len(self.windows) == 1 else 0
 
 
-PEER = Cell("OpenVINO GenAI", 1, 1)
+ONE = (1,)
+PEER = Cell("OpenVINO GenAI", 1, ONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ def find(samples: Sequence[StepSample], arguments: dict[str, object], notes: Seq
 
 
 def _row(samples: Sequence[StepSample], cell: Cell, with_peer: bool) -> StepRow:
-    one = Cell(cell.runtime, 1, 1)
+    one = Cell(cell.runtime, 1, ONE)
     to_peer = estimate(_ratios(samples, cell, PEER)) if with_peer else None
     times = [1e3 * seconds for seconds in _times(samples, cell)]
     return StepRow(cell, estimate(times), estimate(_ratios(samples, cell, one)), to_peer)
@@ -94,13 +100,13 @@ def _ratios(samples: Sequence[StepSample], cell: Cell, other: Cell) -> list[floa
 
 def _bars(rows: Sequence[StepRow], bfloat16: bool) -> Iterator[Bar]:
     for row in rows:
-        runtime, sessions, window = row.cell
-        if row.cell == PEER or sessions > 1:
+        cell = row.cell
+        if cell == PEER or cell.sessions > 1:
             continue
-        if window == 1 and row.to_peer is not None:
-            yield at_most(f"{runtime}, V(1) / OpenVINO GenAI's time per token", row.to_peer, MOST_OF_PEER)
-        if window == WINDOW and bfloat16:
-            yield at_most(f"{runtime}, V({WINDOW}) / V(1)", row.to_one, MOST_OF_ONE)
+        if cell.window == 1 and row.to_peer is not None:
+            yield at_most(f"{cell.runtime}, V(1) / OpenVINO GenAI's time per token", row.to_peer, MOST_OF_PEER)
+        if cell.window == WINDOW and bfloat16:
+            yield at_most(f"{cell.runtime}, V({WINDOW}) / V(1)", row.to_one, MOST_OF_ONE)
 
 
 def report(found: StepResults) -> str:
@@ -109,7 +115,7 @@ def report(found: StepResults) -> str:
         (
             row.cell.runtime,
             str(row.cell.sessions),
-            str(row.cell.window),
+            ", ".join(map(str, row.cell.windows)),
             _interval(row.ms),
             _interval(row.to_one),
             "-" if row.to_peer is None else _interval(row.to_peer),
@@ -167,7 +173,7 @@ def draw(found: StepResults, path: Path) -> None:
     sessions.set(title="several sessions, one position each", xlabel="sessions")
     for runtime in dict.fromkeys(row.cell.runtime for row in found.rows if row.cell != PEER):
         rows = [row for row in found.rows if row.cell.runtime == runtime]
-        one = [row for row in rows if row.cell.sessions == 1]
+        one = [row for row in rows if row.cell.sessions == 1 and row.cell.window]
         many = [row for row in rows if row.cell.window == 1]
         windows.plot([row.cell.window for row in one], [row.ms.value for row in one], "o-", label=runtime)
         sessions.plot([row.cell.sessions for row in many], [row.ms.value for row in many], "o-", label=runtime)

@@ -25,9 +25,9 @@ def loaded(target: Path, runtime: str) -> Peer:
     return peer
 
 
-def steps(peer: Peer, sessions: int, window: int, text: list[int]) -> list[float]:
+def steps(peer: Peer, sessions: int, windows: list[int], text: list[int]) -> list[float]:
     answer: dict[str, Any] = peer.steps(
-        {"prompt": PROMPT, "text": text, "sessions": sessions, "window": window},
+        {"prompt": PROMPT, "text": text, "sessions": sessions, "windows": windows},
     )
     return list(answer["seconds"])
 
@@ -37,13 +37,15 @@ def test_both_runtimes_decode_the_same_text(target: Path) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("sessions", "window", "expected"), [(1, 1, 10), (1, 4, 2), (3, 1, 10), (3, 10, 1)])
-def test_a_walk_takes_whole_windows_only(target: Path, sessions: int, window: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("sessions", "windows", "expected"), [(1, [1], 10), (1, [4], 2), (1, [1, 5], 3), (3, [1], 10), (3, [10], 1)]
+)
+def test_a_walk_takes_whole_windows_only(target: Path, sessions: int, windows: list[int], expected: int) -> None:
     peer = loaded(target, "torch")
     text = peer.decode({"prompt": PROMPT, "tokens": 10})["tokens"]
     assert isinstance(text, list)
     for _ in range(2):  # the second time the prompt is held already
-        taken = steps(peer, sessions, window, text)
+        taken = steps(peer, sessions, windows, text)
         assert len(taken) == expected
         assert min(taken) > 0
 

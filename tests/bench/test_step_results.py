@@ -11,9 +11,10 @@ import pytest
 from bench import step_results
 from bench.step_results import PEER, Cell, StepResults, StepSample
 
-ONE, EIGHT, MANY = Cell("torch", 1, 1), Cell("torch", 1, 8), Cell("torch", 16, 1)
+ONE, EIGHT, MANY = Cell("torch", 1, (1,)), Cell("torch", 1, (8,)), Cell("torch", 16, (1,))
+MIXED = Cell("torch", 1, (1, 5))
 # Milliseconds of a step: V(8) is 1.5 V(1), V(1) is 2.5 of the peer's tokens.
-MS = {ONE: 1.0, EIGHT: 1.5, MANY: 4.0, PEER: 0.4}
+MS = {ONE: 1.0, EIGHT: 1.5, MANY: 4.0, MIXED: 1.2, PEER: 0.4}
 REPEATS = 7
 
 
@@ -54,6 +55,13 @@ def test_without_the_peer_or_in_another_precision_there_is_no_bar_to_hold() -> N
     assert "torch" in step_results.report(alone)
 
 
+def test_windows_that_change_are_a_row_without_a_bar() -> None:
+    rows = found([ONE, MIXED]).rows
+    assert [(row.cell.window, row.to_one.value) for row in rows] == [(1, 1.0), (0, pytest.approx(1.2))]
+    assert found([ONE, MIXED]).bars == []
+    assert "1, 5" in step_results.report(found([ONE, MIXED]))
+
+
 def test_the_table_and_the_file_say_all(tmp_path: Path) -> None:
     results = found(list(MS))
     printed = step_results.report(results)
@@ -63,8 +71,9 @@ def test_the_table_and_the_file_say_all(tmp_path: Path) -> None:
     step_results.draw(results, tmp_path / "step.png")
     written = json.loads((tmp_path / "step.json").read_text())
     assert written["name"] == "step"
+    assert written["rows"][1]["windows"] == [8]
     assert written["rows"][1]["to_one"]["value"] == pytest.approx(1.5)
     assert len(written["raw"]) == REPEATS * 2 * len(MS)
-    where = {"repeat": 0, "text": 0, "runtime": "torch", "sessions": 1, "window": 1}
+    where = {"repeat": 0, "text": 0, "runtime": "torch", "sessions": 1, "windows": [1]}
     assert written["raw"][0] == {**where, "seconds": 0.01, "steps": 10}
     assert (tmp_path / "step.png").stat().st_size > 0
