@@ -213,7 +213,7 @@ CELLS = (
         "stall",
         PAUSE,
         SILENT,
-        "`Watch` at the next address, which claims the session",
+        "`Watch` at the next address, which claims the session, or replays it if it has ended meanwhile",
         12.0,
         (
             "test_orchestrators.py::test_the_clients_own_line",
