@@ -1,50 +1,49 @@
-"""How commands reach Redis: one server (also one that Sentinels name), or a cluster's nodes."""
+"""How commands reach Redis: one server (also the one that Sentinels name), or whichever of a cluster's has the slot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
-from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.client import Pipeline
-from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
+from redis.crc import key_slot
+from redis.exceptions import ClusterDownError, RedisError
 
 Argument = str | int | bytes
 Command = tuple[Argument, ...]
-
-
-@dataclass(slots=True)
-class Parcel:
-    """Commands for one server, to be sent in order over one connection; afterwards their replies, errors among them."""
-
-    node: ClusterNode | None
-    commands: list[Command]
-    replies: list[object] = field(default_factory=list)
+# HOST:PORT of a cluster's server; empty where there is but one.
+Node = str
+THE_ONE: Node = ""
+Address = tuple[str, int]
 
 
 class Lines(Protocol):
-    """Raises RedisError and OSError, TimeoutError among them. Nothing is repeated here."""
+    """Raises RedisError and OSError, TimeoutError among them. Nothing is repeated here.
 
-    async def ready(self) -> None:
-        """Know which servers there are."""
+    `known`: which servers there are. If not, `ready` is to be awaited before `node_of` and `nodes`.
+    """
+
+    @property
+    def known(self) -> bool: ...
+
+    async def ready(self) -> None: ...
+
+    def node_of(self, keys: Sequence[str]) -> Node:
+        """Who holds the keys, which share a slot; without keys anybody. Raises RedisError where nobody does."""
         ...
 
-    def node_of(self, keys: Sequence[str]) -> ClusterNode | None:
-        """Who holds the keys, which share a slot; None where there is but one server. Raises RedisError: nobody."""
-        ...
-
-    def nodes(self) -> Sequence[ClusterNode | None]:
+    def nodes(self) -> Sequence[Node]:
         """All servers that hold keys."""
         ...
 
-    async def send(self, parcels: Sequence[Parcel]) -> None:
-        """Send all in one round trip and fill in the replies."""
+    async def send(self, node: Node, commands: Sequence[Command]) -> list[object]:
+        """One round trip over one connection, in order; a reply to each, errors of single ones among them."""
         ...
 
-    async def reset(self) -> None:
-        """Something went wrong: connect anew, and look anew for who is there."""
+    async def reset(self, node: Node) -> None:
+        """It did not answer, or is not the one to ask: connect anew, and look anew for who is there."""
         ...
 
     async def close(self) -> None: ...
@@ -53,6 +52,8 @@ class Lines(Protocol):
 class SingleLine:
     """Args: sentinel is whoever names the client's server, if somebody does; both are closed here."""
 
+    known = True
+
     def __init__(self, client: Redis, sentinel: Sentinel | None = None) -> None:
         self._client = client
         self._sentinel = sentinel
@@ -60,20 +61,16 @@ class SingleLine:
     async def ready(self) -> None:
         return
 
-    def node_of(self, keys: Sequence[str]) -> ClusterNode | None:
-        return None
+    def node_of(self, keys: Sequence[str]) -> Node:
+        return THE_ONE
 
-    def nodes(self) -> Sequence[ClusterNode | None]:
-        return [None]
+    def nodes(self) -> Sequence[Node]:
+        return [THE_ONE]
 
-    async def send(self, parcels: Sequence[Parcel]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for parcel in parcels:
-            for command in parcel.commands:
-                pipeline.execute_command(*command)
-        await _execute(pipeline, parcels)
+    async def send(self, node: Node, commands: Sequence[Command]) -> list[object]:
+        return await exchange(self._client, commands)
 
-    async def reset(self) -> None:
+    async def reset(self, node: Node) -> None:
         await self._client.connection_pool.disconnect()
 
     async def close(self) -> None:
@@ -83,39 +80,92 @@ class SingleLine:
 
 
 class ClusterLines:
-    """Args: client does not retry; it is told to look for the cluster's nodes again after every failure.
+    """A client of its own for each server: what one of them does is nothing to the others.
 
-    follow_moves: let it send a command again to the node that a slot has moved to, on a connection of its own.
+    Args:
+        seeds: some of the servers. The others, and who has which slots, any of them can say.
+        client_of: a client for an address; nothing is connected yet.
     """
 
-    def __init__(self, client: RedisCluster, follow_moves: bool) -> None:
-        self._client = client
-        self._follow_moves = follow_moves
+    def __init__(self, seeds: Sequence[Address], client_of: Callable[[Address], Redis]) -> None:
+        self._client_of = client_of
+        self._clients = {_name(seed): client_of(seed) for seed in seeds}
+        self._ranges: list[tuple[int, int, Node]] = []
+        self._discovery = asyncio.Lock()
+        self.known = False
 
     async def ready(self) -> None:
-        await self._client.initialize()
+        async with self._discovery:
+            if not self.known:
+                self._ranges = await self._ask_around()
+                self.known = True
 
-    def node_of(self, keys: Sequence[str]) -> ClusterNode | None:
-        return self._client.get_node_from_key(keys[0]) if keys else self._client.get_default_node()
+    async def _ask_around(self) -> list[tuple[int, int, Node]]:
+        """Who has which slots, as the first says that answers: one that is lost or silent holds nobody up."""
+        asked = [asyncio.ensure_future(self._slots(node)) for node in self._clients]
+        last: RedisError | OSError = ClusterDownError("no server is known")
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    return await answer
+                except (RedisError, OSError) as error:
+                    last = error
+            raise last
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
-    def nodes(self) -> Sequence[ClusterNode | None]:
-        return self._client.get_primaries()
+    async def _slots(self, node: Node) -> list[tuple[int, int, Node]]:
+        # In two words: redis-py makes something of its own of the answer to the command in one.
+        (answer,) = await exchange(self._clients[node], [("CLUSTER", "SLOTS")])
+        if isinstance(answer, Exception):
+            raise answer
+        ranges = []
+        for first, last, primary, *_ in cast(list[list[object]], answer):
+            host, port = cast("list[bytes | int]", primary)[:2]
+            ranges.append((cast(int, first), cast(int, last), self._met(cast(bytes, host), cast(int, port), node)))
+        if not ranges:
+            raise ClusterDownError(f"{node} serves no slots")
+        return ranges
 
-    async def send(self, parcels: Sequence[Parcel]) -> None:
-        pipeline = self._client.pipeline()
-        for parcel in parcels:
-            for command in parcel.commands:
-                pipeline.execute_command(*command, target_nodes=parcel.node)
-        await _execute(pipeline, parcels, allow_redirections=self._follow_moves)
+    def _met(self, host: bytes, port: int, told_by: Node) -> Node:
+        """The server's name; one that does not know its own address is where it was asked."""
+        address = host.decode() if host else told_by.rpartition(":")[0], port
+        if _name(address) not in self._clients:
+            self._clients[_name(address)] = self._client_of(address)
+        return _name(address)
 
-    async def reset(self) -> None:
-        await self._client.aclose()
+    def node_of(self, keys: Sequence[str]) -> Node:
+        slot = key_slot(keys[0].encode()) if keys else self._ranges[0][0]
+        for first, last, node in self._ranges:
+            if first <= slot <= last:
+                return node
+        raise ClusterDownError(f"nobody serves slot {slot}")
+
+    def nodes(self) -> Sequence[Node]:
+        return sorted({node for _, _, node in self._ranges})
+
+    async def send(self, node: Node, commands: Sequence[Command]) -> list[object]:
+        return await exchange(self._clients[node], commands)
+
+    async def reset(self, node: Node) -> None:
+        self.known = False
+        await self._clients[node].connection_pool.disconnect()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
 
-async def _execute(pipeline: Pipeline | ClusterPipeline, parcels: Sequence[Parcel], **options: bool) -> None:
-    replies = iter(await pipeline.execute(raise_on_error=False, **options))
-    for parcel in parcels:
-        parcel.replies = [next(replies) for _ in parcel.commands]
+def _name(address: Address) -> Node:
+    host, port = address
+    return f"{host}:{port}"
+
+
+async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
+    """Send the commands in one pipeline; their replies, errors among them."""
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return cast("list[object]", await pipeline.execute(raise_on_error=False))

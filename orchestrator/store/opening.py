@@ -26,7 +26,7 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
         level = durability_of(durability, in_memory)
         if url is None or in_memory:
             return MemoryStore()
-        lines = lines_of(url, timeout_s, follow_moves=not level.replicas)
+        lines = lines_of(url, timeout_s)
     except (InvalidParameter, InvalidUrl) as error:
         raise StoreUnavailable(str(error)) from error
     store = RedisStore(lines, timeout_s, level)

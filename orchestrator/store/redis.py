@@ -22,10 +22,11 @@ from orchestrator.store.base import (
     missing,
     other_fence,
 )
-from orchestrator.store.batcher import Batcher, Reply, Script
+from orchestrator.store.batcher import Batcher
 from orchestrator.store.durability import Durability, Level, unmet_settings
 from orchestrator.store.encoding import encode_record, pack_outcomes, pack_tokens, request_of
-from orchestrator.store.lines import Argument, Lines, Parcel
+from orchestrator.store.lanes import Reply, Script
+from orchestrator.store.lines import Argument, Lines, Node
 from orchestrator.store.scripts import Answer, request_key, session_keys
 from orchestrator.store.snapshot import stored_session
 from specwire.core.limits import FinishReason
@@ -63,17 +64,14 @@ class RedisStore:
         """Have Redis know every script, so that no later call pays for it. Raises StoreUnavailable."""
         await self._batcher.register(self.SCRIPTS)
 
-    async def _check_settings(self) -> None:
-        """Raises StoreUnavailable unless every server forces each write to its disk before it answers."""
-        parcels = [Parcel(node, [("CONFIG GET", "*append*")]) for node in self._lines.nodes()]
-        await self._lines.send(parcels)
-        for parcel in parcels:
-            (settings,) = parcel.replies
-            if not isinstance(settings, dict):
-                raise StoreUnavailable(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
-            unmet = unmet_settings({_text(name): _text(value) for name, value in settings.items()})
-            if unmet:
-                raise StoreUnavailable(f"durability: {unmet}")
+    async def _check_settings(self, node: Node) -> None:
+        """Raises StoreUnavailable unless the server forces each write to its disk before it answers."""
+        (settings,) = await self._lines.send(node, [("CONFIG GET", "*append*")])
+        if not isinstance(settings, dict):
+            raise StoreUnavailable(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
+        unmet = unmet_settings({_text(name): _text(value) for name, value in settings.items()})
+        if unmet:
+            raise StoreUnavailable(f"durability: {unmet}")
 
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None

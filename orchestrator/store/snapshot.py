@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from orchestrator.store.base import DamagedLog, StoredSession
-from orchestrator.store.batcher import Reply
 from orchestrator.store.encoding import MOST_WHOLE, bounded, decode_record, unpack_outcomes, unpack_tokens
+from orchestrator.store.lanes import Reply
 from specwire.core.limits import FinishReason
 
 US = 1e6

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.cluster import ClusterNode
+from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -105,7 +104,7 @@ class _Url:
         return options
 
 
-def lines_of(url: str, timeout_s: float, follow_moves: bool) -> Lines:
+def lines_of(url: str, timeout_s: float) -> Lines:
     """Clients that answer in bytes and do not retry: only the caller knows what an unknown outcome means for it.
 
     Nothing is connected yet. Raises InvalidUrl.
@@ -117,7 +116,7 @@ def lines_of(url: str, timeout_s: float, follow_moves: bool) -> Lines:
             case "sentinel":
                 return _sentinel(parts, bounds)
             case "cluster":
-                return _cluster(parts, bounds, follow_moves)
+                return _cluster(parts, bounds)
             case _:
                 return _single(parts, url, bounds)
     except (TypeError, RedisError) as error:
@@ -153,12 +152,11 @@ def _sentinel(parts: _Url, bounds: dict[str, Any]) -> Lines:
     return SingleLine(sentinel.master_for(service, redis_class=Redis, **options), sentinel)
 
 
-def _cluster(parts: _Url, bounds: dict[str, Any], follow_moves: bool) -> Lines:
+def _cluster(parts: _Url, bounds: dict[str, Any]) -> Lines:
     if parts.path and parts.database(parts.path):
         parts.wrong("database", "a cluster has only 0")
-    nodes = [ClusterNode(host, port) for host, port in parts.addresses(REDIS_PORT)]
-    client = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **parts.options(), **bounds)
-    return ClusterLines(client, follow_moves)
+    options = {**parts.options(), **bounds}
+    return ClusterLines(parts.addresses(REDIS_PORT), lambda at: Redis(host=at[0], port=at[1], **options))
 
 
 def without_password(url: str) -> str:

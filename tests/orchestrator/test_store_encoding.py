@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.store.base import DamagedLog, SessionRecord
-from orchestrator.store.batcher import Reply
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
@@ -18,6 +17,7 @@ from orchestrator.store.encoding import (
     unpack_outcomes,
     unpack_tokens,
 )
+from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import request_key
 from orchestrator.store.snapshot import stored_session
 from specwire.core.acceptance import Outcome

@@ -252,6 +252,32 @@ async def test_a_cluster_that_has_lost_a_server_goes_on_with_the_other() -> None
             assert done.length == 5
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "silent"])
+async def test_who_keeps_asking_a_lost_server_does_not_hold_up_the_others(lost: int, how: str) -> None:
+    with cluster() as nodes:
+        async with opened(cluster_url(nodes), 3.0) as store:
+            here, there = sessions_of(1 - lost)[0], sessions_of(lost)[0]
+            fences = {name: await store.create(record_of(name), TTL) for name in (here, there)}
+            if how == "killed":
+                nodes[lost].stop()
+            else:
+                nodes[lost].pause()
+            asking = [asyncio.create_task(keep_asking(store, there, fences[there])) for _ in range(3)]
+            for position in range(3, 30):
+                assert (await store.append(here, fences[here], position, (7,), (A,))).length == position + 1
+                await asyncio.sleep(0.05)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            if how == "silent":
+                nodes[lost].resume()
+
+
+async def keep_asking(store: SessionStore, session_id: str, fence: int) -> None:
+    await repeated(lambda: store.append(session_id, fence, 3, (7,), (A,)))
+
+
 async def test_a_session_is_found_where_its_slot_has_moved_to() -> None:
     with cluster() as nodes, client_of(nodes[0]) as first, client_of(nodes[1]) as second:
         name = sessions_of(0)[0]

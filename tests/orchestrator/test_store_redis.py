@@ -18,8 +18,8 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
-from orchestrator.store.batcher import MOST_AT_ONCE
-from orchestrator.store.lines import Parcel
+from orchestrator.store.lanes import MOST_AT_ONCE
+from orchestrator.store.lines import Command, Node
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, session_keys
@@ -103,13 +103,13 @@ async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest
     assert isinstance(store, RedisStore)
     send = store._lines.send
 
-    async def counting(parcels: Sequence[Parcel]) -> None:
-        sent.append(len(parcels))
-        await send(parcels)
+    async def counting(node: Node, commands: Sequence[Command]) -> list[object]:
+        sent.append(len(commands))
+        return await send(node, commands)
 
     monkeypatch.setattr(store._lines, "send", counting)
     await asyncio.gather(*(store.append(name, fence, 3, (7,), (A,)) for name, fence in fences.items()))
-    assert sent == [1]
+    assert sent == [8]
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_it(

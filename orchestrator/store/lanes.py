@@ -1,0 +1,207 @@
+"""Script calls to one Redis server, batched: what is asked for within one loop tick goes out in one round trip."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from redis.exceptions import AskError, ClusterError, NoScriptError, RedisError, ResponseError
+
+from orchestrator.store.base import StoreUnavailable
+from orchestrator.store.lines import Argument, Command, Lines, Node
+
+Reply = list[object]
+
+# Calls in one round trip: many large ones would not be answered in time.
+MOST_AT_ONCE = 256
+# Of the time for a round trip, what Redis may wait for its replicas.
+WAIT_SHARE = 0.8
+# In the answer of a server that has become a replica.
+READ_ONLY = "READONLY"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, called by its hash."""
+
+    source: str
+    writes: bool = True
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(slots=True)
+class _Request:
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+    reply: asyncio.Future[Reply]
+
+    @property
+    def command(self) -> Command:
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+
+
+class Lane:
+    """One round trip is under way at a time; what comes meanwhile leaves with the next.
+
+    Args: as of `orchestrator.store.batcher.Batcher`.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        node: Node,
+        timeout_s: float,
+        replicas: int,
+        check: Callable[[Node], Awaitable[None]] | None,
+    ) -> None:
+        self._lines = lines
+        self._node = node
+        self._timeout_s = timeout_s
+        self._replicas = replicas
+        self._check = check
+        self._checked = False
+        self._staged: list[_Request] = []
+        self._loop = asyncio.get_running_loop()
+        self._wake: asyncio.Future[None] = self._loop.create_future()
+        self._task = self._loop.create_task(self._run(), name=f"store-lane {node}")
+
+    async def call(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Reply:
+        """The script's reply. Raises StoreUnavailable."""
+        request = _Request(script, keys, arguments, self._loop.create_future())
+        self._staged.append(request)
+        self._go()
+        return await request.reply
+
+    async def register(self, scripts: Collection[Script]) -> None:
+        """Load the scripts. Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._prepare()
+                await self._load(scripts)
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise StoreUnavailable(no_answer(str(error) or f"within {self._timeout_s:g} s")) from error
+
+    async def close(self) -> None:
+        """End the task; calls that are still waiting get StoreUnavailable. Idempotent."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        _fail(self._staged, "the store was closed")
+
+    def _go(self) -> None:
+        if not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake
+            self._wake = self._loop.create_future()
+            batch, self._staged = self._staged[:MOST_AT_ONCE], self._staged[MOST_AT_ONCE:]
+            if self._staged:
+                self._go()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._prepare()
+                    await self._round_trip(batch)
+            except TimeoutError:
+                await self._give_up(batch, f"no answer within {self._timeout_s:g} s")
+            except asyncio.CancelledError:
+                _fail(batch, "the store was closed")
+                raise
+            except Exception as error:  # whatever it is, the callers must learn of it and the task go on
+                await self._give_up(batch, str(error) or type(error).__name__)
+
+    async def _prepare(self) -> None:
+        if self._check is not None and not self._checked:
+            await self._check(self._node)
+            self._checked = True
+
+    async def _give_up(self, batch: Sequence[_Request], reason: str) -> None:
+        """What waits would only wait for the same: its callers hear of it now, however many they are."""
+        waiting, self._staged = self._staged, []
+        _fail([*batch, *waiting], reason)
+        await self._doubt()
+
+    async def _doubt(self) -> None:
+        """Trust neither connections nor what is known of the servers."""
+        self._checked = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._lines.reset(self._node)
+        except (RedisError, OSError):
+            return  # the connection was broken already
+
+    async def _round_trip(self, batch: list[_Request]) -> None:
+        unknown = await self._send(batch)
+        if unknown:  # Redis was restarted or its scripts were flushed: those calls did nothing yet
+            await self._load({request.script for request in unknown})
+            for request in await self._send(unknown):
+                _fail([request], "Redis does not keep scripts")
+
+    async def _send(self, batch: Sequence[_Request]) -> list[_Request]:
+        """Send in one round trip and hand out the replies; returns the requests whose script Redis does not know."""
+        commands = [request.command for request in batch]
+        if self._replicas and any(request.script.writes for request in batch):
+            commands.append(("WAIT", self._replicas, int(WAIT_SHARE * self._timeout_s * 1000)))
+        replies = await self._lines.send(self._node, commands)
+        shortfall = self._shortfall(replies[len(batch) :])
+        unknown: list[_Request] = []
+        for request, reply in zip(batch, replies, strict=False):
+            if isinstance(reply, NoScriptError):
+                unknown.append(request)
+            elif request.script.writes and shortfall:
+                _fail([request], shortfall)
+            else:
+                _resolve(request, reply)
+        if any(map(_is_trouble, replies)):
+            await self._doubt()
+        return unknown
+
+    def _shortfall(self, waited: Sequence[object]) -> str:
+        """Why the writes are not durable yet, by the reply to WAIT, if that was sent; empty if they are."""
+        for answer in waited:
+            if not isinstance(answer, int):
+                return f"WAIT says: {answer}"
+            if answer < self._replicas:
+                return f"{answer} of {self._replicas} replicas have acknowledged the write"
+        return ""
+
+    async def _load(self, scripts: Collection[Script]) -> None:
+        for reply in await self._lines.send(self._node, [("SCRIPT LOAD", script.source) for script in scripts]):
+            if isinstance(reply, Exception):
+                raise reply
+
+
+def _is_trouble(reply: object) -> bool:
+    """It says that the server is gone, or is not the one to ask, rather than what is wrong with one call."""
+    if isinstance(reply, AskError | ClusterError) or (isinstance(reply, ResponseError) and READ_ONLY in str(reply)):
+        return True
+    return isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError)
+
+
+def _resolve(request: _Request, reply: object) -> None:
+    """Hand the reply to its caller."""
+    if request.reply.done():  # its caller was cancelled
+        return
+    if isinstance(reply, list):
+        request.reply.set_result(reply)
+    elif isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError):
+        request.reply.set_exception(StoreUnavailable(no_answer(str(reply))))
+    else:
+        what = reply if isinstance(reply, ResponseError) else f"unexpected reply {reply!r}"
+        request.reply.set_exception(StoreUnavailable(f"the session log refused: {what}"))
+
+
+def _fail(batch: Sequence[_Request], reason: str) -> None:
+    for request in batch:
+        if not request.reply.done():
+            request.reply.set_exception(StoreUnavailable(no_answer(reason)))
+
+
+def no_answer(reason: str) -> str:
+    return f"the session log does not answer: {reason}"
