@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
@@ -135,6 +135,20 @@ def test_the_demo_target_says_what_it_says_on_torch_up_to_near_ties() -> None:
     here = load_model(str(TARGET), slots=2, context=256, runtime="openvino")
     for prompt in held_out_prompts()[:3]:
         _follow(there, here, _encoded(here, prompt.text), tokens=48)
+
+
+def test_far_positions_are_told_apart_in_bfloat16() -> None:
+    """Their angles are more than bfloat16 can hold; rounded to it, logits are off by as much as they are large.
+
+    Torch in bfloat16 comes as near to float32 as what is asked for here.
+    """
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    lm = load_model(str(TARGET), slots=1, dtype="bfloat16", runtime="openvino")
+    text = [id_ for prompt in held_out_prompts()[:12] for id_ in _encoded(lm, prompt.text)][:1200]
+    lm.forward([Feed(0, 0, text[:-8], 0)])
+    logits, expected = lm.forward([Feed(0, len(text) - 8, text[-8:], 8)]), plain(model, text)[-8:]
+    assert len(text) == 1200
+    assert float((logits - expected).abs().max()) <= 2 * BFLOAT16_TOLERANCE * float(expected.abs().max())
 
 
 def _encoded(lm: LanguageModel, text: str) -> list[int]:
