@@ -6,7 +6,8 @@ import asyncio
 
 from draft_service.reception import ModelDrafter, OrchestratorLink, Reception
 from orchestrator.peers import DrafterPeer
-from orchestrator.sessions import Orchestrator, StartError
+from orchestrator.pool import StartError
+from orchestrator.sessions import Orchestrator
 from specwire.rpc.process import say
 from specwire.v1 import draft_pb2
 
@@ -37,7 +38,7 @@ class LocalDrafter:
     def join(self, orchestrator: Orchestrator) -> None:
         """Draft for the orchestrator's sessions; StartError if its target has another vocabulary."""
         self._orchestrator = orchestrator
-        self._peer = orchestrator.admit(self, self._reception.info)
+        self._peer = orchestrator.pool.admit(self, self._reception.info)
         if self._peer.refusal is not None:
             raise StartError(self._peer.refusal)
         self._watching = asyncio.create_task(self._watch())
@@ -64,7 +65,7 @@ class LocalDrafter:
         peer, self._peer = self._peer, None
         if self._orchestrator is not None and peer is not None:
             self._reception.lose(self._link)
-            self._orchestrator.dismiss(peer)
+            self._orchestrator.pool.dismiss(peer)
 
     async def stop(self) -> None:
         """Idempotent; sessions that run go on without a drafter."""

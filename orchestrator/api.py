@@ -12,9 +12,10 @@ from orchestrator import replies
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Guess
 from orchestrator.requests import record_of
-from orchestrator.sessions import Orchestrator, Target
+from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
+from orchestrator.target import Target
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from orchestrator.turns import tokens_of
 from orchestrator.watching import cursor_of
@@ -39,7 +40,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         self._orchestrator = orchestrator
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        target = self._orchestrator.require_target()
+        target = self._orchestrator.pool.require_target()
         tenant = self._tenant(context)
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
         driver = await self._session_for(await record_of(request, target, tenant, before), context)
@@ -143,8 +144,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DeleteSessionResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
-        target = self._orchestrator.require_target()
-        drafters = [described(d.info) for d in self._orchestrator.drafters if d.up and d.info is not None]
+        target = self._orchestrator.pool.require_target()
+        drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
         return pb.GetServerInfoResponse(
             target=described(target.info), drafters=drafters, durability=self._orchestrator.store.durability
         )

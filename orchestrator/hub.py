@@ -106,7 +106,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
         self._check_welcome(who)
         info = await self._introduced(requests, who)
         line = JoinedLine(f"drafter {info.model!r} at {context.peer()}", context)
-        drafter = self._orchestrator.admit(line, info)
+        drafter = self._orchestrator.pool.admit(line, info)
         self._lines[line] = who
         try:
             await self._converse(requests, line, drafter)
@@ -118,7 +118,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
                 self._bar(who)
             del self._lines[line]
             line.end(line.reason.code, line.reason.message)
-            self._orchestrator.dismiss(drafter)
+            self._orchestrator.pool.dismiss(drafter)
             await line.close()
 
     def _identity(self, context: Context) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import secrets
 import time
 
-from orchestrator.sessions import Target
 from orchestrator.store import SessionRecord
+from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
 from specwire.core.limits import Stopping, check_prompt
 from specwire.core.sampling import InvalidParameter

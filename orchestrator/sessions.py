@@ -1,4 +1,4 @@
-"""All sessions of one orchestrator, and the peers that serve them."""
+"""All sessions of one orchestrator."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ import logging
 import secrets
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import grpc
-from tokenizers import Tokenizer
 
 from orchestrator.driver import SessionDriver
 from orchestrator.leases import keep_leases
-from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import Ownership
-from orchestrator.peers import (
-    DrafterLine,
-    DrafterLink,
-    DrafterPeer,
-    VerifierLink,
-    VerifierPeer,
-    drafter_link,
-    guarded,
-    least_loaded,
-    least_refusing,
-    verifier_link,
-)
+from orchestrator.pool import Pool
 from orchestrator.statuses import status_of_store, store_statuses
 from orchestrator.store import (
     DeletedSession,
@@ -39,9 +26,8 @@ from orchestrator.store import (
     StoreError,
 )
 from orchestrator.tenants import Allowances, no_session
-from specwire.core.states import State
 from specwire.rpc.errors import StatusError
-from specwire.text import OutputText, TokenizerError, load_tokenizer
+from specwire.text import OutputText
 
 logger = logging.getLogger(__name__)
 
@@ -56,160 +42,27 @@ DELETE_LIMIT_S = 5.0
 OWNER_BYTES = 8
 
 
-class StartError(RuntimeError):
-    """The orchestrator cannot start: a peer does not answer, or does not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The model that this orchestrator serves: of the first verifier that answered; others must equal it."""
-
-    info: Info
-    tokenizer: Tokenizer
-    eos_ids: frozenset[int]
-    most_prompt_bytes: int
-
-    @classmethod
-    def of(cls, info: Info) -> Target:
-        """Raises TokenizerError."""
-        tokenizer = load_tokenizer(info.tokenizer_json)
-        # One byte more a token: for the separator that tokenizers of words drop.
-        longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
-        return cls(info, tokenizer, frozenset(info.eos_ids), info.context * longest)
-
-
 class Orchestrator:
-    """Assigns sessions to peers and keeps them while they run.
-
-    Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
-    """
+    """Begins sessions, joins those of others, keeps them while they run, leaves them. `pool`: the peers they get."""
 
     def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
         self.options = options
         self.store = store
-        self.target: Target | None = None
         self.sessions: dict[str, SessionDriver] = {}
+        self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._ownership = Ownership(
-            store, self.owner, options.store_timeout, self._scanner_of, self.place, self._forget, self._can_drive
+            store, self.owner, options.store_timeout, self._scanner_of, self.pool.place, self._forget, self._can_drive
         )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
-        tls, token = options.peer_tls, options.peer_token
-        self.verifiers = [
-            VerifierPeer(verifier_link(a, tls, token), self._rebalance, self._accept_target) for a in options.verifiers
-        ]
-        self._drafter_links = [drafter_link(a, tls, token) for a in options.drafters]
-        self.drafters = [self._drafter(link) for link in self._drafter_links]
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._leases: asyncio.Task[None] | None = None
         self._draining = False
 
-    # Peers
-
     async def start(self) -> None:
-        """Connect to all peers; waits for one verifier and for every drafter.
-
-        Raises:
-            StartError: a needed peer did not answer in time, or was refused.
-        """
-        for verifier in self.verifiers:
-            self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
-        for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
-            self._tasks.append(asyncio.create_task(link.run(drafter)))
-        self._tasks.append(asyncio.create_task(keep_leases(self.store, self._remembered)))
-        try:
-            async with asyncio.timeout(self.options.start_timeout):
-                await self._until_ready()
-        except TimeoutError:
-            reasons = [link.trouble for link in self._links() if not link.up]
-            raise StartError(f"not ready within {self.options.start_timeout:g} s: {'; '.join(reasons)}") from None
-
-    def _links(self) -> list[VerifierLink | DrafterLink]:
-        return [*(verifier.link for verifier in self.verifiers), *self._drafter_links]
-
-    async def _until_ready(self) -> None:
-        while not (any(v.up for v in self.verifiers) and all(d.up for d in self.drafters)):
-            hopeless = [_hopeless(v, v.link) for v in self.verifiers]
-            reasons = [_hopeless(d, link) for d, link in zip(self.drafters, self._drafter_links, strict=True)]
-            if all(hopeless):
-                reasons += hopeless
-            reason = next(filter(None, reasons), None)
-            if reason is not None:
-                raise StartError(reason)
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _accept_target(self, info: Info) -> str | None:
-        """Why a verifier must not be used here, or None; the first one defines what is served."""
-        if self.target is None:
-            try:
-                self.target = Target.of(info)
-            except TokenizerError as error:
-                return str(error)
-            for drafter in self.drafters:
-                drafter.refusal = None if drafter.info is None else vocabulary_mismatch(info, drafter.info)
-        served, offered = self.target.info.weights_fingerprint, info.weights_fingerprint
-        if served != offered:
-            return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
-        return None
-
-    def _accept_drafter(self, info: Info) -> str | None:
-        """Why a drafter must not be used here, or None; before the target is known every drafter may wait."""
-        return None if self.target is None else vocabulary_mismatch(self.target.info, info)
-
-    def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:
-        """Use a drafter that did not have to be dialled, for as long as it stays; its `refusal` says if it is not."""
-        drafter = self._drafter(line)
-        self.drafters.append(drafter)
-        drafter.on_up(info)
-        return drafter
-
-    def dismiss(self, drafter: DrafterPeer) -> None:
-        """Its line, which must not be up any more, has ended."""
-        self.drafters.remove(drafter)
-        drafter.on_down()
-
-    def _drafter(self, line: DrafterLine) -> DrafterPeer:
-        return DrafterPeer(line, self._rebalance, self._accept_drafter)
-
-    def _rebalance(self) -> None:
-        """Give waiting sessions a verifier, and sessions without one a drafter, if there are any."""
-        self._changed.set()
-        for driver in list(self.sessions.values()):
-            self.place(driver)
-
-    def place(self, driver: SessionDriver) -> None:
-        """Assign what the session lacks from what is up."""
-        with guarded(driver):
-            self._place(driver)
-
-    def _place(self, driver: SessionDriver) -> None:
-        if driver.session.state is State.WAITING and driver.verifier is None:
-            peer = self._verifier_for(driver)
-            if peer is not None and peer.info is not None:
-                driver.use_verifier(peer)
-        for _ in range(driver.drafters_missing):
-            free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
-            chosen = least_refusing(free, driver.drafters.refusals)
-            if chosen is None:
-                return
-            driver.drafters.add(chosen)
-
-    def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
-        """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
-        former = driver.former
-        if former is not None and (former.takes_sessions or former.expected_back):
-            return former if former.takes_sessions else None
-        return least_loaded(self.verifiers)
-
-    # Sessions
-
-    def require_target(self) -> Target:
-        """The served model, once a verifier has said what it is."""
-        if self.target is None:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
-        return self.target
+        """Raises StartError: see Pool.start."""
+        self._leases = asyncio.create_task(keep_leases(self.store, self._remembered))
+        await self.pool.start()
 
     async def find(self, session_id: str) -> SessionDriver | None:
         """The session's driver, also where another call is just opening it. Raises as `open`."""
@@ -318,7 +171,7 @@ class Orchestrator:
             driver.set_deadline(deadline)
         driver.expect_reader()
         driver.wait_for_verifier()
-        self.place(driver)
+        self.pool.place(driver)
         return driver
 
     async def cancel(self, session_id: str) -> None:
@@ -377,17 +230,17 @@ class Orchestrator:
 
     def _driver(self, record: SessionRecord, fence: int) -> SessionDriver:
         scanner = self._scanner_of(record)
-        calls = (self.place, self._ended, self._fenced)
+        calls = (self.pool.place, self._ended, self._fenced)
         driver = SessionDriver(record, fence, scanner, self.store, self.options, *calls, owner=self.owner)
         self.sessions[record.session_id] = driver
         return driver
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
-        return OutputText(self.require_target().tokenizer, record.stop)
+        return OutputText(self.pool.require_target().tokenizer, record.stop)
 
     def _check_model(self, record: SessionRecord) -> None:
         """A session goes on with the model that it was begun with, or not at all."""
-        served, pinned = self.require_target().info.weights_fingerprint, record.weights_fingerprint
+        served, pinned = self.pool.require_target().info.weights_fingerprint, record.weights_fingerprint
         if served != pinned:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -402,7 +255,7 @@ class Orchestrator:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
 
     def _can_drive(self) -> bool:
-        return not self._draining and any(verifier.up for verifier in self.verifiers)
+        return not self._draining and self.pool.decides
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
@@ -455,26 +308,9 @@ class Orchestrator:
         await asyncio.gather(*opening, return_exceptions=True)
         await self._leave()
         drivers = list(self.sessions.values())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._leases is not None:
+            self._leases.cancel()
+            await asyncio.gather(self._leases, return_exceptions=True)
+        await self.pool.stop()
         await asyncio.gather(*(driver.close() for driver in drivers))
         await self.store.close()
-
-
-def _hopeless(peer: VerifierPeer | DrafterPeer, link: VerifierLink | DrafterLink) -> str | None:
-    """Why waiting for a peer does not help, or None."""
-    if peer.refusal is not None:
-        return f"{link.address}: {peer.refusal}"
-    return link.trouble if link.distrusted else None
-
-
-def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
-    """Why the drafter's ids do not mean what the target's mean, or None if they do."""
-    if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint:
-        return None
-    return (
-        f"vocabulary mismatch: drafter {drafter.model} has {drafter.vocabulary_fingerprint[:12]} "
-        f"({drafter.vocabulary} ids), target {target.model} has {target.vocabulary_fingerprint[:12]} "
-        f"({target.vocabulary} ids); both need the same tokenizer"
-    )

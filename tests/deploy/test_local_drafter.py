@@ -10,7 +10,7 @@ import pytest
 
 import draft_service.server
 from deploy.local_drafter import LocalDrafter
-from orchestrator.sessions import StartError
+from orchestrator.pool import StartError
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
@@ -27,7 +27,7 @@ async def local(running: Stack, model: str = DRAFT, slots: int = 4) -> AsyncIter
         yield drafter
     finally:
         await drafter.stop()
-        assert running.orchestrator.orchestrator.drafters == []
+        assert running.orchestrator.orchestrator.pool.drafters == []
 
 
 async def test_its_proposals_are_accepted() -> None:

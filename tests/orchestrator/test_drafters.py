@@ -217,7 +217,7 @@ async def test_a_session_gets_as_many_as_are_allowed_and_another_when_one_stops(
             (driver,) = known.sessions.values()
             assert len(driver.drafters) <= 2
             if len(driver.stats.drafters) == 2 and len(tokens) >= 30:
-                serving = next(peer.link.address for peer in known.drafters if driver.drafters.has(peer))
+                serving = next(peer.link.address for peer in known.pool.drafters if driver.drafters.has(peer))
                 await next(drafter for drafter in running.drafters if drafter.address == serving).stop(0.0)
                 await until(partial(_have, driver.stats, 3))
         assert tokens == plain(TARGET, PROMPT, 120)

@@ -49,7 +49,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def drafters_of(running: Stack) -> int:
-    return sum(drafter.up for drafter in running.orchestrator.orchestrator.drafters)
+    return sum(drafter.up for drafter in running.orchestrator.orchestrator.pool.drafters)
 
 
 async def test_it_is_used_like_any_other() -> None:
@@ -69,9 +69,9 @@ async def test_several_may_join_and_leave() -> None:
             text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, ignore_eos=True))
             await asyncio.sleep(0.1)
             await second.stop()
-            await until(lambda: len(running.orchestrator.orchestrator.drafters) == 1)
+            await until(lambda: len(running.orchestrator.orchestrator.pool.drafters) == 1)
             assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
-        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+        await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
 
 
 async def test_another_vocabulary_is_refused_for_good() -> None:
@@ -80,7 +80,7 @@ async def test_another_vocabulary_is_refused_for_good() -> None:
             await draft_service.server.dial_in(
                 ModelServiceOptions("scripted:7:vocab=65"), running.orchestrator.address, None
             )
-        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+        await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
 
 
 async def test_an_orchestrator_that_was_not_told_to_accepts_none() -> None:
@@ -98,7 +98,7 @@ async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.Capt
             again = OrchestratorOptions(options.verifiers, listen=drafter.address, accept_drafters=True)
             second = await orchestrator.server.start(again)
             try:
-                await until(lambda: any(peer.up for peer in second.orchestrator.drafters))
+                await until(lambda: any(peer.up for peer in second.orchestrator.pool.drafters))
             finally:
                 await second.stop(0.0)
     said = capsys.readouterr().err
@@ -133,7 +133,7 @@ async def ending(call: Joining) -> tuple[str, str]:
 
 async def fitting(running: Stack) -> common_pb2.GetModelInfoResponse:
     """A description that the orchestrator takes."""
-    info = running.orchestrator.orchestrator.require_target().info
+    info = running.orchestrator.orchestrator.pool.require_target().info
     return INFO(model="raw", vocabulary=info.vocabulary, vocabulary_fingerprint=info.vocabulary_fingerprint)
 
 
@@ -157,7 +157,7 @@ async def test_a_hello_must_come_first_and_once() -> None:
             await call.read()
             await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
             assert await ending(call) == ("INVALID_ARGUMENT", "model: must be in the first message only")
-        await until(lambda: running.orchestrator.orchestrator.drafters == [])
+        await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
 
 
 async def test_of_a_description_only_what_is_needed_is_kept() -> None:
@@ -167,7 +167,7 @@ async def test_of_a_description_only_what_is_needed_is_kept() -> None:
         told.tokenizer_json = told.chat_template.encode() + b"x" * 100_000
         await call.write(draft_pb2.JoinRequest(model=told))
         await call.read()
-        kept = running.orchestrator.orchestrator.drafters[0].info
+        kept = running.orchestrator.orchestrator.pool.drafters[0].info
         assert kept == await fitting(running)
 
 
@@ -192,7 +192,7 @@ async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
 
 async def test_what_waited_with_its_hello_is_barred_like_any_other() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running:
-        hub, peers = running.orchestrator._hub, running.orchestrator.orchestrator.drafters
+        hub, peers = running.orchestrator._hub, running.orchestrator.orchestrator.pool.drafters
         address, told = running.orchestrator.address, draft_pb2.JoinRequest(model=await fitting(running))
         async with joining(address) as flooding, joining(address) as joined, joining(address) as waiting:
             for call in (flooding, joined):
@@ -232,12 +232,12 @@ async def test_an_orchestrator_that_stops_waits_for_no_hello() -> None:
 async def test_it_cannot_claim_the_host_of_the_verifier() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running, joining(running.orchestrator.address) as call:
         known = running.orchestrator.orchestrator
-        target = known.require_target().info
+        target = known.pool.require_target().info
         claim = await fitting(running)
         claim.host_id, claim.device = target.host_id, target.device
         await call.write(draft_pb2.JoinRequest(model=claim))
         await call.read()
-        (joined,) = (drafter.info for drafter in known.drafters)
+        (joined,) = (drafter.info for drafter in known.pool.drafters)
         assert joined is not None
         assert not share_host(target, joined)
         assert not share_host(INFO(device=target.device), joined)
@@ -277,7 +277,7 @@ async def test_only_who_is_named_may_join(name: str) -> None:
             try:
                 if accepted == name:
                     async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                        assert [peer.up for peer in hub.orchestrator.drafters] == [True]
+                        assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
                 else:
                     with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
                         await draft_service.server.dial_in(
@@ -295,7 +295,7 @@ async def test_with_mutual_tls_it_must_be_certified() -> None:
         hub = await orchestrator.server.start(options)
         try:
             async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                assert [peer.up for peer in hub.orchestrator.drafters] == [True]
+                assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
             with pytest.raises(JoinRefused, match="is not trusted"):
                 await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
             with pytest.raises(TimeoutError):

@@ -57,14 +57,14 @@ async def test_no_other_token_lets_a_drafter_in(token: str) -> None:
     async with hub() as running:
         with pytest.raises(JoinRefused, match="refused this drafter: authorization: "):
             await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, token)
-        assert running.orchestrator.drafters == []
+        assert running.orchestrator.pool.drafters == []
 
 
 async def test_a_message_beyond_the_cap_ends_the_line_and_bars_its_owner() -> None:
     async with hub() as running, open_channel(running.address, token=DRAFTER) as channel:
         stub = draft_pb2_grpc.DraftHubServiceStub(channel)
         call = stub.Join(timeout=LIMIT_S)
-        target = running.orchestrator.require_target().info
+        target = running.orchestrator.pool.require_target().info
         told = draft_pb2.JoinRequest()
         told.model.vocabulary_fingerprint = target.vocabulary_fingerprint
         await call.write(told)
@@ -77,4 +77,4 @@ async def test_a_message_beyond_the_cap_ends_the_line_and_bars_its_owner() -> No
         again = stub.Join(timeout=LIMIT_S)
         assert await again.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "attic flooded; it is let in again in" in (await again.details() or "")
-        assert running.orchestrator.drafters == []
+        assert running.orchestrator.pool.drafters == []

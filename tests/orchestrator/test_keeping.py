@@ -51,7 +51,7 @@ async def test_a_session_says_when_and_where_it_is() -> None:
     assert state.durability == "redis"
     assert state.ended is not None
     assert log is not None
-    info = running.orchestrator.orchestrator.require_target().info
+    info = running.orchestrator.orchestrator.pool.require_target().info
     assert log.owner == running.orchestrator.orchestrator.owner
     pinned = (log.record.weights_fingerprint, log.record.tokenizer_fingerprint, log.record.dtype)
     assert pinned == (info.weights_fingerprint, info.tokenizer_hash, "float32")

@@ -19,7 +19,7 @@ from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stack(SLOW_TARGET) as running:
-        peer = running.orchestrator.orchestrator.verifiers[0]
+        peer = running.orchestrator.orchestrator.pool.verifiers[0]
         failures = iter([RuntimeError("a bug")])
 
         def fail_once(message: verify_pb2.ConnectVerifyResponse) -> None:
@@ -35,7 +35,7 @@ async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch
 
 async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stack(SLOW_TARGET) as running:
-        peer = running.orchestrator.orchestrator.verifiers[0]
+        peer = running.orchestrator.orchestrator.pool.verifiers[0]
         assert peer.info is not None
         first, describe = peer.info, peer.link._describe
         asked: list[str] = []

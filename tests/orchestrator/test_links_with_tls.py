@@ -11,7 +11,7 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from orchestrator.options import OrchestratorOptions
-from orchestrator.sessions import StartError
+from orchestrator.pool import StartError
 from specwire.client import AsyncClient
 from specwire.rpc.process import ModelServiceOptions
 from specwire.rpc.tls import ClientTls

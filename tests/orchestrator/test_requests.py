@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from orchestrator.requests import LONG_TEXT, drafting_of, encoded
-from orchestrator.sessions import Target
+from orchestrator.target import Target
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
 

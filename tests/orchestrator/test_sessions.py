@@ -1,4 +1,4 @@
-"""What an orchestrator waits for at its start, and what it does not."""
+"""Sessions that are about to begin."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import asyncio
 import gc
 
 import grpc
-import pytest
 
 from orchestrator.driver import SessionDriver
 from orchestrator.options import OrchestratorOptions
-from orchestrator.sessions import Orchestrator, StartError
+from orchestrator.sessions import Orchestrator
 from orchestrator.store.memory import MemoryStore
 from specwire.rpc.errors import StatusError
-
-
-async def test_a_verifier_that_is_refused_leaves_another_to_be_waited_for() -> None:
-    known = Orchestrator(OrchestratorOptions(("a:1", "b:1")), MemoryStore())
-    known.verifiers[0].refusal = "serves other weights"
-    ready = asyncio.create_task(known._until_ready())
-    await asyncio.sleep(0)
-    assert not ready.done()
-    known.verifiers[1].link.distrusted = True
-    known.verifiers[1].link.trouble = "b:1 is not trusted"
-    known.verifiers[1].on_unreachable()
-    with pytest.raises(StartError, match="a:1: serves other weights"):
-        await asyncio.wait_for(ready, 5.0)
-
-
-async def test_a_drafter_that_is_refused_is_not_waited_for() -> None:
-    known = Orchestrator(OrchestratorOptions(("a:1",), ("c:1",)), MemoryStore())
-    known.drafters[0].refusal = "vocabulary mismatch"
-    with pytest.raises(StartError, match="c:1: vocabulary mismatch"):
-        await asyncio.wait_for(known._until_ready(), 5.0)
 
 
 async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() -> None:

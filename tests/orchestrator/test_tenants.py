@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
+import orchestrator.pool
 import orchestrator.server
 import verify_service.server
 from orchestrator.access import Access
@@ -215,7 +216,7 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
         done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
-        with pytest.raises(orchestrator.sessions.StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
+        with pytest.raises(orchestrator.pool.StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
             await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=0.5))
     assert list(done.tokens) == plain(TARGET, PROMPT, 5)
 

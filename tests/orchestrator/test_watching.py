@@ -195,7 +195,7 @@ async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: p
     async with pair(redis) as both:
         started, _ = await both.begin(5, request_id="orphan-to-end")
         both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        for verifier in both.other.orchestrator.verifiers:
+        for verifier in both.other.orchestrator.pool.verifiers:
             verifier.refusal = "a verifier that this one may not use"
         await both.second.cancel(started.session_id)
         events = [event async for event in both.second.watch(started.session_id)]
@@ -275,7 +275,7 @@ async def test_calls_that_cross_at_two_orchestrators_are_one_session(redis: Redi
 async def test_without_a_verifier_a_session_is_left_to_others(redis: RedisServer) -> None:
     async with pair(redis) as both:
         started, events = await both.begin(5, max_tokens=2000)
-        for verifier in both.other.orchestrator.verifiers:
+        for verifier in both.other.orchestrator.pool.verifiers:
             verifier.refusal = "a verifier that this one may not use"
         fence = await both.fence(started.session_id)
         with pytest.raises(grpc.aio.AioRpcError, match="no verifier is there") as refused:

@@ -13,7 +13,8 @@ from draft_service.service import DraftServicer
 from orchestrator.api import GenerationApi
 from orchestrator.hub import DraftHub
 from orchestrator.options import OrchestratorOptions
-from orchestrator.sessions import Orchestrator, StartError
+from orchestrator.pool import StartError
+from orchestrator.sessions import Orchestrator
 from specwire.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
 from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop, in_strand
