@@ -71,7 +71,7 @@ def _end(job: Job, told: Told, due: Wanted) -> Iterator[tuple[Kind, str]]:
 
 
 def _cancelled(job: Job, end: FinishReason | None) -> bool:
-    return job.manner is Manner.CANCEL and end is FinishReason.CANCELLED
+    return job.manner is not Manner.READ and end is FinishReason.CANCELLED
 
 
 def _log(told: Told) -> Iterator[tuple[Kind, str]]:

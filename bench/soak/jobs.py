@@ -28,7 +28,6 @@ class Job:
         at: tokens received when it is cancelled or left.
         pauses: the reader stops reading: (tokens received, seconds).
         second: a second reader, at another orchestrator, follows the same session.
-        first: which orchestrator is called first.
     """
 
     number: int
@@ -42,10 +41,9 @@ class Job:
     at: int
     pauses: tuple[tuple[int, float], ...]
     second: bool
-    first: int
 
 
-def draw(pair: Pair, seed: int, number: int, orchestrators: int) -> Job:
+def draw(pair: Pair, seed: int, number: int) -> Job:
     random = Random(f"{seed}/{number}")
     length = random.choice((1, 7, random.randint(10, 100), random.randint(100, pair.longest), pair.longest))
     manner = random.choices(list(Manner), (8, 1, 1))[0]
@@ -63,7 +61,6 @@ def draw(pair: Pair, seed: int, number: int, orchestrators: int) -> Job:
             (random.randint(0, length), random.uniform(0.1, 4.0)) for _ in range(random.choice((0, 0, 0, 1, 2)))
         ),
         second=random.random() < 0.15,
-        first=random.randrange(orchestrators),
     )
 
 

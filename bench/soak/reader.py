@@ -65,14 +65,15 @@ class Reader:
     """Carries out one job.
 
     Args:
-        addresses: of all orchestrators.
+        client: of the session. other: of a second reader.
         hurry: once set, no more pauses of reading.
     """
 
-    def __init__(self, job: Job, addresses: tuple[str, ...], hurry: asyncio.Event) -> None:
+    def __init__(self, job: Job, client: AsyncClient, other: AsyncClient, hurry: asyncio.Event) -> None:
         self.told = Told(job)
         self._job = job
-        self._addresses = addresses[job.first :] + addresses[: job.first]
+        self._client = client
+        self._other = other
         self._hurry = hurry
         self._pauses = sorted(job.pauses)
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,17 +82,16 @@ class Reader:
         """Never raises but CancelledError: what goes wrong is told."""
         try:
             async with asyncio.timeout(LIMIT_S + SLACK_S):
-                async with AsyncClient(self._addresses, patience=PATIENCE_S) as client:
-                    await self._read(client)
-                    await self._look_up(client)
+                await self._read()
+                await self._look_up()
         except TimeoutError:
             self.told.error = self.told.error or "hung: no end, and no error either"
         return self.told
 
-    async def _read(self, client: AsyncClient) -> None:
+    async def _read(self) -> None:
         try:
-            async with aclosing(client.generate(self._job.prompt, timeout=LIMIT_S, **self._options())) as events:
-                await self._follow(client, events)
+            async with aclosing(self._client.generate(self._job.prompt, timeout=LIMIT_S, **self._options())) as events:
+                await self._follow(events)
         except SpecwireError as error:
             self.told.error = str(error)
         finally:
@@ -110,7 +110,7 @@ class Reader:
             "request_id": job.request_id,
         }
 
-    async def _follow(self, client: AsyncClient, events: AsyncGenerator[Event, None]) -> None:
+    async def _follow(self, events: AsyncGenerator[Event, None]) -> None:
         now = asyncio.get_running_loop().time
         began = now()
         async for event in events:
@@ -120,7 +120,7 @@ class Reader:
             if len(self.told.tokens) >= self._job.at and not isinstance(event, Finished):
                 if self._job.manner is Manner.LEAVE:
                     return
-                self._cancel_once(client)
+                self._cancel_once()
             await self._pause()
             began = now()
 
@@ -129,24 +129,20 @@ class Reader:
         if self._job.second and self._job.manner is not Manner.LEAVE:
             self._tasks.append(asyncio.create_task(self._watch()))
 
-    def _cancel_once(self, client: AsyncClient) -> None:
+    def _cancel_once(self) -> None:
         if self._job.manner is Manner.CANCEL and not any(task.get_name() == "cancel" for task in self._tasks):
-            self._tasks.append(asyncio.create_task(self._cancel(client), name="cancel"))
+            self._tasks.append(asyncio.create_task(self._cancel(), name="cancel"))
 
-    async def _cancel(self, client: AsyncClient) -> None:
+    async def _cancel(self) -> None:
         try:
-            await client.cancel(self.told.session_id, timeout=LIMIT_S)
+            await self._client.cancel(self.told.session_id, timeout=LIMIT_S)
         except SpecwireError as error:
             self.told.error = self.told.error or f"Cancel: {error}"
 
     async def _watch(self) -> None:
         tokens: list[int] = []
-        others = self._addresses[1:] + self._addresses[:1]
         try:
-            async with (
-                AsyncClient(others, patience=PATIENCE_S) as client,
-                aclosing(client.watch(self.told.session_id, timeout=LIMIT_S)) as events,
-            ):
+            async with aclosing(self._other.watch(self.told.session_id, timeout=LIMIT_S)) as events:
                 async for event in events:
                     if isinstance(event, Chunk):
                         tokens += event.tokens
@@ -160,11 +156,11 @@ class Reader:
             if not self._hurry.is_set():
                 await asyncio.sleep(seconds)
 
-    async def _look_up(self, client: AsyncClient) -> None:
+    async def _look_up(self) -> None:
         """The log, which is what counts."""
         if not self.told.session_id:
             return
         try:
-            self.told.log = await client.get_session(self.told.session_id, timeout=LIMIT_S)
+            self.told.log = await self._client.get_session(self.told.session_id, timeout=LIMIT_S)
         except SpecwireError as error:
             self.told.log_error = str(error)

@@ -20,7 +20,11 @@ MOST_SHOWN = 200
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over sessions. `waits`: seconds between a session's chunks; `pauses`: the longest of each session."""
+    """Sums over sessions. `waits`: seconds between a session's chunks; `pauses`: the longest of each session.
+
+    orphans: sessions whose orchestrator and reader had both gone for good; they are read to their end at last, and
+    counted once more then.
+    """
 
     sessions: int = 0
     tokens: int = 0
@@ -29,6 +33,7 @@ class Tally:
     pauses: list[float] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     second_readers: int = 0
+    orphans: int = 0
 
     def add(self, told: Told, findings: Sequence[Finding]) -> None:
         self.sessions += 1
@@ -84,6 +89,7 @@ class Report:
             "tokens_per_second": round(tally.tokens / self.seconds, 1) if self.seconds else 0.0,
             "ends": dict(sorted(tally.ends.items())),
             "second_readers": tally.second_readers,
+            "orphans": tally.orphans,
             "faults": dict(sorted(self.faults.items())),
             "wait_for_a_chunk_s": quantiles(tally.waits),
             "longest_pause_of_a_session_s": quantiles(tally.pauses),
@@ -106,10 +112,10 @@ class Report:
         path.write_text(f"{{\n {lines}\n}}\n")
 
     def shown(self) -> str:
-        rows = [(name.replace("_", " "), _shown(value)) for name, value in self.figures.items()]
+        rows = [f"{name.replace('_', ' ')}: {_shown(value)}" for name, value in self.figures.items()]
         bars = [(bar.name, f"{bar.value:g}", "holds" if bar.holds else "MISSED") for bar in self.bars]
         said = [f"session {one.session}: {one.kind}: {one.detail}" for one in self.tally.findings[:MOST_SHOWN]]
-        parts = (table(("soak", ""), rows), table(("none of these", "count", ""), bars), said, list(self.wrong))
+        parts = (rows, table(("none of these", "count", ""), bars), said, list(self.wrong))
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 

@@ -28,14 +28,6 @@ class Rig:
     addresses: tuple[str, ...]
     log: RedisLog
 
-    def mend(self) -> None:
-        """Start what has ended."""
-        dead = [part for part in self.parts.values() if not part.lives]
-        for part in dead:
-            part.restart()
-        for part in dead:
-            ready(part)
-
 
 def ready(part: Process) -> None:
     if isinstance(part, Service | RedisLog):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import count
 
 from bench import machine
-from bench.soak.checks import check
+from bench.soak.checks import Finding, check
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
 from bench.soak.pairs import PAIRS, Pair
-from bench.soak.reader import Reader, Told
+from bench.soak.reader import PATIENCE_S, Reader, Told
 from bench.soak.report import Report, Tally
 from bench.soak.rig import Rig, rig
 from bench.soak.service import Process, Service
@@ -67,8 +67,9 @@ class _Soak:
         self._began = time.monotonic()
         self._numbers = count()
         self._stop = asyncio.Event()
-        self._left: list[str] = []
+        self._left: list[Told] = []
         self._judging = asyncio.Lock()
+        self._greeted = asyncio.Semaphore(0)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -77,9 +78,9 @@ class _Soak:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._time())
             if self._settings.every:
-                tasks.create_task(self.monkey.run(self._stop))
-            for _ in range(self._settings.sessions):
-                tasks.create_task(self._work())
+                tasks.create_task(self._interfere())
+            for number in range(self._settings.sessions):
+                tasks.create_task(self._work(number))
         self.unended = await self._still_running()
 
     def _interrupt(self) -> None:
@@ -103,38 +104,68 @@ class _Soak:
     def _clock(self) -> str:
         return f"{time.monotonic() - self._began:6.1f} s"
 
-    async def _work(self) -> None:
+    async def _work(self, number: int) -> None:
         """One session after the other; what has begun ends, with everything whole again."""
-        while not self._stop.is_set():
-            job = draw(self._pair, self._settings.seed, next(self._numbers), len(self._rig.addresses))
-            told = await Reader(job, self._rig.addresses, self._stop).run()
-            await self._judge(told)
+        first = number % len(self._rig.addresses)
+        addresses = self._rig.addresses[first:] + self._rig.addresses[:first]
+        async with (
+            AsyncClient(addresses, patience=PATIENCE_S) as client,
+            AsyncClient(addresses[::-1], patience=PATIENCE_S) as other,
+        ):
+            for one in (client, other):
+                await one.server_info()  # while all is whole: a client gives up at once where nobody ever was
+            self._greeted.release()
+            while not self._stop.is_set():
+                job = draw(self._pair, self._settings.seed, next(self._numbers))
+                await self._judge(await Reader(job, client, other, self._stop).run())
+
+    async def _interfere(self) -> None:
+        """Once every client has met the service."""
+        for _ in range(self._settings.sessions):
+            await self._greeted.acquire()
+        await self.monkey.run(self._stop)
 
     async def _judge(self, told: Told) -> None:
         async with self._judging:
             findings = await asyncio.to_thread(check, self._pair, told)
+        self._add(told, findings)
+        if told.session_id and (told.log is None or told.log.finish_reason is None):
+            self._left.append(told)
+
+    def _add(self, told: Told, findings: Sequence[Finding]) -> None:
         for one in findings:
             self._say(f"soak: {self._clock()} session {one.session} ({told.session_id[:8]}): {one.kind}: {one.detail}")
         self.tally.add(told, findings)
-        if told.session_id and (told.log is None or told.log.finish_reason is None):
-            self._left.append(told.session_id)
 
     async def _still_running(self) -> int:
-        """How many sessions the log does not see ended, in spite of enough time."""
+        """How many of the sessions that were left do not end, though they have time, and then a reader."""
         deadline = time.monotonic() + LEFT_S
-        async with AsyncClient(self._rig.addresses) as client:
+        async with AsyncClient(self._rig.addresses, patience=PATIENCE_S) as client:
             left = self._left
             while left and time.monotonic() < deadline:
                 left = [one for one in left if not await _ended(client, one)]
                 await asyncio.sleep(LOOK_S if left else 0.0)
-        for one in left:
-            self._say(f"soak: session {one[:8]} has not ended")
-        return len(left)
+            self.tally.orphans = len(left)
+            stuck = [one.session_id for one in left if not await self._brought_to_an_end(client, one)]
+        for session_id in stuck:
+            self._say(f"soak: session {session_id[:8]} does not end")
+        return len(stuck)
+
+    async def _brought_to_an_end(self, client: AsyncClient, told: Told) -> bool:
+        """An orphan, whose orchestrator and whose reader have both gone: it goes on for whoever asks for it."""
+        told = Told(told.job, told.session_id)
+        try:
+            async for event in client.watch(told.session_id, timeout=LEFT_S):
+                told.add(event, 0.0)
+        except SpecwireError as error:
+            told.error = str(error)
+        self._add(told, await asyncio.to_thread(check, self._pair, told))
+        return not told.error
 
 
-async def _ended(client: AsyncClient, session_id: str) -> bool:
+async def _ended(client: AsyncClient, told: Told) -> bool:
     try:
-        return (await client.get_session(session_id, timeout=LOOK_S * 10)).finish_reason is not None
+        return (await client.get_session(told.session_id, timeout=LOOK_S * 10)).finish_reason is not None
     except SpecwireError:
         return False
 

@@ -46,7 +46,8 @@ class Attempts:
         addresses: how many there are; `current` is the one to ask.
         deadline: when the call ends.
         patience: how long it is tried again after it began to fail; 0 tries each address once.
-        answered: the service has answered this client before. Else one round is all: nobody may be there at all.
+        answered: somebody has been there, if only to say that it cannot be served now. Else one round is all:
+            nobody may be there at all.
     """
 
     addresses: int
@@ -85,6 +86,7 @@ class Attempts:
         """
         if not is_transient(error):
             raise error
+        self.answered = self.answered or (error.reached and error.code is grpc.StatusCode.UNAVAILABLE)
         if self._heard_since is not None and now - self._heard_since > MOST_WAIT_S:
             self._succeeded()  # there was nothing to say, but somebody was there
         self._heard_since = None

@@ -15,7 +15,7 @@ from specwire.v1 import generation_pb2
 PROMPT = (7, 8)
 STARTED = Started("s", len(PROMPT), SamplingInForce(0.0, 0, 1.0, 1, "greedy"), 0, hash_of(PROMPT))
 FINISHED = Finished(FinishReason.LENGTH, "", "", 0, Stats(), 0)
-BROKEN = SpecwireError(grpc.StatusCode.UNAVAILABLE, "cannot connect to a:1")
+BROKEN = SpecwireError(grpc.StatusCode.UNAVAILABLE, "cannot connect to a:1", reached=False)
 
 
 def chunk(position: int, *tokens: int) -> Chunk:
@@ -133,6 +133,14 @@ def test_the_deadline_bounds_patience() -> None:
 
 def test_where_nobody_ever_was_one_round_is_all() -> None:
     assert waits(attempts(addresses=2, answered=False)) == [0.0]
+
+
+def test_who_says_that_it_cannot_serve_now_is_there() -> None:
+    refusing = SpecwireError(grpc.StatusCode.UNAVAILABLE, "the session log does not answer")
+    known = attempts(addresses=2, answered=False)
+    assert known.after(BROKEN, 0.0) == 0.0
+    assert known.after(refusing, 0.0) > 0.0
+    assert len(waits(known)) > 2
 
 
 def test_the_service_says_when_to_come_again() -> None:

@@ -1,0 +1,176 @@
+"""The judges of a soak see what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.soak import monkey, settings
+from bench.soak.checks import Kind, check
+from bench.soak.jobs import Job, Manner, draw
+from bench.soak.judge import mismatches, scores_of
+from bench.soak.pairs import Pair, scripted
+from bench.soak.reader import Told
+from bench.soak.report import Report, Tally, quantiles
+from specwire.client import Chunk, Finished, SessionState, Stats
+from specwire.core.acceptance import Outcome, choose
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter, Sampling
+from specwire.lm import Feed
+
+SAMPLING = Sampling(temperature=0.9, top_k=20, seed=5)
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return scripted()
+
+
+def a_job(**changes: object) -> Job:
+    plain = Job(0, PROMPT, 40, Sampling(), True, (), "", Manner.READ, 0, (), False)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def text_of(pair: Pair, length: int, sampling: Sampling) -> list[int]:
+    """By the target, token after token."""
+    text = list(PROMPT)
+    pair.model.rollback(0, 0)
+    for _ in range(length):
+        cached = pair.model.cached(0)
+        row = pair.model.forward([Feed(0, cached, text[cached:], 1)])[0].numpy()
+        text.append(choose(row, len(text), sampling))
+    return text[len(PROMPT) :]
+
+
+def told(job: Job, tokens: list[int], end: FinishReason | None = FinishReason.LENGTH, text: str = "") -> Told:
+    it = Told(job, "id", list(tokens), text or " ".join(map(str, tokens)), end)
+    it.log = SessionState(len(PROMPT), (*PROMPT, *tokens), end, 1)
+    return it
+
+
+def kinds(pair: Pair, it: Told) -> list[Kind]:
+    return [one.kind for one in check(pair, it)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
+def test_a_right_text_is_right(pair: Pair, sampling: Sampling) -> None:
+    tokens = text_of(pair, 40, sampling)
+    assert kinds(pair, told(a_job(sampling=sampling), tokens)) == []
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
+def test_one_wrong_token_is_found(pair: Pair, sampling: Sampling) -> None:
+    tokens = text_of(pair, 20, sampling)
+    wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
+    (found,) = mismatches(pair, a_job(sampling=sampling), wrong)
+    assert (found.at, found.expected, found.got) == (19, tokens[-1], wrong[-1])
+    assert found.gap > 0
+
+
+def test_a_near_tie_is_no_mismatch(pair: Pair) -> None:
+    tokens = text_of(pair, 40, Sampling())
+    wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
+    assert kinds(replace(pair, tie=100.0), told(a_job(), wrong)) == [Kind.NEAR_TIE]
+    assert kinds(pair, told(a_job(), wrong)) == [Kind.MISMATCH]
+
+
+def test_scores_are_those_of_the_choice(pair: Pair) -> None:
+    row = pair.model.forward([Feed(0, 0, PROMPT, 1)])[0].numpy()
+    for seed in range(20):
+        sampling = replace(SAMPLING, seed=seed)
+        assert int(scores_of(row, 3, sampling).argmax()) == choose(row, 3, sampling)
+
+
+def test_the_end(pair: Pair) -> None:
+    tokens = text_of(pair, 40, Sampling())
+    text = " ".join(map(str, tokens))
+    assert kinds(pair, told(a_job(), tokens[:30])) == [Kind.END]
+    assert kinds(pair, told(a_job(length=30), tokens)) == [Kind.END, Kind.TEXT]
+    assert kinds(pair, told(a_job(), tokens[:30], None)) == [Kind.END]
+    assert kinds(pair, told(a_job(), tokens[:30], FinishReason.CANCELLED)) == [Kind.END]
+    assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.CANCELLED)) == []
+    assert kinds(pair, told(a_job(manner=Manner.LEAVE), tokens[:30], None)) == []
+    stop = " ".join(map(str, tokens[10:12]))
+    stopped = told(a_job(stop=(stop,)), tokens[:12], FinishReason.STOP_STRING, text[: text.index(stop)])
+    assert kinds(pair, stopped) == []
+    assert kinds(pair, told(a_job(stop=(stop,)), tokens)) == [Kind.END, Kind.TEXT]
+
+
+def test_what_the_log_and_another_reader_say(pair: Pair) -> None:
+    tokens = text_of(pair, 40, Sampling())
+    it = told(a_job(), tokens)
+    it.second = tokens[:-1]
+    it.log = SessionState(len(PROMPT), (*PROMPT, *tokens, 1), FinishReason.EOS, 1)
+    assert kinds(pair, it) == [Kind.LOG, Kind.LOG, Kind.READER]
+
+
+def test_positions_are_counted() -> None:
+    it = Told(a_job())
+    for position in (3, 5, 4):
+        it.add(Chunk(position, (1, 2), (Outcome.DIRECT,) * 2, "", (), None, 0), 0.5)
+    it.add(Finished(FinishReason.LENGTH, "", "", 0, Stats(), 0), 0.0)
+    assert (it.lost, it.repeated, it.waits) == (0, 3, [0.5, 0.5])
+    it.add(Chunk(12, (1,), (Outcome.DIRECT,), "", (), None, 0), 0.0)
+    assert it.lost == 3
+
+
+def test_sessions_are_a_function_of_the_seed(pair: Pair) -> None:
+    jobs = [draw(pair, 1, number) for number in range(200)]
+    assert jobs == [draw(pair, 1, number) for number in range(200)]
+    assert jobs != [draw(pair, 2, number) for number in range(200)]
+    assert {job.manner for job in jobs} == set(Manner)
+    for part in ("stop", "request_id", "pauses", "second", "ignore_eos"):
+        assert {bool(getattr(job, part)) for job in jobs} == {True, False}
+    assert {job.sampling.temperature == 0.0 for job in jobs} == {True, False}
+
+
+def test_faults_have_names() -> None:
+    line = monkey.Fault(monkey.Kind.CUT, "orchestrator 1 to verifier 2", 1.0)
+    assert (line.name, line.role) == ("line to verifier cut", "orchestrator 1 to verifier 2")
+    process = monkey.Fault(monkey.Kind.KILL, "verifier 2", 1.0)
+    assert (process.name, process.role) == ("verifier killed", "verifier")
+
+
+def test_waiting_for_an_event() -> None:
+    async def both() -> tuple[bool, bool]:
+        event = asyncio.Event()
+        before = await monkey.within(event, 0.01)
+        event.set()
+        return before, await monkey.within(event, 10.0)
+
+    assert asyncio.run(both()) == (False, True)
+
+
+def test_the_report(pair: Pair, tmp_path: Path) -> None:
+    tally = Tally()
+    right = told(a_job(), text_of(pair, 40, Sampling()))
+    right.waits = [0.1, 0.2]
+    tally.add(right, [])
+    report = Report({}, {}, None, 2.0, tally, Counter({"redis killed": 1}), [], 0, False)
+    assert report.holds
+    wrong = told(a_job(), [1] * 40)
+    tally.add(wrong, check(pair, wrong))
+    assert not report.holds
+    assert [bar.name for bar in report.bars if not bar.holds] == ["mismatches"]
+    assert "session 0: mismatch" in report.shown()
+    report.write(tmp_path / "soak.json")
+    written = json.loads((tmp_path / "soak.json").read_text())
+    assert (written["sessions"], written["tokens"], written["name"]) == (2, 80, "soak")
+    assert written["longest_pause_of_a_session_s"] == {"p50": 0.2, "p99": 0.2, "max": 0.2}
+
+
+def test_quantiles() -> None:
+    assert quantiles([]) == {}
+    assert quantiles(range(1000)) == {"p50": 500, "p99": 990, "max": 999}
+
+
+@pytest.mark.parametrize("words", [["--minutes", "-1"], ["--sessions", "0"], ["--every", "nan"]])
+def test_settings_are_checked(words: list[str]) -> None:
+    with pytest.raises(InvalidParameter, match=words[0].removeprefix("--")):
+        settings.settings_of(settings.parser().parse_args(words))
