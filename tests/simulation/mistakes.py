@@ -52,10 +52,6 @@ def always(_: Scenario) -> bool:
     return True
 
 
-def several_orchestrators(scenario: Scenario) -> bool:
-    return scenario.orchestrators > 1 and bool(scenario.faults)
-
-
 def late_openings(seed: int) -> Scenario:
     """Sessions open while what is said to the verifier arrives late; they open again on the next connection."""
     asks = (Ask(0.3, 0, (3, 4), 60, request_id="a"), Ask(0.32, 0, (3, 5), 60))
@@ -71,6 +67,32 @@ def away_and_back(seed: int) -> Scenario:
         Fault(4.2, "close", "orchestrator-0-verifier-1", 20.0),
     )
     return Scenario(seed, verifiers=2, forward=0.1, asks=asks, faults=faults)
+
+
+def taken_over(seed: int) -> Scenario:
+    """Clients lose their connections to an orchestrator that goes on, and turn to the other one."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}") for number in range(3))
+    faults = (Fault(0.9, "cut", "orchestrator-0-client"), Fault(2.4, "cut", "orchestrator-1-client"))
+    return Scenario(seed, orchestrators=2, forward=0.1, delay=(0.0002, 0.02), asks=asks, faults=faults)
+
+
+def links_cut_and_a_slow_log(seed: int) -> Scenario:
+    """Much is decided that is not durable when the links are cut."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}") for number in range(3))
+    cuts = tuple(Fault(0.7 + number / 10, "cut", "orchestrator-0-verifier-0") for number in range(5))
+    return Scenario(seed, agree=1.0, asks=asks, faults=(Fault(0.5, "log_slow", "", 3.0), *cuts))
+
+
+def short_and_well_drafted(seed: int) -> Scenario:
+    asks = tuple(Ask(0.5, 0, (number + 1, seed % 9 + 1), 7 + number) for number in range(3))
+    return Scenario(seed, agree=1.0, plan="stream:4,8", forward=0.05, asks=asks)
+
+
+def left_behind(seed: int) -> Scenario:
+    """Sessions whose clients have gone wait for the log when everything stops."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}", leave_after=0) for number in range(3))
+    lasting = Ask(0.5, 0, (5, 5), 100, timeout=1.0)
+    return Scenario(seed, forward=0.05, asks=(*asks, lasting), faults=(Fault(0.53, "log_down", "", 10.0),))
 
 
 def drafted(scenario: Scenario) -> bool:
@@ -287,25 +309,25 @@ LINK_LOST = has("cut", "break", "close", "late", "pause", "crash")
 MISTAKES = [
     Mistake(emit_before_append, always),
     Mistake(flow_control_ignored, always),
-    Mistake(undurable_tokens_half_forgotten, LINK_LOST),
+    Mistake(undurable_tokens_half_forgotten, always, links_cut_and_a_slow_log),
     Mistake(stop_string_overlooked_at_an_append_s_end, always),
-    Mistake(tokens_after_the_end_of_an_accepted_run, drafted),
-    Mistake(fence_not_checked, several_orchestrators),
+    Mistake(tokens_after_the_end_of_an_accepted_run, always, short_and_well_drafted),
+    Mistake(fence_not_checked, always, taken_over),
     Mistake(append_repeated, has("acks_lost")),
     Mistake(unknown_outcome_taken_for_success, has("effects_lost", "log_down")),
-    Mistake(fenced_owner_goes_on, several_orchestrators),
+    Mistake(fenced_owner_goes_on, always, taken_over),
     Mistake(lost_log_begun_anew, has("log_emptied", "log_behind")),
-    Mistake(same_fence_granted_twice, several_orchestrators),
+    Mistake(same_fence_granted_twice, always, taken_over),
     Mistake(credit_ignored, always),
     Mistake(stale_attach_accepted, always, late_openings),
     Mistake(chain_outlives_its_contradiction, drafted),
     Mistake(rollback_off_by_one, drafted),
-    Mistake(tail_delivered_from_its_start, LINK_LOST),
+    Mistake(tail_delivered_from_its_start, always, links_cut_and_a_slow_log),
     Mistake(tail_kept_to_itself, LINK_LOST),
     Mistake(resumed_beyond_the_log, always, away_and_back),
     Mistake(drafter_s_cache_not_rolled_back, drafted),
     Mistake(run_ahead_ignored, drafted),
     Mistake(lost_verifier_not_told, LINK_LOST),
     Mistake(reader_s_place_off_by_the_withheld_text, LINK_LOST),
-    Mistake(tasks_left_behind, always),
+    Mistake(tasks_left_behind, always, left_behind),
 ]

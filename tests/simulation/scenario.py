@@ -88,7 +88,7 @@ def random_scenario(seed: int) -> Scenario:
         verifiers=random.choice((1, 1, 2)),
         drafters=random.choice((0, 1, 1, 2)),
         dialling=random.choice((0, 0, 0, 1)),
-        orchestrators=random.choice((1, 2)),
+        orchestrators=random.choice((1, 2, 2)),
         slots=random.choice((2, 8, 8)),
         forward=random.choice((0.01, 0.05, 0.2)),
         draft=random.choice((0.002, 0.01)),
@@ -117,7 +117,7 @@ def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
     coupled = random.random() < 0.4
     length = random.choice((random.randint(1, 8), random.randint(9, 120), random.randint(9, 120)))
     return Ask(
-        start=round(random.uniform(0.0, 0.4), 3),
+        start=round(random.uniform(0.5, 0.9), 3),
         at=random.randrange(scenario.orchestrators),
         prompt=tuple(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6))),
         max_tokens=length,
@@ -136,7 +136,7 @@ def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
 
 def random_faults(random: Random, scenario: Scenario) -> tuple[Fault, ...]:
     focus = random.choice(FOCUSES)
-    faults = (random_fault(random, scenario, focus) for _ in range(random.choice((0, 1, 2, 4, 8))))
+    faults = (random_fault(random, scenario, focus) for _ in range(random.choice((0, 2, 4, 6, 8))))
     return tuple(sorted(faults, key=_start))
 
 
@@ -151,10 +151,10 @@ def role_of(target: str) -> str:
 
 
 def random_fault(random: Random, scenario: Scenario, focus: str) -> Fault:
-    """Sessions take a second or a few, and longer if something is wrong."""
-    kinds = LOG_FAULTS if focus == "log" else random.choices((PARTY_FAULTS, LINE_FAULTS, LOG_FAULTS), (4, 4, 2))[0]
+    """Everything is up after half a second. Sessions take a second or a few, and longer if something is wrong."""
+    kinds = LOG_FAULTS if focus == "log" else random.choices((PARTY_FAULTS, LINE_FAULTS, LOG_FAULTS), (5, 5, 1))[0]
     targets = {PARTY_FAULTS: scenario.parties, LINE_FAULTS: scenario.lines}.get(kinds, [""])
     meant = [target for target in targets if focus in ("", role_of(target))] or targets
-    start = random.uniform(0.1, 1.5) if random.random() < 0.8 else random.uniform(1.5, 8.0)
+    start = random.uniform(0.5, 2.0) if random.random() < 0.8 else random.uniform(2.0, 8.0)
     seconds = random.choice((0.02, 0.3, 1.0, 3.0, 12.0)) * random.uniform(0.5, 1.5)
     return Fault(round(start, 3), random.choice(kinds), random.choice(meant), round(seconds, 3))
