@@ -91,7 +91,7 @@ def short_and_well_drafted(seed: int) -> Scenario:
 def left_behind(seed: int) -> Scenario:
     """Sessions whose clients have gone wait for the log when everything stops."""
     asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}", leave_after=0) for number in range(3))
-    lasting = Ask(0.5, 0, (5, 5), 100, timeout=1.0)
+    lasting = Ask(0.5, 0, (5, 5), 100, request_id="lasting", timeout=1.0)
     return Scenario(seed, forward=0.05, asks=(*asks, lasting), faults=(Fault(0.53, "log_down", "", 10.0),))
 
 
