@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all soak-sim fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -58,6 +58,11 @@ test-faults: $(STAMP)
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults
 	$(PYTEST) --timeout=240 --session-timeout=2400 tests/faults
+
+SEEDS ?= 10000
+
+soak-sim: $(STAMP) ## whole deployments under virtual time and seeded faults (make soak-sim SEEDS=10000)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 MINUTES ?= 30
 
