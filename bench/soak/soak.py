@@ -73,8 +73,8 @@ class _Soak:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt)
+        for signalled in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signalled, self._interrupt)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._time())
             if self._settings.every:

@@ -1,0 +1,124 @@
+"""The figures of a crowd, what was needed, and their form for people and on disk (bench/results/load.json)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.bars import Bar, at_most
+from bench.interval import Estimate
+from bench.report import table
+
+Sample = tuple[float, int, int, dict[str, float]]
+
+# Resident memory of a service at the end of the run, as a multiple of what it was in the run's second fifth.
+MOST_GROWTH = 1.1
+GROWING = ("orchestrator", "verifier")
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A run.
+
+    Attributes:
+        before: MiB by process, before the crowd came.
+        samples: (seconds, tokens so far, sessions running, MiB by process).
+        idle: for each session that nobody read on: tokens decided at the end, and a while later.
+        unread: tokens that these had asked for.
+    """
+
+    arguments: Mapping[str, object]
+    machine: Mapping[str, object]
+    commit: str | None
+    before: Mapping[str, float]
+    samples: Sequence[Sample]
+    sessions: int
+    ended: int
+    errors: Sequence[str]
+    judged: int
+    mismatches: int
+    idle: Sequence[tuple[int, int]]
+    unread: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        (begin, first, *_), (end, last, *_) = self.samples[0], self.samples[-1]
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+    @property
+    def kib_per_session(self) -> dict[str, float]:
+        """At the middle of the run, over what the process had before."""
+        middle = self.samples[len(self.samples) // 2][3]
+        return {name: round((size - self.before[name]) * 1024 / self.sessions, 1) for name, size in middle.items()}
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """Memory in the last fifth of the run over that in the second; medians."""
+        fifth = max(1, len(self.samples) // 5)
+        early, late = self.samples[fifth : 2 * fifth] or self.samples[:1], self.samples[-fifth:]
+        return {name: round(_median(late, name) / _median(early, name), 4) for name in self.before}
+
+    @property
+    def bars(self) -> list[Bar]:
+        grown = self.growth
+        still_moving = sum(later > first for first, later in self.idle)
+        return [
+            _most("sessions that failed", len(self.errors), 0),
+            _most("mismatches", self.mismatches, 0),
+            *(_most(f"growth of the {name}'s memory", grown[name], MOST_GROWTH) for name in GROWING),
+            _most("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle), 0),
+            _most("unread sessions still being decided", still_moving, 0),
+        ]
+
+    @property
+    def holds(self) -> bool:
+        return all(bar.holds for bar in self.bars)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        return {
+            "sessions": self.sessions,
+            "sessions_ended": self.ended,
+            "tokens": self.samples[-1][1],
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "judged_tokens": self.judged,
+            "mib_before": dict(self.before),
+            "mib_at_the_end": self.samples[-1][3],
+            "kib_per_session": self.kib_per_session,
+            "growth": self.growth,
+            "unread_decided": sorted(last for _, last in self.idle),
+        }
+
+    def write(self, path: Path) -> None:
+        everything = {
+            "name": path.stem,
+            "bars": [asdict(bar) for bar in self.bars],
+            **self.figures,
+            "errors": list(self.errors)[:MOST_SHOWN],
+            "machine": self.machine,
+            "commit": self.commit,
+            "arguments": self.arguments,
+            "samples": self.samples,
+        }
+        lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in everything.items())
+        path.write_text(f"{{\n {lines}\n}}\n")
+
+    def shown(self) -> str:
+        rows = [f"{name.replace('_', ' ')}: {value}" for name, value in self.figures.items()]
+        bars = [
+            (bar.name, f"{bar.value:g}", f"<= {bar.needed:g}", "holds" if bar.holds else "MISSED") for bar in self.bars
+        ]
+        parts = (rows, table(("bar", "value", "needed", ""), bars), list(self.errors)[:MOST_SHOWN])
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _most(name: str, value: float, needed: float) -> Bar:
+    return at_most(name, Estimate(value, value, value, 1.0), needed)
+
+
+def _median(samples: Sequence[Sample], name: str) -> float:
+    return statistics.median(sample[3][name] for sample in samples)
