@@ -22,6 +22,8 @@ BEGUN = 40
 LENGTH = 400
 # Where text goes on during the fault, and is left once a drafter that is back has been of use.
 LONG = 4000
+# Behind the fault's end; what a lost drafter proposed before is used up by then.
+OLD = 100
 PATIENCE_S = 30.0
 # Every target step takes as long at least, so that there is text left when the fault comes.
 TARGET = "scripted:7:vocab=64:delay_ms=10"
@@ -69,8 +71,11 @@ class Scene:
             self.fences = [self._place.log(stream.session_id).fence for stream in self.streams]
             began = time.monotonic()
             hurt(self._place, self._cell)
+            over = time.monotonic()
             for stream in self.streams:
                 if self.open_ended:
+                    stream.until_arrived(over)
+                    stream.until(len(stream.tokens) + OLD)
                     stream.until_accepted()
                 else:
                     stream.rest()

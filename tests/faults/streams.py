@@ -102,6 +102,11 @@ class Stream:
             self.take()
             assert not self.over, (self.error, self.finished)
 
+    def until_arrived(self, moment: float) -> None:
+        """Read on until a chunk is here that came after `moment`, on the monotonic clock."""
+        while not self.arrivals or self.arrivals[-1] < moment:
+            self.until(len(self.tokens) + 1)
+
     def until_accepted(self) -> None:
         """Read on until a draft token is accepted that was not read before."""
         seen = len(self.outcomes)

