@@ -52,7 +52,7 @@ class Orchestrator:
         self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._ownership = Ownership(
-            store, self.owner, options.store_timeout, self._scanner_of, self.pool.place, self._forget, self._can_drive
+            store, self.owner, options.store_timeout, self._scanner_of, self._take_up, self._forget, self._can_drive
         )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
@@ -256,6 +256,11 @@ class Orchestrator:
 
     def _can_drive(self) -> bool:
         return not self._draining and self.pool.decides
+
+    def _take_up(self, driver: SessionDriver) -> None:
+        """A session that another orchestrator drove is driven here from now on."""
+        self._allowances.adopt(driver.record)
+        self.pool.place(driver)
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""

@@ -103,6 +103,10 @@ class Allowances:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, max(RETRY_AFTER, wait_s))
         account.tokens -= cost
 
+    def adopt(self, record: SessionRecord) -> None:
+        """A session is driven here from now on, admitted here or elsewhere: it counts, and is charged only once."""
+        self._account(record.tenant).running.setdefault(record.session_id, 0)
+
     def settle(self, record: SessionRecord, used: int) -> None:
         """The session has ended, or has gone elsewhere, `used` tokens long, prompt included. Idempotent."""
         account = self._account(record.tenant)

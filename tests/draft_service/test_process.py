@@ -76,7 +76,7 @@ def silence(over: threading.Event) -> Iterator[object]:
     [
         (["/no/such/model"], 1, "there is no such directory"),
         (["scripted:x"], 1, "model 'scripted:x'"),
-        (["scripted:7", "--listen", "0.0.0.0:0"], 1, "--insecure"),
+        (["scripted:7", "--listen", "0.0.0.0:0"], 2, "--insecure"),
         (["scripted:7", "--listen", "nowhere"], 2, "listen: must be HOST:PORT"),
         (["scripted:7", "--slots", "0"], 2, "slots: must be from 1 to 1024, not 0"),
         (["scripted:7", "--context", "1"], 2, "context: must be at least 2, not 1"),

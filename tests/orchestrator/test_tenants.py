@@ -84,6 +84,16 @@ def test_sessions_at_once_are_counted_by_tenant() -> None:
     assert refusal(allowances, record("6")).retry_after == 1.0
 
 
+def test_a_session_that_is_taken_over_counts_and_is_not_charged() -> None:
+    allowances = Allowances(Access(sessions=2, tokens_per_minute=50), Clock())
+    allowances.adopt(record("from elsewhere"))
+    allowances.admit(record("1"))
+    allowances.adopt(record("1"))
+    assert refusal(allowances, record("2")).message == "this tenant has 2 sessions running, of at most 2"
+    allowances.settle(record("from elsewhere"), 10)
+    assert refusal(allowances, record("2")).message == "this tenant's 50 tokens a minute are used up"
+
+
 def test_tokens_come_back_with_time_and_with_what_was_not_taken() -> None:
     clock = Clock()
     allowances = Allowances(Access(tokens_per_minute=120), clock)
