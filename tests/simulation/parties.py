@@ -96,9 +96,11 @@ class Party(ABC):
                 self.world.network.reset(line, slow=False)
 
     def resume(self) -> None:
-        self.paused = False
-        for strand in self.world.loop.strands_of(self.process):
-            strand.paused = False
+        """SIGCONT; nothing to one that has been killed meanwhile."""
+        if self.paused:
+            self.paused = False
+            for strand in self.world.loop.strands_of(self.process):
+                strand.paused = False
 
     def stop(self) -> None:
         """SIGTERM."""
