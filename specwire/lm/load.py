@@ -27,8 +27,8 @@ def load_model(
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
-        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; while
-            it loads, the weights take room as float32 too); or "auto": openvino where it is installed and agrees with
+        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
+            weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
             the model, else torch. A scripted model ignores it.
 
     Raises:
