@@ -11,7 +11,7 @@ import pytest
 
 import verify_service.server
 from orchestrator.link import Link
-from orchestrator.peers import VerifierPeer
+from orchestrator.peers import DrafterLink, VerifierPeer
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
@@ -71,13 +71,14 @@ class Deaf:
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_moment(turns: int) -> None:
     """The answer fails, and some turns of the event loop later, before the link has heard of it, comes the end."""
-    asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+    asked = asyncio.Event()
+    answer: asyncio.Future[common_pb2.GetModelInfoResponse] = asyncio.get_running_loop().create_future()
 
     async def describe(*_: object) -> common_pb2.GetModelInfoResponse:
         asked.set()
         return await answer
 
-    link = Link("127.0.0.1:1", None, describe)  # type: ignore[arg-type] # it never comes to connecting
+    link: DrafterLink = Link("127.0.0.1:1", None, describe)  # type: ignore[arg-type] # it never comes to connecting
     running = asyncio.create_task(link.run(Deaf()))  # type: ignore[arg-type] # nor to being up
     await asked.wait()
     answer.set_exception(TimeoutError())
