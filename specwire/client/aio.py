@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
@@ -85,6 +84,11 @@ class _Endpoint:
             return await method(request, timeout=timeout)
         except grpc.RpcError as error:
             raise from_rpc(error, self.address, tls=self._tls) from None
+
+
+def _now() -> float:
+    """Seconds by the event loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 class AsyncClient:
@@ -218,7 +222,7 @@ class AsyncClient:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                async with aclosing(endpoint.events(resumption.request, attempts.left(time.monotonic()))) as events:
+                async with aclosing(endpoint.events(resumption.request, attempts.left(_now()))) as events:
                     async for event in events:
                         shown = resumption.take(event)
                         self._heard(attempts, shown is not None)
@@ -231,7 +235,7 @@ class AsyncClient:
                 if self._closed:
                     raise
                 resumption.broke(error, self._patience)
-                wait = attempts.after(error, time.monotonic())
+                wait = attempts.after(error, _now())
             await self._pause(wait)
 
     async def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
@@ -239,11 +243,11 @@ class AsyncClient:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                answer = await endpoint.ask(method(endpoint.stub), request, attempts.left(time.monotonic()))
+                answer = await endpoint.ask(method(endpoint.stub), request, attempts.left(_now()))
             except SpecwireError as error:
                 if self._closed:
                     raise
-                wait = attempts.after(error, time.monotonic())
+                wait = attempts.after(error, _now())
             else:
                 self._heard(attempts, True)
                 return answer
@@ -255,11 +259,11 @@ class AsyncClient:
             raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
-        deadline = time.monotonic() + timeout
+        deadline = _now() + timeout
         return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
     def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(time.monotonic(), news)
+        attempts.heard(_now(), news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:
