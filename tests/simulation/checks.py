@@ -13,6 +13,7 @@ from orchestrator.store import SessionRecord, StoredSession
 from specwire.core.limits import FinishReason
 from specwire.core.states import State
 from tests.simulation.client import Heard, SimClient
+from tests.simulation.library import LibraryClient
 from tests.simulation.loop import SimLoop
 from tests.simulation.network import party_of
 from tests.simulation.oracle import Oracle, plain
@@ -21,6 +22,7 @@ from tests.simulation.services import Model, script
 from tests.simulation.store import Books
 from verify_service.roster import Held
 
+Watched = VerifierParty | DrafterParty | OrchestratorParty | SimClient | LibraryClient
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 
 
@@ -41,9 +43,9 @@ class Checks:
         self._script = script(seed)
         self._tokenizer = Model(self._script, 1, 1.0).tokenizer
         self._seen: dict[Any, Any] = {}
-        self._parties: dict[str, VerifierParty | DrafterParty | OrchestratorParty | SimClient] = {}
+        self._parties: dict[str, Watched] = {}
 
-    def watch(self, name: str, party: VerifierParty | DrafterParty | OrchestratorParty | SimClient) -> None:
+    def watch(self, name: str, party: Watched) -> None:
         self._parties[name] = party
 
     def report(self, message: str) -> None:
@@ -74,7 +76,7 @@ class Checks:
                 self._verifier(party)
             case DrafterParty():
                 self._drafter(party)
-            case SimClient():
+            case SimClient() | LibraryClient():
                 self._client(party.heard)
             case None:
                 return

@@ -42,6 +42,10 @@ class Heard:
     done: bool = False
     attempts: int = 0
 
+    def has(self, tokens: int | None) -> bool:
+        """Whether so many tokens are here; None never are."""
+        return tokens is not None and len(self.tokens) >= tokens
+
 
 class SimClient:
     """One request of one client. `report` is told of what breaks the protocol."""
@@ -101,19 +105,16 @@ class SimClient:
         async for event in call:
             await asyncio.sleep(self.heard.ask.reading)
             self._take(event)
-            if self._has(self.heard.ask.leave_after):
+            if self.heard.has(self.heard.ask.leave_after):
                 self.heard.left = True
                 call.cancel()
                 return
-            if self._has(self.heard.ask.cancel_after) and not self.heard.cancelled:
+            if self.heard.has(self.heard.ask.cancel_after) and not self.heard.cancelled:
                 self.heard.cancelled = True
                 with suppress(grpc.aio.AioRpcError):
                     await stub.Cancel(pb.CancelRequest(session_id=self.heard.session_id), timeout=1.0)
         if self.heard.end is None:
             self._report("a stream ended without Finished and without a status")
-
-    def _has(self, tokens: int | None) -> bool:
-        return tokens is not None and len(self.heard.tokens) >= tokens
 
     def _take(self, event: Any) -> None:
         heard = self.heard

@@ -52,10 +52,13 @@ def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
     if heard.ask.timeout is not None:
         codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
     comes_back = heard.ask.request_id and heard.ask.timeout is None
+    if heard.ask.library:  # if nobody has answered, the library takes it that nobody is there
+        comes_back = bool(heard.session_id) and heard.ask.timeout is None
     if not comes_back and any(disturbs(scenario, heard, fault.kind, fault.target) for fault in scenario.faults):
         codes.add(grpc.StatusCode.UNAVAILABLE)
     if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario):
-        codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND}
+        # The library says why it came back at all.
+        codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
     return codes
 
 

@@ -16,6 +16,7 @@ from tests.simulation.client import Heard, SimClient
 from tests.simulation.clock import simulated
 from tests.simulation.ends import judge
 from tests.simulation.faults import Faults
+from tests.simulation.library import LibraryClient
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.network import Network
 from tests.simulation.parties import DrafterParty, OrchestratorParty, Party, VerifierParty, World
@@ -124,7 +125,11 @@ class Simulation:
         self.store.report = self.checks.report
         self.store.on_written = self.checks.log_written
         addresses = [name for name in scenario.parties if name.startswith("orchestrator")]
-        self.clients = [SimClient(network, addresses, ask, self.checks.report) for ask in scenario.asks]
+        report = self.checks.report
+        self.clients = [
+            LibraryClient(addresses, ask, report) if ask.library else SimClient(network, addresses, ask, report)
+            for ask in scenario.asks
+        ]
         self.parties: dict[str, Party] = {name: self._party(name) for name in scenario.parties}
         self.faults = Faults(loop, network, self.store, self.parties, random)
 

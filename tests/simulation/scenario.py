@@ -21,7 +21,8 @@ FOCUSES = ("", "", "verifier", "drafter", "orchestrator", "orchestrator", "clien
 class Ask:
     """A client's request. times in seconds, counts in tokens; None: never.
 
-    at: where it asks first, by number. reading: seconds that it takes for each message.
+    at: where it asks first, by number. reading: seconds that it takes for each message. library: through the
+    project's own client.
     """
 
     start: float
@@ -38,6 +39,7 @@ class Ask:
     cancel_after: int | None = None
     leave_after: int | None = None
     reading: float = 0.0
+    library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
         cancel_after=random.randrange(length) if random.random() < 0.1 else None,
         leave_after=random.randrange(length) if random.random() < 0.1 else None,
         reading=round(random.uniform(0.0, 0.3), 3) if random.random() < 0.2 else 0.0,
+        library=random.random() < 0.4,
     )
 
 
