@@ -69,6 +69,10 @@ class StoreUnavailable(StoreError):
     """The store did not answer. What was written is unknown: read the log, do not guess."""
 
 
+class UnfitStore(StoreUnavailable):
+    """The store answers, but would not keep what its level of durability promises."""
+
+
 def missing(session_id: str) -> MissingSession:
     return MissingSession(f"session {session_id} has no log")
 

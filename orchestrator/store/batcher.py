@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from redis.exceptions import RedisError
 
-from orchestrator.store.base import StoreUnavailable
+from orchestrator.store.base import StoreUnavailable, UnfitStore
 from orchestrator.store.lanes import Lane, Reply, Script, no_answer
 from orchestrator.store.lines import Argument, Lines, Node
 
@@ -50,9 +50,14 @@ class Batcher:
         return await self._lane(node).call(script, keys, *arguments)
 
     async def register(self, scripts: Collection[Script]) -> None:
-        """Load the scripts ahead of their first call. Raises StoreUnavailable."""
+        """Load the scripts ahead of their first call, wherever somebody answers. StoreUnavailable if nobody does."""
         await self._ready()
-        await asyncio.gather(*(self._lane(node).register(scripts) for node in self._lines.nodes()))
+        lanes = [self._lane(node) for node in self._lines.nodes()]
+        done = await asyncio.gather(*(lane.register(scripts) for lane in lanes), return_exceptions=True)
+        errors = [error for error in done if isinstance(error, BaseException)]
+        unfit = [error for error in errors if not isinstance(error, StoreUnavailable) or isinstance(error, UnfitStore)]
+        if unfit or len(errors) == len(lanes):
+            raise (unfit or errors)[0]
 
     async def close(self) -> None:
         """End all tasks; calls that are still waiting get StoreUnavailable. Idempotent."""

@@ -18,6 +18,8 @@ Reply = list[object]
 MOST_AT_ONCE = 256
 # Of the time for a round trip, what Redis may wait for its replicas.
 WAIT_SHARE = 0.8
+# Seconds without a round trip after which the connection may have broken without anybody's noticing.
+IDLE_S = 0.2
 # In the answer of a server that has become a replica.
 READ_ONLY = "READONLY"
 
@@ -68,6 +70,7 @@ class Lane:
         self._checked = False
         self._staged: list[_Request] = []
         self._loop = asyncio.get_running_loop()
+        self._answered = self._loop.time()
         self._wake: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._run(), name=f"store-lane {node}")
 
@@ -117,9 +120,18 @@ class Lane:
                 await self._give_up(batch, str(error) or type(error).__name__)
 
     async def _prepare(self) -> None:
+        if self._loop.time() - self._answered > IDLE_S:
+            await self._try_connection()
         if self._check is not None and not self._checked:
             await self._check(self._node)
             self._checked = True
+
+    async def _try_connection(self) -> None:
+        """One that broke while it lay idle is replaced before a call's outcome depends on it."""
+        try:
+            await self._lines.send(self._node, [("PING",)])
+        except (RedisError, OSError):
+            await self._doubt()
 
     async def _give_up(self, batch: Sequence[_Request], reason: str) -> None:
         """What waits would only wait for the same: its callers hear of it now, however many they are."""
@@ -149,6 +161,7 @@ class Lane:
         if self._replicas and any(request.script.writes for request in batch):
             commands.append(("WAIT", self._replicas, int(WAIT_SHARE * self._timeout_s * 1000)))
         replies = await self._lines.send(self._node, commands)
+        self._answered = self._loop.time()
         shortfall = self._shortfall(replies[len(batch) :])
         unknown: list[_Request] = []
         for request, reply in zip(batch, replies, strict=False):

@@ -13,8 +13,8 @@ from orchestrator.store.base import (
     SessionRecord,
     StoredSession,
     StoreError,
-    StoreUnavailable,
     Tokens,
+    UnfitStore,
     check_append,
     deleted,
     gap,
@@ -65,13 +65,13 @@ class RedisStore:
         await self._batcher.register(self.SCRIPTS)
 
     async def _check_settings(self, node: Node) -> None:
-        """Raises StoreUnavailable unless the server forces each write to its disk before it answers."""
+        """Raises UnfitStore unless the server forces each write to its disk before it answers."""
         (settings,) = await self._lines.send(node, [("CONFIG GET", "*append*")])
         if not isinstance(settings, dict):
-            raise StoreUnavailable(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
+            raise UnfitStore(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
         unmet = unmet_settings({_text(name): _text(value) for name, value in settings.items()})
         if unmet:
-            raise StoreUnavailable(f"durability: {unmet}")
+            raise UnfitStore(f"durability: {unmet}")
 
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None

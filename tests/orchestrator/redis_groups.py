@@ -96,21 +96,53 @@ def sentinel(primary: RedisServer) -> Iterator[str]:
 @contextmanager
 def cluster() -> Iterator[list[RedisServer]]:
     """Two primaries, each with half of the slots; each goes on without the other."""
-    settings = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "cluster-require-full-coverage": "no"}
     with ExitStack() as parts:
-        nodes = [
-            parts.enter_context(RedisServer(port=free_port(HIGHEST_PORT), bind="127.0.0.1", **settings))
-            for _ in range(2)
-        ]
+        nodes = [parts.enter_context(_cluster_node()) for _ in range(2)]
         clients = [parts.enter_context(client_of(node)) for node in nodes]
         for index, client in enumerate(clients):
             half = SLOTS // 2
             ask(client, "CLUSTER ADDSLOTS", *range(index * half, (index + 1) * half))
-        host, _, port = nodes[1].tcp.partition(":")
-        ask(clients[0], "CLUSTER MEET", host, port)
+            ask(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
+            _meet(clients[0], nodes[index])
         for client in clients:
             until(lambda client=client: _joined(client))  # type: ignore[misc]
         yield nodes
+
+
+def _cluster_node() -> RedisServer:
+    settings = {
+        "cluster-enabled": "yes",
+        "cluster-config-file": "nodes.conf",
+        "cluster-require-full-coverage": "no",
+        "repl-diskless-sync": "yes",
+        "repl-diskless-sync-delay": "0",
+    }
+    return RedisServer(port=free_port(HIGHEST_PORT), bind="127.0.0.1", **settings)
+
+
+def _meet(client: Redis, node: RedisServer) -> None:
+    host, _, port = node.tcp.partition(":")
+    ask(client, "CLUSTER MEET", host, port)
+
+
+@contextmanager
+def replica_in_cluster(nodes: list[RedisServer]) -> Iterator[RedisServer]:
+    """A replica of the first of a cluster's servers, in step with it, of which all have heard."""
+    with _cluster_node() as replica, client_of(replica) as client, client_of(nodes[0]) as primary:
+        _meet(primary, replica)
+        name = ask(primary, "CLUSTER MYID").decode()
+        until(lambda: ask(client, "CLUSTER REPLICATE", name))
+        until(lambda: replication(replica, "master_link_status") == "up")
+        for node in nodes:
+            until(lambda node=node: _shows_replica(node))  # type: ignore[misc]
+        yield replica
+
+
+def _shows_replica(node: RedisServer) -> bool:
+    """The first of the cluster's shares has a primary and a replica, as far as this server has heard."""
+    with client_of(node) as client:
+        shares = ask(client, "CLUSTER", "SLOTS")
+    return len(min(shares)) == 4
 
 
 def _joined(client: Redis) -> bool:

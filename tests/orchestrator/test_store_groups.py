@@ -28,6 +28,7 @@ from tests.orchestrator.redis_groups import (
     cluster,
     cluster_url,
     log_bytes,
+    replica_in_cluster,
     replicated,
     replication,
     sentinel,
@@ -250,6 +251,24 @@ async def test_a_cluster_that_has_lost_a_server_goes_on_with_the_other() -> None
                 await store.append(there, fences[4], 4, (8,), (A,))
             done = await repeated(lambda: store.append(here, fences[0], 4, (8,), (A,)))
             assert done.length == 5
+
+
+async def test_a_clusters_replica_takes_over_with_what_was_acknowledged() -> None:
+    with cluster() as nodes, replica_in_cluster(nodes) as replica:
+        name = sessions_of(0)[0]
+        async with opened(cluster_url(nodes), 2.0) as store:
+            fence = await store.create(record_of(name), TTL)
+            await store.append(name, fence, 3, (7,), (A,))
+            with client_of(nodes[0]) as client:
+                client.set("{" + name + "}last", "1")
+                assert client.wait(1, int(LIMIT_S * 1000)) == 1
+            nodes[0].stop()
+            with pytest.raises(StoreUnavailable):
+                await store.append(name, fence, 4, (8,), (A,))
+            with client_of(replica) as client:
+                ask(client, "CLUSTER", "FAILOVER", "TAKEOVER")
+            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == Appended(5, False)
+        assert log_bytes(replica, name) == 4 * 5
 
 
 @pytest.mark.parametrize("lost", [0, 1])
