@@ -18,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import grpc
 
@@ -41,7 +42,7 @@ class Ownership:
         scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
         place: gives a session its peers.
         leave: forgets a session that nobody reads here.
-        can_drive: there is a verifier. Without one a session is better off where it is, or left to others.
+        can_drive: there is a verifier, and room for the tenant. Else a session is better off where it is, or elsewhere.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Ownership:
         scanner_of: Callable[[SessionRecord], PeekingScanner],
         place: Callable[[SessionDriver], None],
         leave: Callable[[SessionDriver], None],
-        can_drive: Callable[[], bool],
+        can_drive: Callable[[SessionRecord], bool],
     ) -> None:
         self._store = store
         self._owner = owner
@@ -74,8 +75,10 @@ class Ownership:
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
-                if not (self._can_drive() or log.cancelled):
-                    raise StatusError(grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it")
+                if not (self._can_drive(log.record) or log.cancelled):
+                    raise StatusError(
+                        grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it, or no room"
+                    )
                 log = await self._store.claim(log.record.session_id, self._owner)
         await self._show(driver, replay, log)
 
@@ -121,7 +124,8 @@ class Ownership:
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
         session_id, timeout = driver.record.session_id, self._store_timeout
-        follower = Follower(self._store, session_id, driver, replay, self._owner, self._can_drive, timeout)
+        can_drive = partial(self._can_drive, driver.record)
+        follower = Follower(self._store, session_id, driver, replay, self._owner, can_drive, timeout)
         self._followers[session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 

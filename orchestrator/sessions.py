@@ -249,13 +249,14 @@ class Orchestrator:
 
     def _fenced(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed the session, or the log has gone another way."""
+        self._allowances.leave(driver.record)
         if driver.readers:
             self._ownership.follow(driver)
         else:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
 
-    def _can_drive(self) -> bool:
-        return not self._draining and self.pool.decides
+    def _can_drive(self, record: SessionRecord) -> bool:
+        return not self._draining and self.pool.decides and self._allowances.may_adopt(record)
 
     def _take_up(self, driver: SessionDriver) -> None:
         """A session that another orchestrator drove is driven here from now on."""

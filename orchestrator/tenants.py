@@ -103,12 +103,20 @@ class Allowances:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, max(RETRY_AFTER, wait_s))
         account.tokens -= cost
 
+    def may_adopt(self, record: SessionRecord) -> bool:
+        """What comes from other orchestrators may double a tenant's sessions: its own, and those of one that died."""
+        return self._sessions is None or len(self._account(record.tenant).running) < 2 * self._sessions
+
     def adopt(self, record: SessionRecord) -> None:
         """A session is driven here from now on, admitted here or elsewhere: it counts, and is charged only once."""
         self._account(record.tenant).running.setdefault(record.session_id, 0)
 
+    def leave(self, record: SessionRecord) -> None:
+        """Another orchestrator has taken the session over. It charges nothing, so nothing is given back here."""
+        self._account(record.tenant).running.pop(record.session_id, None)
+
     def settle(self, record: SessionRecord, used: int) -> None:
-        """The session has ended, or has gone elsewhere, `used` tokens long, prompt included. Idempotent."""
+        """The session has ended, `used` tokens long, prompt included. Idempotent."""
         account = self._account(record.tenant)
         cost = account.running.pop(record.session_id, None)
         if cost is not None and self._per_minute is not None:

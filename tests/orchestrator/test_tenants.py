@@ -94,6 +94,26 @@ def test_a_session_that_is_taken_over_counts_and_is_not_charged() -> None:
     assert refusal(allowances, record("2")).message == "this tenant's 50 tokens a minute are used up"
 
 
+def test_a_session_that_is_taken_away_frees_its_place_and_no_tokens() -> None:
+    allowances = Allowances(Access(sessions=1, tokens_per_minute=60), Clock())
+    allowances.admit(record("1"))
+    allowances.leave(record("1"))
+    allowances.settle(record("1"), 10)
+    assert refusal(allowances, record("2")).message == "this tenant's 60 tokens a minute are used up"
+    allowances.admit(record("3", prompt=1, most=1))
+
+
+def test_sessions_that_come_from_elsewhere_are_bounded() -> None:
+    """Else a tenant could begin any number at one orchestrator, and move them to another."""
+    allowances = Allowances(Access(sessions=2), Clock())
+    for n in range(4):
+        assert allowances.may_adopt(record(str(n)))
+        allowances.adopt(record(str(n)))
+    assert not allowances.may_adopt(record("5"))
+    assert allowances.may_adopt(record("6", tenant="bob"))
+    assert Allowances(Access(), Clock()).may_adopt(record("7"))
+
+
 def test_tokens_come_back_with_time_and_with_what_was_not_taken() -> None:
     clock = Clock()
     allowances = Allowances(Access(tokens_per_minute=120), clock)
