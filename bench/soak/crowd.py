@@ -12,7 +12,7 @@ from random import Random
 from specwire.client import AsyncClient, Chunk, Event, SpecwireError, Started
 
 PROMPT_TOKENS = 16
-SHORTEST, LONGEST = 200, 600
+SHORTEST, LONGEST = 50, 250
 VOCABULARY = 64
 # Behind so many tokens an idle reader stops reading; its session is long enough never to end.
 READ_FIRST, UNREAD = 16, 4000
@@ -43,13 +43,19 @@ class Crowd:
     _numbers: count[int] = field(default_factory=count)
 
     async def go_on(self, until: asyncio.Event) -> None:
-        """One session after the other; the last one is left where it is."""
+        """One session after the other; the last one is left where it is.
+
+        The first one is cut short by chance, so that sessions of every age are there early in the run.
+        """
+        first = True
         while not until.is_set():
             number = next(self._numbers)
             random = Random(f"{self.seed}/{number}")
             prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS))
+            shortest = 1 if first else SHORTEST
+            first = False
             events = self.client.generate(
-                prompt, max_tokens=random.randint(SHORTEST, LONGEST), ignore_eos=True, timeout=self.limit_s
+                prompt, max_tokens=random.randint(shortest, LONGEST), ignore_eos=True, timeout=self.limit_s
             )
             tokens = await self._read(events, until.is_set)
             if number % JUDGED == 0:

@@ -36,7 +36,9 @@ from specwire.rpc.process import say
 OUT = Path(__file__).resolve().parents[1] / "results" / "load.json"
 LOOK_S = 2.0
 START_S = 300.0
-SPARE_SLOTS = 16
+SPARE_SLOTS, MOST_SLOTS = 4, 1024
+# Each has a prompt of its own.
+MOST_IDLE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,12 @@ class LoadSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, most in (("minutes", self.minutes, 1440.0), ("sessions", self.sessions, 10_000)):
-            if not 0 < value <= most:
-                raise InvalidParameter(name, f"must be above 0 and at most {most:g}, not {value}")
-        if not 0 <= self.idle <= 60:
-            raise InvalidParameter("idle", f"must be from 0 to 60, not {self.idle}")
+        most = MOST_SLOTS - SPARE_SLOTS - self.idle
+        for name, value, limit in (("minutes", self.minutes, 1440.0), ("sessions", self.sessions, most)):
+            if not 0 < value <= limit:
+                raise InvalidParameter(name, f"must be above 0 and at most {limit:g}, not {value}")
+        if not 0 <= self.idle <= MOST_IDLE:
+            raise InvalidParameter("idle", f"must be from 0 to {MOST_IDLE}, not {self.idle}")
 
 
 @dataclass(slots=True)

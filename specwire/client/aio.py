@@ -33,6 +33,7 @@ from specwire.client.requests import (
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
 from specwire.rpc.channel import open_channel
+from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 
@@ -62,7 +63,7 @@ class _Endpoint:
     def __init__(self, address: str, tls: ClientTls | None, token: str) -> None:
         self.address = address
         self._tls = tls is not None
-        self.channel = open_channel(address, tls, token)
+        self.channel = open_channel(address, tls, token, READ_AHEAD_BYTES)
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:

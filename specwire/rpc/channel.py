@@ -17,19 +17,24 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
 
 
-def open_channel(address: str, tls: ClientTls | None = None, token: str = "") -> grpc.aio.Channel:
-    """A channel to HOST:PORT for asyncio; connects when it is used. Raises as `check_token_is_safe`."""
+def open_channel(address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0) -> grpc.aio.Channel:
+    """A channel to HOST:PORT for asyncio; connects when it is used. Raises as `check_token_is_safe`.
+
+    read_ahead: see `channel_options`.
+    """
     check_token_is_safe(address, tls, token)
-    options = channel_options(address)
+    options = channel_options(address, read_ahead)
     if tls is None:
         return _showing(grpc.aio.insecure_channel(address, options=options), token)
     return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), token)
 
 
-def open_blocking_channel(address: str, tls: ClientTls | None = None, token: str = "") -> grpc.Channel:
+def open_blocking_channel(
+    address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0
+) -> grpc.Channel:
     """As open_channel, for threads."""
     check_token_is_safe(address, tls, token)
-    options = channel_options(address)
+    options = channel_options(address, read_ahead)
     if tls is None:
         return _showing(grpc.insecure_channel(address, options=options), token)
     return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)

@@ -24,6 +24,10 @@ MOST_REDIAL_MS = 2_000
 # For TCP's and TLS's handshakes and HTTP/2's settings, four round trips, some of them lost: not only for near peers.
 CONNECT_MS = 10_000
 
+# A client takes so many bytes of a stream that nobody reads, a few hundred tokens; by itself gRPC lets that grow with
+# the connection's speed. What is beyond it waits at the service, which then decides no more.
+READ_AHEAD_BYTES = 16 * 1024
+
 
 def _shared() -> Options:
     return [
@@ -37,10 +41,11 @@ def _shared() -> Options:
     ]
 
 
-def channel_options(target: str) -> Options:
+def channel_options(target: str, read_ahead: int = 0) -> Options:
     """Options for a client channel to `target` (HOST:PORT).
 
     A loopback target is dialled directly: HTTP proxy variables are meant for the way out of the machine.
+    read_ahead: bytes that a stream may bring before they are read; 0 leaves that to gRPC.
     """
     redial: Options = [
         ("grpc.initial_reconnect_backoff_ms", FIRST_REDIAL_MS),
@@ -48,7 +53,8 @@ def channel_options(target: str) -> Options:
         ("grpc.max_reconnect_backoff_ms", MOST_REDIAL_MS),
     ]
     direct: Options = [("grpc.enable_http_proxy", 0)] if is_loopback(host_of(target)) else []
-    return _shared() + redial + direct
+    ahead: Options = [("grpc.http2.lookahead_bytes", read_ahead), ("grpc.http2.bdp_probe", 0)] if read_ahead else []
+    return _shared() + redial + direct + ahead
 
 
 def server_options() -> Options:
