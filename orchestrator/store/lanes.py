@@ -19,17 +19,21 @@ MOST_AT_ONCE = 256
 # Of the time for a round trip, what Redis may wait for its replicas.
 WAIT_SHARE = 0.8
 # Seconds without a round trip after which the connection may have broken without anybody's noticing.
-IDLE_S = 0.2
+IDLE_S = 0.02
 # In the answer of a server that has become a replica.
 READ_ONLY = "READONLY"
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, called by its hash."""
+    """A Lua script, called by its hash.
+
+    repeated: whoever calls it does so again where there is no answer.
+    """
 
     source: str
     writes: bool = True
+    repeated: bool = False
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +113,8 @@ class Lane:
                 self._go()
             try:
                 async with asyncio.timeout(self._timeout_s):
+                    if not all(request.script.repeated for request in batch):
+                        await self._try_connection()
                     await self._prepare()
                     await self._round_trip(batch)
             except TimeoutError:
@@ -120,14 +126,14 @@ class Lane:
                 await self._give_up(batch, str(error) or type(error).__name__)
 
     async def _prepare(self) -> None:
-        if self._loop.time() - self._answered > IDLE_S:
-            await self._try_connection()
         if self._check is not None and not self._checked:
             await self._check(self._node)
             self._checked = True
 
     async def _try_connection(self) -> None:
         """One that broke while it lay idle is replaced before a call's outcome depends on it."""
+        if self._loop.time() - self._answered < IDLE_S:
+            return
         try:
             await self._lines.send(self._node, [("PING",)])
         except (RedisError, OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.store.base import SessionStore, StoreUnavailable
+from orchestrator.store.base import SessionStore, StoreUnavailable, UnfitStore
 from orchestrator.store.durability import durability_of
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
@@ -32,6 +32,9 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
     store = RedisStore(lines, timeout_s, level)
     try:
         await store.register()
+    except UnfitStore as error:
+        await store.close()
+        raise StoreUnavailable(f"{error}: {without_password(url)}") from error
     except StoreUnavailable as error:
         await store.close()
         raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error}") from error

@@ -42,7 +42,7 @@ class RedisStore:
     CLAIM = Script(scripts.CLAIM)
     READ = Script(scripts.READ, writes=False)
     READ_SETTLED = Script(scripts.READ_SETTLED)
-    APPEND = Script(scripts.APPEND)
+    APPEND = Script(scripts.APPEND, repeated=True)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
     BIND = Script(scripts.BIND)

@@ -102,6 +102,14 @@ def test_redis_that_cannot_be_reached() -> None:
     assert error.startswith("specwire up: error: redis-url: cannot use redis://:***@127.0.0.1:1/0: ")
 
 
+def test_a_log_that_cannot_be_kept_as_asked() -> None:
+    stack = ("up", *ANY_PORT, *PAIR, "--no-ray")
+    error = refused(*stack, "--durability", "memory")
+    assert error.startswith("specwire up: error: durability: memory needs memory: as redis-url")
+    error = refused(*stack, "--durability", "redis-fsync")
+    assert error.startswith("specwire up: error: durability: redis-fsync needs appendonly yes, appendfsync always")
+
+
 def test_vocabularies_that_differ() -> None:
     error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32", "--no-ray")
     assert "vocabular" in error
