@@ -65,6 +65,14 @@ soak-sim: $(STAMP) ## whole deployments under virtual time and seeded faults (ma
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 MINUTES ?= 30
+SEED ?= 1
+soak soak-load: MINUTES = 10
+
+soak: $(STAMP) ## stream to 32 clients while a monkey kills, stops and cuts (make soak MINUTES=10 SEED=1)
+	$(BIN)/python -m bench.soak.run --minutes $(MINUTES) --seed $(SEED)
+
+soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
+	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
 
 fuzz: $(STAMP) ## tell every service, and write into the log, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
