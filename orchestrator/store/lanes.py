@@ -18,8 +18,6 @@ Reply = list[object]
 MOST_AT_ONCE = 256
 # Of the time for a round trip, what Redis may wait for its replicas.
 WAIT_SHARE = 0.8
-# Seconds without a round trip after which the connection may have broken without anybody's noticing.
-IDLE_S = 0.02
 # In the answer of a server that has become a replica.
 READ_ONLY = "READONLY"
 
@@ -74,7 +72,6 @@ class Lane:
         self._checked = False
         self._staged: list[_Request] = []
         self._loop = asyncio.get_running_loop()
-        self._answered = self._loop.time()
         self._wake: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._run(), name=f"store-lane {node}")
 
@@ -131,9 +128,7 @@ class Lane:
             self._checked = True
 
     async def _try_connection(self) -> None:
-        """One that broke while it lay idle is replaced before a call's outcome depends on it."""
-        if self._loop.time() - self._answered < IDLE_S:
-            return
+        """One that broke while nobody used it is replaced before a call's outcome depends on it."""
         try:
             await self._lines.send(self._node, [("PING",)])
         except (RedisError, OSError):
@@ -167,7 +162,6 @@ class Lane:
         if self._replicas and any(request.script.writes for request in batch):
             commands.append(("WAIT", self._replicas, int(WAIT_SHARE * self._timeout_s * 1000)))
         replies = await self._lines.send(self._node, commands)
-        self._answered = self._loop.time()
         shortfall = self._shortfall(replies[len(batch) :])
         unknown: list[_Request] = []
         for request, reply in zip(batch, replies, strict=False):

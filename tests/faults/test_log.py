@@ -237,3 +237,17 @@ def assert_told(stream: Stream) -> None:
     else:
         assert stream.error is not None
         assert stream.error.code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_line_to_the_log_that_breaks_between_two_sessions(healthy: Stack) -> None:
+    """What nobody used meanwhile is broken; that is no answer to who comes next."""
+    with RedisServer(port=free_port()) as apart, Link(apart.tcp) as line:
+        serving = healthy.parts.start(
+            "orchestrate", "--verifier", healthy.verifier.address, "--redis-url", f"redis://{line.address}"
+        )
+        serving.ready()
+        for _ in range(3):
+            with Stream(serving.address, max_tokens=20) as stream:
+                assert stream.rest() == plain(PLAIN, 20), stream.error
+            line.cut(0.0)
+        serving.kill()
