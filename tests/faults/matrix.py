@@ -31,7 +31,7 @@ class Cell:
 
     seen: by the client whose text streams. noticed: within which time, by what. then: who goes on, and how.
     bound_s: the longest pause on a machine that is not overloaded, the time away included.
-    also: further tests, FILE::FUNCTION within tests/faults.
+    also: further tests, FILE::FUNCTION within tests/faults, or FOLDER/FILE::FUNCTION within tests.
     quick: belongs to `make test`.
     """
 
@@ -114,7 +114,10 @@ CELLS = (
         ENDED,
         "the new process, alone: dialled at least every second, it feeds the text from the log",
         30.0,
-        ("test_peers.py::test_a_replaced_verifier_goes_on_with_the_same_noise",),
+        (
+            "test_peers.py::test_a_replaced_verifier_goes_on_with_the_same_noise",
+            "orchestrator/test_generation.py::test_without_a_verifier_a_session_fails_in_time",
+        ),
         quick=True,
     ),
     Cell(
@@ -169,6 +172,7 @@ CELLS = (
         (
             "test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",
             "test_log.py::test_a_session_that_cannot_be_logged_does_not_begin",
+            "orchestrator/test_store_lost.py::test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more",
         ),
     ),
     Cell(
@@ -291,10 +295,19 @@ CELLS = (
         ("test_log.py::test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing",),
     ),
     Cell("orchestrator-Redis", "stall", PAUSE, NO_ANSWER, "as for SIGSTOP of Redis", STOPPED_S + 2.5),
-    Cell("orchestrator-Redis", "reset", PAUSE, ENDED, "as cut, at once", 1.0, quick=True),
+    Cell(
+        "orchestrator-Redis",
+        "reset",
+        PAUSE,
+        ENDED,
+        "as cut, at once",
+        1.0,
+        ("test_log.py::test_a_line_to_the_log_that_breaks_between_two_sessions",),
+        quick=True,
+    ),
 )
 
 
 def shown_by(cell: Cell) -> tuple[str, ...]:
-    """FILE::FUNCTION of every test that shows the cell."""
+    """Every test that shows the cell, named as `also` does."""
     return (f"test_matrix.py::test_a_fault[{cell.name}]", *cell.also)
