@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import machine
 from bench.run import terminable
 from bench.runs import BenchError
-from bench.soak.crowd import UNREAD, Crowd
+from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
 from bench.soak.load_report import LoadReport
@@ -102,12 +102,13 @@ async def _measure(
         async with asyncio.TaskGroup() as tasks:
             for _ in range(settings.idle):
                 tasks.create_task(crowd.hold(over))
-            for _ in range(settings.sessions):
-                tasks.create_task(crowd.go_on(over))
             try:
+                still = await _until_still(settings, crowd)
+                for _ in range(settings.sessions):
+                    tasks.create_task(crowd.go_on(over))
                 await _until_all_run(settings, crowd)
                 watched = await _watch(settings, crowd, parts, tell)
-                lengths = await _idle_lengths(crowd)
+                lengths = list(zip(still, await crowd.lengths(), strict=True))
             finally:
                 over.set()
     wrong = sum(len(mismatches(pair, _job(prompt), tokens)) for prompt, tokens in crowd.texts)
@@ -131,10 +132,25 @@ def _job(prompt: tuple[int, ...]) -> Job:
     return Job(0, prompt, UNREAD, Sampling(), True, (), "", Manner.READ, 0, (), False)
 
 
-async def _until_all_run(settings: LoadSettings, crowd: Crowd) -> None:
-    """Every session has begun; the idle ones have all stopped reading or soon will."""
+async def _until_still(settings: LoadSettings, crowd: Crowd) -> list[int]:
+    """How far the idle sessions are decided once they get no further."""
     deadline = time.monotonic() + START_S
-    while crowd.running < settings.sessions or len(crowd.idle) < settings.idle or not crowd.tokens:
+    before: list[int] = []
+    while not _is_still(settings, before, now := await crowd.lengths()):
+        if time.monotonic() > deadline:
+            raise BenchError(f"idle sessions are still being decided after {START_S:g} s: {now}")
+        before = now
+        await asyncio.sleep(LOOK_S)
+    return now
+
+
+def _is_still(settings: LoadSettings, before: Sequence[int], now: Sequence[int]) -> bool:
+    return len(now) == settings.idle and now == before and all(length >= READ_FIRST for length in now)
+
+
+async def _until_all_run(settings: LoadSettings, crowd: Crowd) -> None:
+    deadline = time.monotonic() + START_S
+    while crowd.running < settings.sessions or not crowd.tokens:
         if time.monotonic() > deadline or crowd.errors:
             said = crowd.errors[0] if crowd.errors else f"only {crowd.running} sessions began within {START_S:g} s"
             raise BenchError(f"the crowd did not begin: {said}")
@@ -149,16 +165,10 @@ async def _watch(
         memory = memory_mib(parts)
         watched.samples.append((round(now, 1), crowd.tokens, crowd.running, memory))
         shown = ", ".join(f"{name} {size:.0f} MiB" for name, size in memory.items())
-        tell(f"load: {now:6.1f} s {crowd.tokens} tokens, {crowd.ended} sessions ended, {shown}")
+        done = f"{crowd.tokens} tokens, {crowd.ended} sessions ended, {len(crowd.errors)} failed"
+        tell(f"load: {now:6.1f} s {done}, {shown}")
         await asyncio.sleep(LOOK_S)
     return watched
-
-
-async def _idle_lengths(crowd: Crowd) -> list[tuple[int, int]]:
-    """Of each idle session: how far it was decided, and how far it is a while later."""
-    first = await crowd.lengths()
-    await asyncio.sleep(LOOK_S)
-    return list(zip(first, await crowd.lengths(), strict=True))
 
 
 def memory_mib(parts: Mapping[str, Process]) -> dict[str, float]:

@@ -27,7 +27,7 @@ class LoadReport:
     Attributes:
         before: MiB by process, before the crowd came.
         samples: (seconds, tokens so far, sessions running, MiB by process).
-        idle: for each session that nobody read on: tokens decided at the end, and a while later.
+        idle: for each session that nobody read on: tokens decided before the crowd came, and at the end.
         unread: tokens that these had asked for.
     """
 
@@ -65,13 +65,13 @@ class LoadReport:
     @property
     def bars(self) -> list[Bar]:
         grown = self.growth
-        still_moving = sum(later > first for first, later in self.idle)
+        moved = sum(later > first for first, later in self.idle)
         return [
             _most("sessions that failed", len(self.errors), 0),
             _most("mismatches", self.mismatches, 0),
             *(_most(f"growth of the {name}'s memory", grown[name], MOST_GROWTH) for name in GROWING),
             _most("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle), 0),
-            _most("unread sessions still being decided", still_moving, 0),
+            _most("unread sessions decided further meanwhile", moved, 0),
         ]
 
     @property

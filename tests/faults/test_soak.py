@@ -1,9 +1,10 @@
-"""A short soak: many sessions, one monkey."""
+"""A short soak: a few sessions and one monkey; and a small crowd."""
 
 from __future__ import annotations
 
 import os
 
+from bench.soak.load import LoadSettings, load
 from bench.soak.settings import Settings
 from bench.soak.soak import soak
 from deploy.processes import descendants
@@ -17,4 +18,15 @@ def test_nothing_is_lost_repeated_or_wrong() -> None:
     assert report.holds, report.shown()
     assert report.tally.sessions >= SETTINGS.sessions
     assert sum(report.faults.values()) > 0
+    assert descendants(os.getpid()) == []
+
+
+def test_a_small_crowd() -> None:
+    """Sessions come and go; those that nobody reads stay where they are, well before their end."""
+    report = load(LoadSettings(minutes=0.05, sessions=8, idle=2), say)
+    assert report.errors == []
+    assert (report.mismatches, report.judged > 0) == (0, True)
+    assert all(first == last < report.unread for first, last in report.idle), report.idle
+    assert len(report.idle) == 2
+    assert report.tokens_per_second > 0
     assert descendants(os.getpid()) == []

@@ -1,0 +1,59 @@
+"""The figures of a crowd."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.soak import load
+from bench.soak.load_report import LoadReport
+from specwire.core.sampling import InvalidParameter
+
+BEFORE = {"orchestrator": 10.0, "verifier": 20.0}
+
+
+def memory(orchestrator: float, verifier: float = 30.0) -> dict[str, float]:
+    return {"orchestrator": orchestrator, "verifier": verifier}
+
+
+def a_report() -> LoadReport:
+    samples = [(float(second), 100 * second, 8, memory(20.0 if second > 2 else 15.0)) for second in range(20)]
+    return LoadReport({}, {}, None, BEFORE, samples, 10, 5, [], 100, 0, [(700, 700)], 4000)
+
+
+def missed(report: LoadReport) -> list[str]:
+    return [bar.name for bar in report.bars if not bar.holds]
+
+
+def test_figures(tmp_path: Path) -> None:
+    report = a_report()
+    assert report.tokens_per_second == 100.0
+    assert report.kib_per_session == {"orchestrator": 1024.0, "verifier": 1024.0}
+    assert report.growth == {"orchestrator": 1.0, "verifier": 1.0}
+    assert report.holds
+    report.write(tmp_path / "load.json")
+    assert json.loads((tmp_path / "load.json").read_text())["tokens_per_second"] == 100.0
+    assert "unread decided: [700]" in report.shown()
+
+
+def test_what_is_missed() -> None:
+    report = a_report()
+    leaking = [(at, tokens, running, memory(10.0 + at)) for at, tokens, running, _ in report.samples]
+    assert missed(replace(report, samples=leaking)) == ["growth of the orchestrator's memory"]
+    assert missed(replace(report, errors=["UNAVAILABLE: x"], mismatches=1)) == ["sessions that failed", "mismatches"]
+    assert missed(replace(report, idle=[(700, 800)])) == ["unread sessions decided further meanwhile"]
+    assert missed(replace(report, idle=[(4000, 4000)])) == ["unread sessions decided to their end"]
+
+
+@pytest.mark.parametrize("words", [["--minutes", "0"], ["--sessions", "1001"], ["--idle", "-1"]])
+def test_settings_are_checked(words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert load.main([*words, "--out", str(tmp_path / "load.json")]) == 2
+    assert words[0].removeprefix("--") in capsys.readouterr().err
+
+
+def test_idle_sessions_take_slots_too() -> None:
+    with pytest.raises(InvalidParameter, match="sessions: must be above 0 and at most 960, not 1000"):
+        load.LoadSettings(idle=60)
