@@ -14,6 +14,8 @@ from orchestrator.output import Cursor, Output
 from orchestrator.peers import Peer
 from orchestrator.store import Appended, Fenced, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
+from specwire.client import Chunk
+from specwire.client.resuming import Resumption
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Chains
@@ -71,7 +73,7 @@ def away_and_back(seed: int) -> Scenario:
 
 def taken_over(seed: int) -> Scenario:
     """Clients lose their connections to an orchestrator that goes on, and turn to the other one."""
-    asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}") for number in range(3))
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}", library=number > 1) for number in range(3))
     faults = (Fault(0.9, "cut", "orchestrator-0-client"), Fault(2.4, "cut", "orchestrator-1-client"))
     return Scenario(seed, orchestrators=2, forward=0.1, delay=(0.0002, 0.02), asks=asks, faults=faults)
 
@@ -297,6 +299,16 @@ def reader_s_place_off_by_the_withheld_text(patch: Patch) -> None:
     patch.setattr(Output, "cursor_at", careless)
 
 
+def library_s_hash_a_token_behind(patch: Patch) -> None:
+    original = Resumption._extend
+
+    def careless(self: Resumption, chunk: Chunk) -> None:
+        original(self, replace(chunk, tokens=chunk.tokens[:-1]))
+        self._position += 1
+
+    patch.setattr(Resumption, "_extend", careless)
+
+
 def tasks_left_behind(patch: Patch) -> None:
     async def careless(self: SessionDriver) -> None:
         self._timers.cancel_all()
@@ -323,11 +335,12 @@ MISTAKES = [
     Mistake(chain_outlives_its_contradiction, drafted),
     Mistake(rollback_off_by_one, drafted),
     Mistake(tail_delivered_from_its_start, always, links_cut_and_a_slow_log),
-    Mistake(tail_kept_to_itself, LINK_LOST),
+    Mistake(tail_kept_to_itself, always, links_cut_and_a_slow_log),
     Mistake(resumed_beyond_the_log, always, away_and_back),
     Mistake(drafter_s_cache_not_rolled_back, drafted),
     Mistake(run_ahead_ignored, drafted),
-    Mistake(lost_verifier_not_told, LINK_LOST),
+    Mistake(lost_verifier_not_told, always, links_cut_and_a_slow_log),
     Mistake(reader_s_place_off_by_the_withheld_text, LINK_LOST),
+    Mistake(library_s_hash_a_token_behind, always, taken_over),
     Mistake(tasks_left_behind, always, left_behind),
 ]
