@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 
@@ -21,14 +22,17 @@ from bench.soak.service import Process, Service
 from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
 
-PROGRESS_S = 15.0
+PROGRESS_S = 10.0
 # A session that was left ends by itself: the service waits so long for a return, and a little more.
 LEFT_S = 75.0
 LOOK_S = 1.0
 
 
 def soak(settings: Settings, say: Callable[[str], None]) -> Report:
-    """Raises BenchError if the services do not start. SIGINT and SIGTERM end it early, with the report so far."""
+    """Raises BenchError if the services do not start. SIGINT and SIGTERM end it early, with the report so far.
+
+    What streams then comes to its end, unless they come again.
+    """
     pair = PAIRS[settings.pair]()
     say(f"soak: starting the services, {pair.name} pair")
     began = time.monotonic()
@@ -36,7 +40,8 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
         say(f"soak: {settings.sessions} sessions at a time for {settings.minutes:g} minutes, seed {settings.seed}")
         run = _Soak(settings, pair, running, say)
         began = time.monotonic()
-        asyncio.run(run.run())
+        with suppress(asyncio.CancelledError):
+            asyncio.run(run.run())
         seconds = time.monotonic() - began
         wrong = [*run.monkey.wrong, *_leave(running), *_said(running)]
     return Report(
@@ -72,18 +77,21 @@ class _Soak:
         self._greeted = asyncio.Semaphore(0)
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         for signalled in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signalled, self._interrupt)
+            loop.add_signal_handler(signalled, self._interrupt, task)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._time())
             if self._settings.every:
                 tasks.create_task(self._interfere())
             for number in range(self._settings.sessions):
                 tasks.create_task(self._work(number))
-        self.unended = await self._still_running()
+        if not self.interrupted:
+            self.unended = await self._still_running()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, task: asyncio.Task[None] | None) -> None:
+        if self.interrupted and task is not None:
+            task.cancel()
         self.interrupted = True
         self._stop.set()
 

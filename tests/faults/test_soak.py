@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 from bench.soak.load import LoadSettings, load
+from bench.soak.service import ROOT
 from bench.soak.settings import Settings
 from bench.soak.soak import soak
 from deploy.processes import descendants
@@ -19,6 +25,25 @@ def test_nothing_is_lost_repeated_or_wrong() -> None:
     assert report.tally.sessions >= SETTINGS.sessions
     assert sum(report.faults.values()) > 0
     assert descendants(os.getpid()) == []
+
+
+def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    words = ("-m", "bench.soak.run", "--minutes", "60", "--sessions", "3", "--every", "0", "--out", str(out))
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # until they have begun, and then until some have ended
+            if " sessions, " in line:
+                break
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 0
+    report = json.loads(out.read_text())
+    assert report["interrupted"]
+    assert report["sessions"] > 0
+    assert len(below) >= 7
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_small_crowd() -> None:
