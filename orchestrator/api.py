@@ -45,7 +45,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
         driver = await self._session_for(await record_of(request, target, tenant, before), context)
         guess = _guess(driver, target) if request.provisional else None
-        with driver.reading():
+        with driver.readers.reading():
             try:
                 async for part in self._follow(driver, Cursor(), guess):
                     yield replies.generate_response(part)
@@ -90,7 +90,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         check_owner(request.session_id, self._tenant(context))
         driver = await self._orchestrator.join(request.session_id, request.take_over)
-        with driver.reading():
+        with driver.readers.reading():
             timeout = self._orchestrator.options.store_timeout
             cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
             async for part in self._follow(driver, cursor):

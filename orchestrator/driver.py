@@ -6,18 +6,18 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
 import grpc
 
-from orchestrator import messages
 from orchestrator.appender import Appender, Lifetimes
 from orchestrator.drafters import Drafters
 from orchestrator.options import OrchestratorOptions
-from orchestrator.output import Output, Timings
-from orchestrator.peers import PREFERENCE, VerifierPeer
+from orchestrator.output import Output
+from orchestrator.peers import VerifierPeer
 from orchestrator.provisional import ProvisionalText
+from orchestrator.readers import Readers
 from orchestrator.stats import SessionStats
 from orchestrator.statuses import status_of_append
 from orchestrator.store import (
@@ -30,28 +30,18 @@ from orchestrator.store import (
     StoreUnavailable,
 )
 from orchestrator.timers import Timers
+from orchestrator.verifying import Verifying
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
-from specwire.core.credit import buffer_for
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.sampling import InvalidParameter
 from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.core.text import Text
-from specwire.rpc import convert
-from specwire.rpc.errors import code_of
-from specwire.v1 import common_pb2, verify_pb2
+from specwire.v1 import verify_pb2
 
 logger = logging.getLogger(__name__)
-
-# Seconds after which a verifier that refused the session for the moment is asked again.
-RETRY = 1.0
-# Verifiers that a session may lose in a row without a token.
-MOST_LOSSES = 4
-# A session that nobody has begun to read was left by its caller before it was there.
-UNREAD = 5.0
 
 
 class SessionDriver:
@@ -60,8 +50,8 @@ class SessionDriver:
     A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
     (`orchestrator.ownership`), until it ends or comes back (`drive`). `on_fenced` is told of the loss.
 
-    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `former`: the verifier that
-    was lost and may still have the session. `abandoned`: it ended for readers here, but not in the log.
+    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
+    readers here, but not in the log.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     """
 
@@ -82,24 +72,21 @@ class SessionDriver:
         self.provisional: ProvisionalText | None = None
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
-        self.verifier: VerifierPeer | None = None
-        self.former: VerifierPeer | None = None
-        self.readers = 0
         self.abandoned = False
         self.patience_with_others = LEASE_S
-        self._verifier_handle = 0
-        self._ledger_us = 0
-        self._timings = self._appending = Timings(verify_pb2.StepTimings())
         self._store_is_kept = store.durability != "memory"
         self._store = store
         self._owner = owner
         self._options = options
-        self._place = place
         self._on_ended = on_ended
         self._on_fenced = on_fenced
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers = Timers()
+        grace = options.detach_grace if record.request_id else 0.0
+        self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
         self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
+        self.verifying = Verifying(self, record, options, self.stats, self._timers, lambda: place(self))
+        self._appending = self.verifying.timings
         self._events: deque[ev.Event] = deque()
         self._applying = False
         self.drive(fence, scanner)
@@ -119,8 +106,7 @@ class SessionDriver:
         lifetimes = Lifetimes(self._options.session_ttl, self._options.retention)
         timeout = self._options.store_timeout
         self._appender = Appender(self._store, self.record, fence, self.output, self._owner, lifetimes, timeout)
-        self._patience = self._options.peer_timeout
-        self._losses = 0
+        self.verifying.forgive()
         if self.provisional is not None:
             self.provisional.restart(self.session, scanner)
 
@@ -173,25 +159,8 @@ class SessionDriver:
 
     def use_verifier(self, peer: VerifierPeer) -> None:
         """Take a place at a verifier; the session opens there."""
-        self.verifier, self.former = peer, None
-        self._timers.cancel("former")
-        self._verifier_handle = peer.attach(self)
         self.drafters.use_verifier(peer)
-        left = self._timers.left("verifier")
-        if left is not None:
-            self._patience = max(0.0, left)
-        self._timers.cancel("verifier")
-        step_us = peer.forward_times.at(1)
-        self.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
-
-    def wait_for_verifier(self) -> None:
-        """Give the session up if no verifier takes it within what is left of the peer timeout."""
-        timeout = self._options.peer_timeout
-        self._timers.set(
-            "verifier",
-            self._patience,
-            lambda: self._end_here(grpc.StatusCode.UNAVAILABLE, f"no verifier took the session within {timeout:g} s"),
-        )
+        self.verifying.use(peer)
 
     def set_deadline(self, seconds: float) -> None:
         self._timers.set("deadline", seconds, self.pass_deadline)
@@ -206,94 +175,19 @@ class SessionDriver:
         self.failure = self.failure or (code, message)
         self.apply(ev.EndRequested(FinishReason.ERROR, message))
 
-    def reader_came(self) -> None:
-        self.readers += 1
-        self._timers.cancel("detached")
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """A reader is here for as long."""
-        self.reader_came()
-        try:
-            yield
-        finally:
-            self.reader_left()
-
     @property
     def prompt_hash(self) -> int:
         return self.session.text.hash_at(len(self.record.prompt))
 
-    def expect_reader(self) -> None:
-        """Whoever asked for the session may be gone already."""
-        self._timers.set(
-            "detached", max(UNREAD, self._options.detach_grace if self.record.request_id else 0), self.cancel
-        )
+    # From peers
 
-    def reader_left(self) -> None:
-        """The last reader's leaving ends the session: at once, or after the grace where a request id can resume it."""
-        self.readers -= 1
-        if self.readers == 0 and self.output.end is None:
-            grace = self._options.detach_grace if self.record.request_id else 0.0
-            self._timers.set("detached", grace, self.cancel)
-
-    # From the verifier
-
-    def on_opened(self, opened: verify_pb2.Opened) -> None:
-        self.apply(ev.VerifierOpened(opened.attach, opened.position))
-
-    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
-        try:
-            event = messages.verdict_event(verdict)
-        except InvalidParameter as error:
-            self.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
-            return
-        self._timings = Timings(timings, received_ns)
-        self._ledger_us = verdict.ledger_us
-        void = event.attach != self.session.attach
-        if not void:
-            self.stats.count_verdict(event, verdict.tested)
-            self._patience, self._losses = self._options.peer_timeout, 0
+    def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
         self.apply(event)
-        if not void:
-            self.drafters.observe(event, verdict, self._timings)
+        self.drafters.observe(event, verdict, self.verifying.timings)
 
-    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
-        code = code_of(refused.code)
-        if code is grpc.StatusCode.UNAVAILABLE and self.session.state is State.OPENING:
-            # It is about to stop, and others may take the session.
-            expected = self.verifier is not None and self.verifier.draining
-            self._timers.set("place", 0.0 if expected else RETRY, lambda: self._place(self))
-            self._lose_verifier()
-            return
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and self.output.tokens and self.session.state is State.OPENING:
-            # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
-            self._timers.set("place", RETRY, lambda: self._place(self))
-            self._lose_verifier()
-            return
-        self.failure = self.failure or (code, refused.message)
-        self.apply(ev.VerifierRefused(self.session.attach, refused.message))
-
-    def on_verifier_lost(self) -> None:
-        """It keeps the session for a while, so there is some reason to wait for it before another one takes over.
-
-        A session that loses one verifier after the other, and gets no token from any, may be what ends them.
-        """
-        self._losses += 1
-        if self._losses > MOST_LOSSES:
-            message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
-            self.failure = self.failure or (grpc.StatusCode.UNAVAILABLE, message)
-            self.apply(ev.EndRequested(FinishReason.ERROR, message))
-        self.former = self.verifier
-        self._timers.set("former", PREFERENCE, lambda: self._place(self))
-        self._lose_verifier()
-
-    def _lose_verifier(self) -> None:
-        self.verifier = None
-        self.apply(ev.VerifierLost())
-        if self.session.state is State.WAITING:
-            self.wait_for_verifier()
-
-    # From a drafter
+    def on_refused(self, code: grpc.StatusCode, message: str) -> None:
+        self.failure = self.failure or (code, message)
+        self.apply(ev.VerifierRefused(self.session.attach, message))
 
     def on_draft(self, proposal: Proposal) -> None:
         self.apply(ev.ProposalArrived(proposal))
@@ -304,40 +198,18 @@ class SessionDriver:
 
     def _run(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.OpenVerifier():
-                self._send_verifier(verify_pb2.ConnectVerifyRequest(opens=[self._open_message(effect)]))
-            case fx.SendProgress():
-                self._send_verifier(
-                    verify_pb2.ConnectVerifyRequest(progress=[messages.progress(effect, self._verifier_handle)])
-                )
-            case fx.RelayProposal():
-                wire = convert.proposal_to_wire(effect.proposal, self._verifier_handle)
-                self._send_verifier(verify_pb2.ConnectVerifyRequest(proposals=[wire]))
-            case fx.CloseVerifier():
-                self._leave_verifier()
+            case fx.OpenVerifier() | fx.SendProgress() | fx.RelayProposal() | fx.CloseVerifier():
+                self.verifying.run(effect)
             case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
                 self.drafters.run(effect)
             case fx.Append():
-                self._appending = self._timings
+                self._appending = self.verifying.timings
                 self._own(self._append(effect))
             case fx.Emit():
                 self.stats.count_emit(effect, asyncio.get_running_loop().time())
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
                 self.finish(effect)
-
-    def _open_message(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
-        left = self._timers.left("deadline")
-        return messages.open_verifier(effect, self.record, self._verifier_handle, self.fence, self._ledger_us, left)
-
-    def _send_verifier(self, message: verify_pb2.ConnectVerifyRequest) -> None:
-        if self.verifier is not None:
-            self.verifier.link.send(message)
-
-    def _leave_verifier(self) -> None:
-        if self.verifier is not None:
-            self.verifier.close(self._verifier_handle)
-            self.verifier = None
 
     # The log
 
@@ -408,7 +280,7 @@ class SessionDriver:
         """The log has it for whoever comes back to it with its request id: leaving it is no end of it."""
         return bool(self.record.request_id) and self._store_is_kept
 
-    def _end_here(self, code: grpc.StatusCode, message: str) -> None:
+    def end_here(self, code: grpc.StatusCode, message: str) -> None:
         """It cannot go on here. Elsewhere it may."""
         if self._is_kept:
             self.abandon(code, message)
@@ -429,7 +301,7 @@ class SessionDriver:
         self.stats.ended = asyncio.get_running_loop().time()
         self._timers.cancel_all()
         self.drafters.leave()
-        self._leave_verifier()
+        self.verifying.leave()
         self.output.finish(effect)
         self._on_ended(self)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.driver import UNREAD
+from orchestrator.readers import UNREAD, Readers
 from orchestrator.restoring import Replay
 from orchestrator.store import SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.base import missing
@@ -22,7 +22,7 @@ SETTLED_S = 5.0
 class Followed(Protocol):
     """A session that readers read here. See SessionDriver."""
 
-    readers: int
+    readers: Readers
     patience_with_others: float
 
 
@@ -111,6 +111,6 @@ class Follower:
         return self.wanted or stalled or silent or log.owner == self._owner
 
     def _is_unread(self) -> bool:
-        if self._driver.readers:
+        if self._driver.readers.count:
             self._read = self._now()
         return self._now() - self._read > UNREAD

@@ -117,9 +117,9 @@ class Ownership:
             return
         if log.record.deadline:
             driver.set_deadline(max(0.0, log.record.deadline - time.time()))
-        if driver.readers == 0:
-            driver.expect_reader()
-        driver.wait_for_verifier()
+        if driver.readers.count == 0:
+            driver.readers.expect()
+        driver.verifying.wait()
         self._place(driver)
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:

@@ -134,7 +134,7 @@ class Pool:
             self._place(driver)
 
     def _place(self, driver: SessionDriver) -> None:
-        if driver.session.state is State.WAITING and driver.verifier is None:
+        if driver.session.state is State.WAITING and driver.verifying.peer is None:
             peer = self._verifier_for(driver)
             if peer is not None and peer.info is not None:
                 driver.use_verifier(peer)
@@ -147,7 +147,7 @@ class Pool:
 
     def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
         """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
-        former = driver.former
+        former = driver.verifying.former
         if former is not None and (former.takes_sessions or former.expected_back):
             return former if former.takes_sessions else None
         return least_loaded(self.verifiers)

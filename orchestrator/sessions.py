@@ -169,8 +169,8 @@ class Orchestrator:
         driver = self._driver(record, fence)
         if deadline is not None:
             driver.set_deadline(deadline)
-        driver.expect_reader()
-        driver.wait_for_verifier()
+        driver.readers.expect()
+        driver.verifying.wait()
         self.pool.place(driver)
         return driver
 
@@ -250,7 +250,7 @@ class Orchestrator:
     def _fenced(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed the session, or the log has gone another way."""
         self._allowances.leave(driver.record)
-        if driver.readers:
+        if driver.readers.count:
             self._ownership.follow(driver)
         else:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")

@@ -45,7 +45,7 @@ class Scene:
         self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
         self.place(self.driver)
         session = self.driver.session
-        self.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         self.chains = 0
 
     @property
@@ -53,7 +53,7 @@ class Scene:
         return self.driver.drafters
 
     def place(self, driver: SessionDriver) -> None:
-        if driver.verifier is None:
+        if driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
         for _ in range(driver.drafters_missing):
             free = [peer for peer in self.peers if not driver.drafters.has(peer)]
@@ -102,7 +102,7 @@ class Scene:
             answered=source,
             proposal_delay_us=1500,
         )
-        self.driver.on_verdict(verdict, verify_pb2.StepTimings(), 0)
+        self.driver.verifying.on_verdict(verdict, verify_pb2.StepTimings(), 0)
 
 
 @asynccontextmanager
@@ -199,7 +199,7 @@ async def test_a_void_verdict_counts_for_nobody() -> None:
         played.propose(0, 3, 3)
         verdict = verify_pb2.Verdict(attach=9, position=2, tokens=[3], outcomes=[common_pb2.OUTCOME_ACCEPTED], source=1)
         verdict.tested = 1
-        played.driver.on_verdict(verdict, verify_pb2.StepTimings(), 0)
+        played.driver.verifying.on_verdict(verdict, verify_pb2.StepTimings(), 0)
         assert played.driver.stats.drafters[0].proposed == played.driver.stats.proposed == 0
 
 

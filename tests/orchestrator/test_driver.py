@@ -9,8 +9,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from orchestrator import appender, drafters
-from orchestrator import driver as module
+from orchestrator import appender, drafters, verifying
 from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
@@ -55,12 +54,12 @@ class Scene:
         options = OrchestratorOptions(("nowhere:1",), peer_timeout=peer_timeout)
         self.placed = 0
         self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
-        self.driver.wait_for_verifier()
+        self.driver.verifying.wait()
         self.place(self.driver)
 
     def place(self, driver: SessionDriver) -> None:
         self.placed += 1
-        if driver.session.state is State.WAITING and driver.verifier is None:
+        if driver.session.state is State.WAITING and driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
         if driver.drafters_missing:
             driver.drafters.add(self.drafter)
@@ -69,9 +68,9 @@ class Scene:
         """Open the session and decide `tokens`; returns once they are emitted."""
         session = self.driver.session
         expected = len(self.driver.output.tokens) + len(tokens)
-        self.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         outcomes = [common_pb2.OUTCOME_DIRECT] * len(tokens)
-        self.driver.on_verdict(
+        self.driver.verifying.on_verdict(
             verify_pb2.Verdict(attach=session.attach, position=len(session.text), tokens=tokens, outcomes=outcomes),
             verify_pb2.StepTimings(),
             0,
@@ -130,15 +129,15 @@ async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> No
 
 
 async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY", 0.01)
+    monkeypatch.setattr(verifying, "RETRY", 0.01)
     played = await scene(peer_timeout=0.2)
     await played.decide(1, 2)
-    played.driver.on_verifier_lost()
+    played.driver.verifying.on_verifier_lost()
     played.place(played.driver)
     placed = played.placed
     while played.driver.output.end is None:  # it opens, is refused, and after its patience fails
         if played.driver.session.state is State.OPENING:
-            played.driver.on_refused_by_verifier(FULL)
+            played.driver.verifying.on_refused_by_verifier(FULL)
         await asyncio.sleep(0.005)
     assert played.placed > placed + 1
     assert played.driver.failure is not None
@@ -147,7 +146,7 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
 
 async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
-    played.driver.on_refused_by_verifier(FULL)
+    played.driver.verifying.on_refused_by_verifier(FULL)
     await played.driver.ended(5.0)
     assert played.driver.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
@@ -211,7 +210,7 @@ async def test_a_failure_after_the_end_does_not_change_it() -> None:
 async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, sound = await scene(), await scene()
     link = broken.verifier
-    sound.driver.on_verifier_lost()
+    sound.driver.verifying.on_verifier_lost()
     sound.driver.use_verifier(link)
     first, second = link.subjects
 
@@ -226,17 +225,17 @@ async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pyte
     assert broken.driver.failure[0] is grpc.StatusCode.INTERNAL
     assert broken.driver.output.end is not None
     assert sound.driver.session.state is State.RUNNING
-    assert list(link.subjects.values()) == [sound.driver]
+    assert list(link.subjects.values()) == [sound.driver.verifying]
     await sound.driver.close()
 
 
 async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
     """Each takes it in and is gone before it decides a token."""
     subject = await scene()
-    for _ in range(module.MOST_LOSSES + 1):
+    for _ in range(verifying.MOST_LOSSES + 1):
         assert subject.driver.failure is None
         session = subject.driver.session
-        subject.driver.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        subject.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         subject.verifier.on_down()
         subject.place(subject.driver)
     await until(lambda: subject.driver.output.end is not None)
@@ -247,7 +246,7 @@ async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
 
 async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like() -> None:
     subject = await scene()
-    for _ in range(2 * module.MOST_LOSSES):
+    for _ in range(2 * verifying.MOST_LOSSES):
         await subject.decide(1)
         subject.verifier.on_down()
         subject.place(subject.driver)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import pytest
 
 from orchestrator import following
 from orchestrator.following import Follower
 from orchestrator.output import Output
+from orchestrator.readers import Readers
 from orchestrator.restoring import OtherText, Replay
 from orchestrator.store import LEASE_S, MissingSession, SessionRecord, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
+from orchestrator.timers import Timers
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
@@ -23,12 +24,13 @@ TTL_S = 60.0
 D = Outcome.DIRECT
 
 
-@dataclass
-class Readers:
-    """As many as a test says."""
+class Session:
+    """Has one reader until a test says otherwise."""
 
-    readers: int = 1
-    patience_with_others: float = LEASE_S
+    def __init__(self) -> None:
+        self.readers = Readers(Timers(), 0.0, lambda: True, lambda: None)
+        self.readers.count = 1
+        self.patience_with_others: float = LEASE_S
 
 
 class Log(MemoryStore):
@@ -51,11 +53,11 @@ class Scene:
     def __init__(self, log: Log, fence: int, timeout: float = 5.0) -> None:
         self.log = log
         self.fence = fence
-        self.readers = Readers()
+        self.session = Session()
         self.can_drive = True
         self.output = Output(len(RECORD.prompt))
         replay = Replay(self.output, LetterScanner(()))
-        self.follower = Follower(log, "s", self.readers, replay, "us", lambda: self.can_drive, timeout)
+        self.follower = Follower(log, "s", self.session, replay, "us", lambda: self.can_drive, timeout)
         self.task = asyncio.create_task(self.follower.run())
 
     async def append(self, *tokens: int) -> None:
@@ -121,9 +123,9 @@ async def test_it_is_claimed_where_it_is_ours_already() -> None:
 
 async def test_one_that_gets_no_further_is_claimed_and_the_next_time_later() -> None:
     now = await scene()
-    now.readers.patience_with_others = 0.05
+    now.session.patience_with_others = 0.05
     assert await now.result() is not None
-    assert now.readers.patience_with_others == 0.1
+    assert now.session.patience_with_others == 0.1
 
 
 async def test_without_a_verifier_nothing_is_claimed() -> None:
@@ -176,5 +178,5 @@ async def test_what_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(following, "UNREAD", 0.05)
     now = await scene()
     await now.goes_on()
-    now.readers.readers = 0
+    now.session.readers.count = 0
     assert await now.result() is None

@@ -1,0 +1,186 @@
+"""The verifier of one session: the place that it has there, what goes there, and what is done when it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from orchestrator import messages
+from orchestrator.options import OrchestratorOptions
+from orchestrator.output import Output, Timings
+from orchestrator.peers import PREFERENCE, VerifierPeer
+from orchestrator.stats import SessionStats
+from orchestrator.store import SessionRecord
+from orchestrator.timers import Timers
+from specwire.core import effects as fx
+from specwire.core import events as ev
+from specwire.core.credit import buffer_for
+from specwire.core.sampling import InvalidParameter
+from specwire.core.session import Session
+from specwire.core.states import State
+from specwire.rpc import convert
+from specwire.rpc.errors import code_of
+from specwire.v1 import common_pb2, verify_pb2
+
+# Seconds after which a verifier that refused the session for the moment is asked again.
+RETRY = 1.0
+# Verifiers that a session may lose in a row without a token.
+MOST_LOSSES = 4
+
+
+class Owner(Protocol):
+    """The session, as its verifier sees it."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def output(self) -> Output: ...
+    def apply(self, event: ev.Event) -> None: ...
+    def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None: ...
+    def on_refused(self, code: grpc.StatusCode, message: str) -> None: ...
+    def fail(self, code: grpc.StatusCode, message: str) -> None: ...
+    def end_here(self, code: grpc.StatusCode, message: str) -> None: ...
+    def on_broken(self, error: Exception) -> None: ...
+
+
+class Verifying:
+    """`peer` is the verifier that has the session now; `former` one that was lost and may have it still.
+
+    `timings`: of the latest verdict. place: find a verifier for the session.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        record: SessionRecord,
+        options: OrchestratorOptions,
+        stats: SessionStats,
+        timers: Timers,
+        place: Callable[[], None],
+    ) -> None:
+        self.peer: VerifierPeer | None = None
+        self.former: VerifierPeer | None = None
+        self.timings = Timings(verify_pb2.StepTimings())
+        self._owner = owner
+        self._record = record
+        self._options = options
+        self._stats = stats
+        self._timers = timers
+        self._place = place
+        self._handle = 0
+        self._ledger_us = 0
+        self._losses = 0
+        self._patience = options.peer_timeout
+
+    def forgive(self) -> None:
+        """What was lost before tells nothing of what comes."""
+        self._losses = 0
+        self._patience = self._options.peer_timeout
+
+    def use(self, peer: VerifierPeer) -> None:
+        """Take a place there; the session opens in it."""
+        self.peer, self.former = peer, None
+        self._timers.cancel("former")
+        self._handle = peer.attach(self)
+        left = self._timers.left("verifier")
+        if left is not None:
+            self._patience = max(0.0, left)
+        self._timers.cancel("verifier")
+        step_us = peer.forward_times.at(1)
+        self._owner.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
+
+    def wait(self) -> None:
+        """Give the session up if no verifier takes it within what is left of the peer timeout."""
+        message = f"no verifier took the session within {self._options.peer_timeout:g} s"
+        code = grpc.StatusCode.UNAVAILABLE
+        self._timers.set("verifier", self._patience, lambda: self._owner.end_here(code, message))
+
+    def leave(self) -> None:
+        if self.peer is not None:
+            self.peer.close(self._handle)
+            self.peer = None
+
+    # What it says
+
+    def on_opened(self, opened: verify_pb2.Opened) -> None:
+        self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
+
+    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
+        try:
+            event = messages.verdict_event(verdict)
+        except InvalidParameter as error:
+            self._owner.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
+            return
+        self.timings = Timings(timings, received_ns)
+        self._ledger_us = verdict.ledger_us
+        if event.attach != self._owner.session.attach:
+            self._owner.apply(event)  # void
+            return
+        self._stats.count_verdict(event, verdict.tested)
+        self.forgive()
+        self._owner.on_decided(event, verdict)
+
+    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
+        code, opening = code_of(refused.code), self._owner.session.state is State.OPENING
+        if code is grpc.StatusCode.UNAVAILABLE and opening:
+            # It is about to stop, and others may take the session.
+            expected = self.peer is not None and self.peer.draining
+            self._try_again(0.0 if expected else RETRY)
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._owner.output.tokens:
+            # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
+            self._try_again(RETRY)
+        else:
+            self._owner.on_refused(code, refused.message)
+
+    def _try_again(self, seconds: float) -> None:
+        self._timers.set("place", seconds, self._place)
+        self._lose()
+
+    def on_verifier_lost(self) -> None:
+        """It keeps the session for a while, so there is some reason to wait for it before another one takes over.
+
+        A session that loses one verifier after the other, and gets no token from any, may be what ends them.
+        """
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
+            self._owner.fail(grpc.StatusCode.UNAVAILABLE, message)
+        self.former = self.peer
+        self._timers.set("former", PREFERENCE, self._place)
+        self._lose()
+
+    def _lose(self) -> None:
+        self.peer = None
+        self._owner.apply(ev.VerifierLost())
+        if self._owner.session.state is State.WAITING:
+            self.wait()
+
+    def on_broken(self, error: Exception) -> None:
+        self._owner.on_broken(error)
+
+    # What it is told
+
+    def run(self, effect: fx.OpenVerifier | fx.SendProgress | fx.RelayProposal | fx.CloseVerifier) -> None:
+        match effect:
+            case fx.OpenVerifier():
+                self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
+            case fx.SendProgress():
+                progress = messages.progress(effect, self._handle)
+                self._send(verify_pb2.ConnectVerifyRequest(progress=[progress]))
+            case fx.RelayProposal():
+                proposal = convert.proposal_to_wire(effect.proposal, self._handle)
+                self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
+            case fx.CloseVerifier():
+                self.leave()
+
+    def _open(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
+        left = self._timers.left("deadline")
+        return messages.open_verifier(effect, self._record, self._handle, self._owner.fence, self._ledger_us, left)
+
+    def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:
+        if self.peer is not None:
+            self.peer.link.send(message)
