@@ -49,6 +49,8 @@ def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
     codes = set()
     if scenario.slots < len(scenario.asks):
         codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated request id is told
+        if heard.ask.library and heard.session_id:
+            codes.add(grpc.StatusCode.UNAVAILABLE)  # why it came back, and then found no room
     if heard.ask.timeout is not None:
         codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
     comes_back = heard.ask.request_id and heard.ask.timeout is None
