@@ -68,7 +68,15 @@ CELLS = (
         0.5,
         ("test_peers.py::test_a_drafter_that_hangs_for_a_while",),
     ),
-    Cell("drafter", "graceful stop", NOTHING, ENDED, "as after SIGKILL; it ends with exit code 0", 0.5),
+    Cell(
+        "drafter",
+        "graceful stop",
+        NOTHING,
+        ENDED,
+        "as after SIGKILL; it ends with exit code 0",
+        0.5,
+        ("test_drain.py::test_a_drafter_leaves_at_once",),
+    ),
     Cell(
         "drafter",
         "restart",
@@ -96,7 +104,7 @@ CELLS = (
         SILENT,
         "another verifier, 2 s later; what the stopped one still says has an old attach, and is void",
         12.5,
-        quick=True,
+        ("test_peers.py::test_a_verifier_that_hangs_for_a_while",),
     ),
     Cell(
         "verifier",
@@ -105,7 +113,10 @@ CELLS = (
         "at once: it says so",
         "it takes no new sessions and decides on for its `--grace`; what has not ended then is taken over by another",
         3.0,
-        ("test_peers.py::test_a_verifier_is_replaced_mid_sentence",),
+        (
+            "test_peers.py::test_a_verifier_is_replaced_mid_sentence",
+            "test_drain.py::test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones",
+        ),
     ),
     Cell(
         "verifier",
@@ -141,7 +152,11 @@ CELLS = (
         SILENT,
         "as after SIGKILL; awake, the former owner finds its appends refused, and shows its readers the log",
         12.0,
-        ("test_orchestrators.py::test_stopped_for_a_while", "test_orchestrators.py::test_taken_from_one_that_runs"),
+        (
+            "test_orchestrators.py::test_stopped_for_a_while",
+            "test_orchestrators.py::test_split_brain",
+            "test_orchestrators.py::test_taken_from_one_that_runs",
+        ),
     ),
     Cell(
         "orchestrator",
@@ -150,7 +165,11 @@ CELLS = (
         "at once: its streams end with `UNAVAILABLE`",
         "as after SIGKILL; it ends with exit code 0",
         2.0,
-        ("test_orchestrators.py::test_left", "test_log.py::test_sigterm_while_text_streams"),
+        (
+            "test_orchestrators.py::test_left",
+            "test_log.py::test_sigterm_while_text_streams",
+            "test_drain.py::test_what_is_handed_over_goes_on_at_another_orchestrator",
+        ),
         quick=True,
     ),
     Cell(
@@ -171,6 +190,7 @@ CELLS = (
         AWAY_S + 2.5,
         (
             "test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",
+            "test_split_log.py::test_the_newest_fence_wins",
             "test_log.py::test_a_session_that_cannot_be_logged_does_not_begin",
             "orchestrator/test_store_lost.py::test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more",
         ),

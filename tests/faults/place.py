@@ -18,7 +18,7 @@ from tests.faults.stack import read_log
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
 # Seconds that sessions have after SIGTERM: text lasts longer, so that it must be handed over.
-GRACE_S = "1"
+GRACE_S = "0.3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tests.faults.place import Place, place
 from tests.faults.scene import Asked, Scene
 from tests.faults.streams import Stream
 
-LENGTH = 160
+LENGTH = 600
 PROMPTS = 2
 
 pytestmark = pytest.mark.whole_matrix

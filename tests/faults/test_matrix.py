@@ -39,6 +39,8 @@ def test_a_fault(played: Place, cell: Cell) -> None:
         assert log.fence > fence if is_claimed(cell) else log.fence == fence or may_be_claimed(cell)
         if not scene.open_ended:
             assert_ended(stream, log)
+    for service in played.services:
+        assert "Traceback" not in service.said()
 
 
 def assert_ended(stream: Stream, log: StoredSession) -> None:

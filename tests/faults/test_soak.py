@@ -20,11 +20,12 @@ SETTINGS = Settings(minutes=0.3, seed=11, sessions=6, every=2.0)
 
 
 def test_nothing_is_lost_repeated_or_wrong() -> None:
+    before = set(descendants(os.getpid()))  # other tests' services
     report = soak(SETTINGS, say)
     assert report.holds, report.shown()
     assert report.tally.sessions >= SETTINGS.sessions
     assert sum(report.faults.values()) > 0
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= before
 
 
 def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
