@@ -28,6 +28,10 @@ CONNECT_MS = 10_000
 # the connection's speed. What is beyond it waits at the service, which then decides no more.
 READ_AHEAD_BYTES = 16 * 1024
 
+# Calls that may wait for a busy server to take them up. gRPC's own bounds are 1,000 and 3,000: from the first on it
+# refuses some by chance, as CANCELLED, which is no word for a server that is busy.
+PENDING_CALLS, MOST_PENDING_CALLS = 8_192, 16_384
+
 
 def _shared() -> Options:
     return [
@@ -65,6 +69,8 @@ def server_options() -> Options:
     return [
         *_shared(),
         ("grpc.so_reuseport", 0),
+        ("grpc.server.max_pending_requests", PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING_CALLS),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_INTERVAL_MS),
     ]
 

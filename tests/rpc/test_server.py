@@ -38,6 +38,13 @@ async def test_a_free_port_is_reported_and_called() -> None:
         assert await method(channel, "unary_unary", "Echo")(b"hello", timeout=10) == b"hello"
 
 
+async def test_calls_by_the_thousand_wait_for_their_turn() -> None:
+    async with served(service(Echo=("unary_unary", echo))) as (_, channel):
+        call = method(channel, "unary_unary", "Echo")
+        answers = await asyncio.gather(*(call(b"hello", timeout=50) for _ in range(4000)))
+    assert answers == [b"hello"] * 4000
+
+
 async def test_health_says_what_it_is_told_for_the_server_and_each_service() -> None:
     async with served(service()) as (server, channel):
         assert [await health_of(channel, name) for name in ("", NAME)] == [SERVING] * 2
