@@ -22,6 +22,8 @@ from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append
 
 RETRY_S = 0.1
+# Times that a log is written again before one append is given up.
+MOST_MENDS = 4
 # A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
 RENEW_S = LEASE_S / 3
 
@@ -120,16 +122,23 @@ class Appender:
 
     async def _attempt(self, effect: Append) -> bool:
         self._notice_sleep()
-        try:
-            done = await self._write_once(effect)
-        except (MissingSession, StaleLog, Gap) as error:
-            if self._slept and isinstance(error, MissingSession):
-                raise
-            await self._restore()
-            done = await self._write_once(effect)
+        done = await self._write_and_mend(effect)
         self._acknowledged = self._now()
         self._slept = False
         return done.cancelled and effect.end is None
+
+    async def _write_and_mend(self, effect: Append) -> Appended:
+        """The store may lose it again while it is being mended; what mending does not help is no such loss."""
+        for _ in range(MOST_MENDS):
+            try:
+                return await self._write_once(effect)
+            except MissingSession:
+                if self._slept:
+                    raise
+            except (StaleLog, Gap):
+                pass
+            await self._restore()
+        return await self._write_once(effect)
 
     def _notice_sleep(self) -> None:
         """Whoever is awake attempts something several times in a lease, whether or not the log answers."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,37 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
     assert (log.record, log.fence, log.owner, log.tokens) == (played.record, played.fence, "me", (7, 8, 9))
     assert (store._logs["s"].ttl_s, store._logs["s"].retention_s) == (60.0, 30.0)
     assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
+
+
+class Forgetful(MemoryStore):
+    """Loses everything, as often as told, as soon as a log is written again."""
+
+    losses = 0
+
+    async def recreate(self, *log: Any) -> None:
+        await super().recreate(*log)
+        if self.losses:
+            self.losses -= 1
+            self._logs.clear()
+
+
+async def test_a_log_that_is_lost_while_it_is_mended_is_mended_again() -> None:
+    store = Forgetful()
+    played = await scene(store)
+    await played.write(7, 8)
+    store._logs.clear()
+    store.losses = 2
+    await played.write(9)
+    assert await played.logged() == (7, 8, 9)
+
+
+async def test_a_log_that_is_lost_for_ever_is_given_up() -> None:
+    store = Forgetful()
+    played = await scene(store)
+    store._logs.clear()
+    store.losses = 1_000_000
+    with pytest.raises(MissingSession):
+        await played.write(7)
 
 
 async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
