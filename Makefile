@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all soak-sim fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
