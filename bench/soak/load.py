@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from bench import machine
 from bench.run import terminable
 from bench.runs import BenchError
 from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
+from bench.soak.failures import first_failure
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
 from bench.soak.load_report import LoadReport
@@ -70,7 +72,7 @@ def load(settings: LoadSettings, tell: Callable[[str], None]) -> LoadReport:
     """Raises BenchError if the services do not start, or the sessions do not begin."""
     pair = scripted(delay_ms=0.0, slots=settings.sessions + settings.idle + SPARE_SLOTS)
     tell(f"load: starting the services for {settings.sessions} sessions")
-    with _services(pair) as (address, parts):
+    with _services(pair) as (address, parts), first_failure():
         return asyncio.run(_measure(settings, pair, parts, address, tell))
 
 
@@ -211,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"load: error: {error}")
         return 1
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     found.write(args.out)
     print(found.shown())
     return 0 if found.holds else 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from bench.runs import BenchError
 from bench.soak.rig import LINE, Rig, ready
 from bench.soak.service import Process
 
@@ -118,16 +119,18 @@ class Monkey:
         await self._again(part)
 
     async def _leave(self, part: Process, fault: Fault) -> None:
-        part.send(signal.SIGTERM)
-        code = await asyncio.to_thread(part.wait)
-        if code != 0:
-            self.wrong.append(f"{fault.target}: exit code {code} when it was asked to end")
+        said = await asyncio.to_thread(part.end)
+        if said:
+            self.wrong.append(f"{fault.target}: {said}")
         await asyncio.sleep(fault.seconds)
         await self._again(part)
 
     async def _again(self, part: Process) -> None:
         part.restart()  # by this thread: a process is bound to the one that started it
-        await asyncio.to_thread(ready, part)
+        try:
+            await asyncio.to_thread(ready, part)
+        except BenchError as error:
+            self.wrong.append(str(error))
 
 
 async def within(event: asyncio.Event, seconds: float) -> bool:

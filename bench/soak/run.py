@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchError as error:
         say(f"soak: error: {error}")
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     found.write(args.out)
     print(found.shown())
     return 0 if found.holds else 1

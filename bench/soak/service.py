@@ -57,6 +57,15 @@ class Process:
         """Its exit code."""
         return self.process.wait(END_LIMIT_S)
 
+    def end(self) -> str:
+        """Ask it to end, and wait for that; what is wrong with how it did, "" if nothing."""
+        self.send(signal.SIGTERM)
+        try:
+            code = self.wait()
+        except subprocess.TimeoutExpired:
+            return f"still there {END_LIMIT_S:g} s after it was asked to end"
+        return f"exit code {code} when it was asked to end" if code else ""
+
     def kill(self) -> None:
         """Idempotent; works on a stopped process too."""
         self.process.kill()

@@ -10,15 +10,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 
+from redis.exceptions import RedisError
+
 from bench import machine
 from bench.soak.checks import Finding, check
+from bench.soak.failures import first_failure
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
 from bench.soak.pairs import PAIRS, Pair
 from bench.soak.reader import PATIENCE_S, Reader, Told
 from bench.soak.report import Report, Tally
 from bench.soak.rig import Rig, rig
-from bench.soak.service import Process, Service
+from bench.soak.service import Service
 from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
 
@@ -29,9 +32,9 @@ LOOK_S = 1.0
 
 
 def soak(settings: Settings, say: Callable[[str], None]) -> Report:
-    """Raises BenchError if the services do not start. SIGINT and SIGTERM end it early, with the report so far.
+    """Raises BenchError if the services do not start, or do not answer at first.
 
-    What streams then comes to its end, unless they come again.
+    SIGINT and SIGTERM end it early, with the report so far. What streams then comes to its end, unless they come again.
     """
     pair = PAIRS[settings.pair]()
     say(f"soak: starting the services, {pair.name} pair")
@@ -40,7 +43,7 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
         say(f"soak: {settings.sessions} sessions at a time for {settings.minutes:g} minutes, seed {settings.seed}")
         run = _Soak(settings, pair, running, say)
         began = time.monotonic()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError), first_failure():
             asyncio.run(run.run())
         seconds = time.monotonic() - began
         wrong = [*run.monkey.wrong, *_leave(running), *_said(running)]
@@ -181,14 +184,15 @@ async def _ended(client: AsyncClient, told: Told) -> bool:
 def _leave(rig: Rig) -> list[str]:
     """Ask everything to end, who serves clients first; what does not end well. The log is looked at while it lives."""
     services = [(name, part) for name, part in rig.parts.items() if isinstance(part, Service)]
-    wrong = [f"{name}: {said}" for name, part in reversed(services) if (said := _end(part))]
-    return [*wrong, *(f"redis: {key} has no end" for key in rig.log.eternal_keys())]
+    wrong = [f"{name}: {said}" for name, part in reversed(services) if (said := part.end())]
+    return [*wrong, *_left_for_ever(rig)]
 
 
-def _end(part: Process) -> str:
-    part.send(signal.SIGTERM)
-    code = part.wait()
-    return f"exit code {code} at the end" if code else ""
+def _left_for_ever(rig: Rig) -> list[str]:
+    try:
+        return [f"redis: {key} has no end" for key in rig.log.eternal_keys()]
+    except RedisError as error:
+        return [f"redis: cannot be looked at: {error}"]
 
 
 def _said(rig: Rig) -> list[str]:

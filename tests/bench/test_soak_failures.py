@@ -1,0 +1,105 @@
+"""A soak, and a crowd, that something goes wrong with: in a line, and with the report so far where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import grpc
+import pytest
+
+from bench.runs import BenchError
+from bench.soak import load, run, service
+from bench.soak.failures import first_failure
+from bench.soak.monkey import Fault, Kind, Monkey
+from bench.soak.redis_log import RedisLog
+from bench.soak.rig import Rig
+from bench.soak.service import Process, Service
+from specwire.client import SpecwireError
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+@contextmanager
+def started(part: Process) -> Iterator[Process]:
+    try:
+        assert part.process.stdout is not None
+        part.process.stdout.readline()
+        yield part
+    finally:
+        part.kill()
+
+
+def hurt(part: Process, kind: Kind, folder: Path) -> list[str]:
+    """What the monkey says is wrong once it has dealt with `part`."""
+    log = RedisLog(folder)
+    try:
+        monkey = Monkey(Rig({"part 1": part}, {}, (), log), 1, lambda _: None)
+        asyncio.run(monkey._inflict(Fault(kind, "part 1", 0.0)))
+    finally:
+        log.kill()
+    return monkey.wrong
+
+
+def test_what_does_not_end_when_asked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "END_LIMIT_S", 0.2)
+    with started(Process([sys.executable, "-c", DEAF], os.environ, tmp_path / "said")) as part:
+        assert hurt(part, Kind.LEAVE, tmp_path) == ["part 1: still there 0.2 s after it was asked to end"]
+
+
+def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
+    with started(Service(("verify", "scripted:no"), os.environ, tmp_path / "said", "127.0.0.1:0")) as part:
+        (wrong,) = hurt(part, Kind.KILL, tmp_path)
+    assert "did not become ready" in wrong
+
+
+def test_of_a_group_of_tasks_the_first_failure_for_users_is_told() -> None:
+    gone = SpecwireError(grpc.StatusCode.UNAVAILABLE, "gone")
+    group = ExceptionGroup("tasks", [ExceptionGroup("tasks", [gone]), ValueError("x")])
+    with pytest.raises(BenchError, match="UNAVAILABLE: gone"), first_failure():
+        raise group
+    with pytest.raises(ExceptionGroup), first_failure():
+        raise ExceptionGroup("tasks", [ValueError("x")])
+
+
+class Silent:
+    """In place of a client."""
+
+    def __init__(self, _: str) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def complete(self, *_: object, **__: object) -> None: ...
+
+
+def test_a_crowd_that_does_not_begin_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def services(_: object) -> Iterator[tuple[str, dict[str, Process]]]:
+        yield "nowhere", {}
+
+    async def until_still(*_: object) -> list[int]:
+        raise BenchError("idle sessions are still being decided")
+
+    monkeypatch.setattr(load, "_services", services)
+    monkeypatch.setattr(load, "_until_still", until_still)
+    monkeypatch.setattr(load, "AsyncClient", Silent)
+    assert load.main(["--idle", "0", "--out", str(tmp_path / "load.json")]) == 1
+    assert capsys.readouterr().err.endswith("load: error: idle sessions are still being decided\n")
+
+
+def test_ctrl_c_before_there_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "soak", interrupted)
+    assert run.main(["--out", str(tmp_path / "soak.json")]) == 130
