@@ -246,8 +246,9 @@ class SessionDriver:
         """The log refused what `session` wrote.
 
         If it holds another fence or other tokens, it wins: the session goes on from what it holds, here or elsewhere.
+        An append and a sign of life may both be refused; the first one counts.
         """
-        if session is not self.session or self.output.end is not None:
+        if session is not self.session or session.state is State.FENCED or self.output.end is not None:
             return
         if self._on_fenced is None or not isinstance(error, Fenced | ContentMismatch):
             self.abandon(status_of_append(error), f"session log: {error}")

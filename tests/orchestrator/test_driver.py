@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +16,7 @@ from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.quota import MOST_RELAYED
-from orchestrator.store import SessionRecord
+from orchestrator.store import Appended, SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
@@ -195,6 +196,30 @@ async def test_a_log_that_contradicts_what_was_shown_is_data_loss_and_leaves_the
     assert played.driver.failure[0] is grpc.StatusCode.DATA_LOSS
     assert not played.verifier.subjects
     assert not played.drafter.subjects
+
+
+async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An orchestrator that was asleep wakes up with a sign of life and an append under way."""
+    monkeypatch.setattr(appender, "RENEW_S", 0.0)
+    played, lost, answer = await scene(), list[SessionDriver](), asyncio.Event()
+    append = played.store.append
+
+    async def late(*arguments: Any) -> Appended:
+        await answer.wait()
+        return await append(*arguments)
+
+    monkeypatch.setattr(played.store, "append", late)
+    played.driver._on_fenced = lost.append
+    await played.store.claim("s", "another")
+    played.driver.follow(played.driver.renew())
+    await asyncio.sleep(0)
+    deciding = asyncio.create_task(played.decide(3))
+    await until(lambda: len(played.driver._tasks) == 2)
+    answer.set()
+    await until(lambda: not played.driver._tasks)
+    assert lost == [played.driver]
+    deciding.cancel()
+    await asyncio.wait({deciding})
 
 
 async def test_a_failure_after_the_end_does_not_change_it() -> None:
