@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 async for part in self._follow(driver, Cursor(), guess):
                     yield replies.generate_response(part)
             except asyncio.CancelledError:
-                _pass_deadline(driver, context)
+                _pass_deadline(driver)
                 raise
 
     def _tenant(self, context: Context) -> str:
@@ -151,10 +152,13 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         )
 
 
-def _pass_deadline(driver: SessionDriver, context: Context) -> None:
-    """The call that began the session ends; if because its deadline has passed, so does the session."""
-    left: float | None = context.time_remaining()
-    if left is not None and left <= DEADLINE_SLACK_S:
+def _pass_deadline(driver: SessionDriver) -> None:
+    """A call ends; if because the session's deadline has passed, so does the session.
+
+    That is the deadline of the call that began it: others that have joined it may have less time, or more.
+    """
+    deadline = driver.record.deadline
+    if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
         driver.pass_deadline()
 
 

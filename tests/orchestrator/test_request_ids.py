@@ -9,7 +9,8 @@ import pytest
 
 from orchestrator.store import SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from specwire.client import SpecwireError
+from specwire.client import AsyncClient, Finished, SpecwireError
+from specwire.core.limits import FinishReason
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 
@@ -21,6 +22,18 @@ async def test_calls_that_cross_join_one_session() -> None:
             done = await asyncio.gather(*calls)
     assert len({each.session_id for each in done}) == 1
     assert [list(each.tokens) for each in done] == [plain(SLOW_TARGET, PROMPT, 30)] * 3
+
+
+async def test_the_deadline_is_that_of_the_call_that_began() -> None:
+    async with stack(SLOW_TARGET) as running, AsyncClient(running.orchestrator.address, patience=0) as hasty:
+        events = running.client.generate(PROMPT, max_tokens=100, ignore_eos=True, request_id="two")
+        await anext(events)
+        with pytest.raises(SpecwireError) as late:
+            await hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+        *_, finished = [event async for event in events]
+    assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert isinstance(finished, Finished)
+    assert finished.reason is FinishReason.LENGTH
 
 
 async def test_a_log_that_does_not_answer_is_unavailable() -> None:
