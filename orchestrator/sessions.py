@@ -25,6 +25,7 @@ from orchestrator.store import (
     SessionStore,
     StoreError,
 )
+from orchestrator.store.base import deleted
 from orchestrator.tenants import Allowances, no_session
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText
@@ -190,7 +191,7 @@ class Orchestrator:
             except MissingSession:
                 raise no_session(session_id) from None
             log = await self.store.read(session_id)
-        if log is not None and log.abandoned:
+        if log is not None and log.reason is None and (log.abandoned or log.owner == self.owner):
             await self.join(session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -207,6 +208,8 @@ class Orchestrator:
             await self.store.delete(session_id)
         left = self.sessions.pop(session_id, None)
         if left is not None:
+            gone = deleted(session_id)
+            left.abandon(status_of_store(gone), str(gone))  # its readers, if another one has driven it until now
             await left.close()
 
     async def _join(self, session_id: str, take_over: bool = False) -> SessionDriver:

@@ -203,6 +203,29 @@ async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: p
     assert events[-1].reason is FinishReason.CANCELLED
 
 
+async def test_cancel_ends_what_was_left_here(redis: RedisServer) -> None:
+    """Its owner in the log is the one that is asked, which has spoken a moment ago, but nobody drives it."""
+    async with pair(redis) as both:
+        started, _ = await both.begin(5, request_id="left-to-end")
+        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        await both.first.cancel(started.session_id)
+        _, _, finished = await tokens_of(both.second.watch(started.session_id))
+    assert finished.reason is FinishReason.CANCELLED
+
+
+async def test_who_reads_it_elsewhere_learns_that_it_is_deleted(redis: RedisServer) -> None:
+    async with pair(redis) as both:
+        started, events = await both.begin(5, max_tokens=4000)
+        watching = both.second.watch(started.session_id, timeout=LIMIT_S)
+        await anext(watching)
+        await both.second.delete_session(started.session_id)
+        for stream in (watching, events):
+            with pytest.raises(SpecwireError) as gone:
+                await tokens_of(stream)
+            assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        assert not both.other.orchestrator.sessions
+
+
 async def test_a_readers_text_is_held_against_the_log(redis: RedisServer) -> None:
     async with pair(redis) as both:
         done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
