@@ -12,9 +12,11 @@ import pytest
 
 from orchestrator import following, server
 from orchestrator.options import OrchestratorOptions
+from orchestrator.store import StoredSession
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
+from specwire.core.states import State
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -147,6 +149,36 @@ async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
         joined.patience_with_others = 0.5
         tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
     assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
+
+
+async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(redis) as both:
+        started, _ = await both.begin(10, request_id="left-while-claimed", max_tokens=4000)
+        leaving, claimed, answer = both.other.orchestrator, asyncio.Event(), asyncio.Event()
+        claim = leaving.store.claim
+
+        async def late(session_id: str, owner: str) -> StoredSession:
+            log = await claim(session_id, owner)
+            claimed.set()
+            await answer.wait()
+            return log
+
+        monkeypatch.setattr(leaving.store, "claim", late)
+        watching = both.second.watch(started.session_id, timeout=LIMIT_S)
+        await anext(watching)
+        driver = leaving.sessions[started.session_id]
+        leaving._ownership.take_over(driver)
+        async with asyncio.timeout(LIMIT_S):
+            await claimed.wait()
+            await leaving.drain(0.0)
+            answer.set()
+            await asyncio.wait(driver._tasks)
+        assert driver.session.state is State.FENCED
+        with pytest.raises(SpecwireError) as left:
+            await tokens_of(watching)
+    assert left.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_session_whose_owner_is_gone_goes_on(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
