@@ -165,4 +165,5 @@ class Appender:
             lifetimes.ended,
         )
         if record.request_id:
-            await self._store.bind_request(record.tenant, record.request_id, record.session_id, lifetimes.running)
+            kept = lifetimes.running + lifetimes.ended
+            await self._store.bind_request(record.tenant, record.request_id, record.session_id, kept)

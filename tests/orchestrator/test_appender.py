@@ -125,6 +125,20 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
     assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
 
 
+async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end() -> None:
+    age = 0.0
+    store = MemoryStore(lambda: time.time() + age)
+    played = await scene(store)
+    store._logs.clear()
+    store._requests.clear()
+    await played.write(7)
+    age = 50.0
+    await played.write(8, end=End(FinishReason.LENGTH, "", 2))
+    age = 75.0
+    assert await played.logged() == (7, 8)
+    assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
+
+
 class Forgetful(MemoryStore):
     """Loses everything, as often as told, as soon as a log is written again."""
 
