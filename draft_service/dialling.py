@@ -146,8 +146,10 @@ class DiallingDrafter:
     async def join(self) -> None:
         """Return once joined, however long the orchestrator takes to appear; raises JoinRefused."""
         joined = asyncio.ensure_future(self._joined())
-        await asyncio.wait({self._dialling, joined}, return_when=asyncio.FIRST_COMPLETED)
-        joined.cancel()
+        try:
+            await asyncio.wait({self._dialling, joined}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            joined.cancel()
         if self._dialling.done():
             self._dialling.result()
 
@@ -158,11 +160,12 @@ class DiallingDrafter:
         """Return, with the reason, once there is no drafting for this orchestrator any more."""
         broken = asyncio.ensure_future(self._drafter.failed())
         refused = asyncio.ensure_future(self._refused())
-        await asyncio.wait({broken, refused}, return_when=asyncio.FIRST_COMPLETED)
-        reason = (broken if broken.done() else refused).result()
-        broken.cancel()
-        refused.cancel()
-        return reason
+        try:
+            await asyncio.wait({broken, refused}, return_when=asyncio.FIRST_COMPLETED)
+            return (broken if broken.done() else refused).result()
+        finally:
+            broken.cancel()
+            refused.cancel()
 
     async def _refused(self) -> str:
         await asyncio.wait({self._dialling})

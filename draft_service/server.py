@@ -31,6 +31,8 @@ from specwire.rpc.server import RunningServer, Service, serve
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
+# For links to say that they end. Some calls never do, such as a health watch.
+LAST_WORDS_S = 1.0
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
@@ -57,9 +59,9 @@ class RunningDrafter:
         return await self._drafter.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Idempotent. Links end at once; other calls have `grace` seconds."""
+        """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last words."""
         self._servicer.leave()
-        await self._server.stop(grace)
+        await self._server.stop(min(grace, LAST_WORDS_S))
         await self._drafter.stop()
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import grpc
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from draft_service.server import start
 from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
+from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.draft_service.peer import GREEDY, Peer, connected, continuation, pace, serving, tokens_of
 
@@ -295,3 +300,12 @@ async def test_advances_and_closes_of_unknown_sessions_are_ignored() -> None:
 async def still_drafts(peer: Peer) -> None:
     await peer.open(50, PROMPT)
     assert tokens_of(await peer.proposal(50)) == continuation(MODEL, PROMPT, 4)
+
+
+async def test_a_health_watch_does_not_keep_it_from_stopping() -> None:
+    running = await start(ModelServiceOptions(MODEL))
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(60):
+            await running.stop(3600.0)

@@ -266,12 +266,15 @@ async def test_health_says_serving() -> None:
 
 
 async def test_stopping_drains_and_then_tells_unavailable() -> None:
+    """The grace is over when its last session is closed, here long before its time."""
     running = await start(ModelServiceOptions("scripted:7:delay_ms=2", slots=2))
-    async with connected(running) as peer:
+    async with connected(running) as peer, asyncio.timeout(60):
         await peer.open(1, PROMPT)
         await peer.receive()
-        stopping = asyncio.create_task(running.stop(0.5))
+        stopping = asyncio.create_task(running.stop(3600.0))
         await peer.until_finished(1)
+        assert not stopping.done()
+        await peer.send(closes=[common_pb2.Close(handle=1)])
         with contextlib.suppress(grpc.aio.AioRpcError):
             await peer.call.read()
         assert await peer.call.code() is grpc.StatusCode.UNAVAILABLE

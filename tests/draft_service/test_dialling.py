@@ -1,0 +1,26 @@
+"""A drafter that dials in and is given up: nothing of it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from draft_service.dialling import DiallingDrafter
+from draft_service.server import load
+from specwire.rpc.process import ModelServiceOptions
+
+TURNS = 5
+
+
+async def test_who_waits_for_it_may_give_up(dead_address: str) -> None:
+    drafter, reception = await load(ModelServiceOptions("scripted:7"))
+    running = DiallingDrafter(drafter, dead_address, None, reception)
+    waiting = [asyncio.create_task(running.join()), asyncio.create_task(running.failed())]
+    for _ in range(TURNS):  # of the event loop: both wait by then
+        await asyncio.sleep(0)
+    for wait in waiting:
+        wait.cancel()
+    await asyncio.wait(waiting, timeout=30)
+    assert all(wait.cancelled() for wait in waiting)
+    async with asyncio.timeout(30):
+        await running.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
