@@ -37,19 +37,19 @@ async def test_the_deadline_is_that_of_the_call_that_began() -> None:
 
 
 async def test_a_log_that_does_not_answer_is_unavailable() -> None:
-    async with stack() as running:
+    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         running.orchestrator.orchestrator.store = DeafStore("bind_request")
         with pytest.raises(SpecwireError) as refused:
-            await running.client.complete(PROMPT, max_tokens=3, request_id="unbound")
+            await client.complete(PROMPT, max_tokens=3, request_id="unbound")
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
     assert refused.value.message == "the session log does not answer"
 
 
 async def test_a_repeated_id_starts_what_its_first_call_could_not() -> None:
-    async with stack() as running:
+    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         running.orchestrator.orchestrator.store = store = DeafStore("create")
         with pytest.raises(SpecwireError) as refused:
-            await running.client.complete(PROMPT, max_tokens=3, request_id="again")
+            await client.complete(PROMPT, max_tokens=3, request_id="again")
         store.deaf_to = ""
         done = await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
