@@ -19,6 +19,10 @@ RETRY_S = 0.2
 SETTLED_S = 5.0
 
 
+class NobodyDrives(Exception):
+    """The session's owner is gone, and it cannot be driven here."""
+
+
 class Followed(Protocol):
     """A session that readers read here. See SessionDriver."""
 
@@ -33,7 +37,7 @@ class Follower:
         driver: counts the session's readers.
         owner: this orchestrator's name in the log.
         can_drive: sessions can be driven here now.
-        timeout: seconds after which a log that does not answer is given up.
+        timeout: seconds after which a log that does not answer is given up, or a session that nobody drives.
 
     wanted: set it to have the session claimed at the next look.
     """
@@ -57,7 +61,7 @@ class Follower:
         self._can_drive = can_drive
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
-        self._answered = self._read = self._grown = self._now()
+        self._answered = self._read = self._grown = self._driven = self._now()
         self._settled = self._answered - SETTLED_S
 
     async def run(self) -> StoredSession | None:
@@ -66,11 +70,13 @@ class Follower:
         Raises:
             StoreError: the log is lost, or does not answer.
             OtherText: the log contradicts what was shown.
+            NobodyDrives: readers do better to ask elsewhere.
         """
         while True:
             log = await self._look()
             if log is not None and (log.reason is not None or self._is_due(log)):
                 return log
+            self._check_driven(log)
             if self._is_unread():
                 return None
             await asyncio.sleep(RETRY_S if log is None else POLL_S + log.length * POLL_TOKEN_S)
@@ -109,6 +115,13 @@ class Follower:
             self._driver.patience_with_others *= 2
         silent = log.abandoned and self._now() - self._settled >= SETTLED_S
         return self.wanted or stalled or silent or log.owner == self._owner
+
+    def _check_driven(self, log: StoredSession | None) -> None:
+        """A log that does not answer tells nothing of the owner. Raises NobodyDrives."""
+        if log is None or not log.abandoned or self._can_drive():
+            self._driven = self._now()
+        if self._now() - self._driven > self._timeout:
+            raise NobodyDrives("session_id: no verifier is there to go on with it, or no room")
 
     def _is_unread(self) -> bool:
         if self._driver.readers.count:

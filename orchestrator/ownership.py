@@ -23,7 +23,7 @@ from functools import partial
 import grpc
 
 from orchestrator.driver import SessionDriver
-from orchestrator.following import RETRY_S, Follower
+from orchestrator.following import RETRY_S, Follower, NobodyDrives
 from orchestrator.restoring import OtherText, Replay
 from orchestrator.statuses import status_of_append, store_statuses
 from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
@@ -38,7 +38,7 @@ class Ownership:
 
     Args:
         owner: this orchestrator's name in the log.
-        store_timeout: seconds after which a log that does not answer ends the readers' streams.
+        store_timeout: seconds after which readers' streams end where the log is silent, or nobody drives the session.
         scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
         place: gives a session its peers.
         leave: forgets a session that nobody reads here.
@@ -144,6 +144,8 @@ class Ownership:
             await self._show(driver, replay, log)
         except OtherText as error:
             driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
+        except NobodyDrives as error:
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, str(error))
         except StoreError as error:
             driver.abandon(status_of_append(error), f"session log: {error}")
         finally:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator import following
-from orchestrator.following import Follower
+from orchestrator.following import Follower, NobodyDrives
 from orchestrator.output import Output
 from orchestrator.readers import Readers
 from orchestrator.restoring import OtherText, Replay
@@ -136,6 +136,24 @@ async def test_without_a_verifier_nothing_is_claimed() -> None:
     await now.goes_on()
     now.can_drive = True
     assert await now.result() is not None
+
+
+async def test_what_nobody_can_drive_is_given_up() -> None:
+    now = await scene(timeout=0.2)
+    now.can_drive = False
+    now.log.late_s = LEASE_S + 1
+    await now.goes_on()
+    with pytest.raises(NobodyDrives, match="no verifier"):
+        await now.result()
+
+
+async def test_what_another_one_drives_is_followed_without_a_verifier_for_as_long() -> None:
+    now = await scene(timeout=0.02)
+    now.can_drive = False
+    for token in range(3):
+        await now.goes_on()
+        await now.append(token)
+    now.task.cancel()
 
 
 async def test_silence_of_the_log_is_not_the_owners() -> None:
