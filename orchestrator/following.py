@@ -107,8 +107,11 @@ class Follower:
         return len(log.tokens) < len(shown) and shown[: len(log.tokens)] == list(log.tokens)
 
     def _is_due(self, log: StoredSession) -> bool:
-        """Nobody drives it, or who does gets no further, or a reader wants it here."""
-        if not self._can_drive():
+        """Nobody drives it, or who does gets no further, or a reader wants it here.
+
+        To end it no verifier is needed.
+        """
+        if not (self._can_drive() or log.cancelled):
             return False
         stalled = self._now() - self._grown > self._driver.patience_with_others
         if stalled:

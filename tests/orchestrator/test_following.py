@@ -138,6 +138,17 @@ async def test_without_a_verifier_nothing_is_claimed() -> None:
     assert await now.result() is not None
 
 
+async def test_without_a_verifier_what_is_to_end_is_claimed() -> None:
+    now = await scene()
+    now.can_drive = False
+    await now.log.cancel("s")
+    await now.goes_on()  # its owner is told
+    now.log.late_s = LEASE_S + 1
+    due = await now.result()
+    assert due is not None
+    assert due.cancelled
+
+
 async def test_what_nobody_can_drive_is_given_up() -> None:
     now = await scene(timeout=0.2)
     now.can_drive = False
