@@ -38,10 +38,6 @@ class Book(Protocol):
     def deliver(self) -> None: ...
 
 
-class DrafterStopped(RuntimeError):
-    """The drafter's thread ended before it was ready."""
-
-
 class Drafter(Generic[Info]):
     """A thread that loads a model, then drafts until it is stopped.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -66,7 +66,7 @@ class Crowd:
         prompt = [2 + len(self.idle)] * PROMPT_TOKENS
         events = self.client.generate(prompt, max_tokens=UNREAD, ignore_eos=True, timeout=self.limit_s)
         seen = 0
-        with suppress(SpecwireError):
+        try:
             async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Started):
@@ -75,6 +75,8 @@ class Crowd:
                     if seen >= READ_FIRST:
                         await until.wait()
                         return
+        except SpecwireError as error:
+            self.errors.append(str(error))
 
     async def lengths(self) -> list[int]:
         """How far each idle session has been decided."""

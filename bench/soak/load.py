@@ -139,8 +139,9 @@ async def _until_still(settings: LoadSettings, crowd: Crowd) -> list[int]:
     deadline = time.monotonic() + START_S
     before: list[int] = []
     while not _is_still(settings, before, now := await crowd.lengths()):
-        if time.monotonic() > deadline:
-            raise BenchError(f"idle sessions are still being decided after {START_S:g} s: {now}")
+        if time.monotonic() > deadline or crowd.errors:
+            said = crowd.errors[0] if crowd.errors else f"still being decided after {START_S:g} s: {now}"
+            raise BenchError(f"idle sessions: {said}")
         before = now
         await asyncio.sleep(LOOK_S)
     return now

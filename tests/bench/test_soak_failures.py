@@ -15,12 +15,13 @@ import pytest
 
 from bench.runs import BenchError
 from bench.soak import load, run, service
+from bench.soak.crowd import Crowd
 from bench.soak.failures import first_failure
 from bench.soak.monkey import Fault, Kind, Monkey
 from bench.soak.redis_log import RedisLog
 from bench.soak.rig import Rig
 from bench.soak.service import Process, Service
-from specwire.client import SpecwireError
+from specwire.client import AsyncClient, SpecwireError
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
@@ -95,6 +96,14 @@ def test_a_crowd_that_does_not_begin_is_one_line(
     monkeypatch.setattr(load, "AsyncClient", Silent)
     assert load.main(["--idle", "0", "--out", str(tmp_path / "load.json")]) == 1
     assert capsys.readouterr().err.endswith("load: error: idle sessions are still being decided\n")
+
+
+async def test_an_idle_session_that_fails_is_told(dead_address: str) -> None:
+    async with AsyncClient(dead_address, patience=0.0) as client:
+        crowd = Crowd(client, seed=1, limit_s=30.0)
+        await crowd.hold(asyncio.Event())
+        with pytest.raises(BenchError, match="idle sessions: UNAVAILABLE: "):
+            await load._until_still(load.LoadSettings(idle=1), crowd)
 
 
 def test_ctrl_c_before_there_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

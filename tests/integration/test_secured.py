@@ -81,7 +81,7 @@ def test_who_has_certificate_and_token_is_served(serving: Service, files: Files)
     with Client(serving.address, tls=files.tls, token=ADA) as ada:
         done = ada.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
         assert list(done.tokens) == plain(PLAIN, LENGTH)
-        assert done.stats.accepted > 10
+        assert done.stats.accepted > done.stats.accepted_ngram  # a drafter's, which shows that it is reached
         assert ada.get_session(done.session_id, timeout=LIMIT_S).prompt_tokens == len(PROMPT)
     with Client(serving.address, tls=files.tls, token=BOB) as bob, pytest.raises(SpecwireError) as unknown:
         bob.get_session(done.session_id, timeout=LIMIT_S)
