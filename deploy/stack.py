@@ -22,6 +22,7 @@ from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import one_line
+from specwire.rpc.server import parse_listen
 
 Report = Callable[[str], None]
 
@@ -145,9 +146,9 @@ async def start(options: StackOptions, directory: Path, report: Report) -> Stack
 
 def check_free(listen: str) -> None:
     """StackError if `listen` cannot be listened on: known before the models load, not after."""
-    host, _, port = listen.rpartition(":")
+    host, port = parse_listen(listen)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

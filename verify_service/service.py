@@ -48,8 +48,12 @@ class Link(NamedTuple):
             self.broken.set_exception(StatusError(grpc.StatusCode.UNAVAILABLE, message))
 
 
-def turned_away(opening: verify_pb2.Open) -> Refusal:
-    return Refusal(opening.handle, Code.UNAVAILABLE, STOPPING)
+def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
+    """Take out the opens, and close what their handles name: after a refusal nothing is held under a handle."""
+    handles = [opening.handle for opening in message.opens]
+    message.ClearField("opens")
+    message.closes.extend(common_pb2.Close(handle=handle) for handle in handles)
+    return [Refusal(handle, Code.UNAVAILABLE, STOPPING) for handle in handles]
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -152,9 +156,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses
     ) -> None:
         async for message in requests:
-            late = [] if not self._draining else [turned_away(opening) for opening in message.opens]
-            if late:
-                message.ClearField("opens")
+            late = turned_away(message) if self._draining else []
             tick, refusals = tick_from_wire(link, message, self._info, monotonic_us())
             self._presence.came(link, (opening.handle for opening in tick.opens))
             self._presence.went(link, tick.closes)

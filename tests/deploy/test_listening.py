@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.options import StackError
+from deploy.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
 from tests.certificates import Authority
 
@@ -18,6 +20,12 @@ COMMANDS = {
     "edge": ("--verifier", "127.0.0.1:1", "--draft", "scripted:7"),
 }
 TOKEN = "a-token-of-that-length"
+
+
+def test_a_port_alone_is_one_of_this_machine(taken_address: str) -> None:
+    check_free(":0")
+    with pytest.raises(StackError, match="cannot be used: Address already in use"):
+        check_free(f":{taken_address.rpartition(':')[2]}")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -281,6 +281,20 @@ async def test_stopping_drains_and_then_tells_unavailable() -> None:
         await stopping
 
 
+async def test_a_handle_that_is_opened_again_while_it_stops_holds_nothing() -> None:
+    running = await start(ModelServiceOptions("scripted:7", slots=2))
+    async with connected(running) as peer, asyncio.timeout(60):
+        await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=len(PROMPT) + 4))
+        await peer.receive()
+        stopping = asyncio.create_task(running.stop(3600.0))
+        while not (await peer.receive()).draining:
+            pass
+        await peer.open(1, PROMPT, session_id="another")
+        refused = await peer.refusal()
+        assert (refused.handle, refused.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
+        await stopping
+
+
 async def test_stop_is_idempotent() -> None:
     running = await start(ModelServiceOptions(MODEL))
     await running.stop()
