@@ -88,6 +88,7 @@ def test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_draf
             assert forwards(stream) == steps_of(healthy.verifier.address) - before - 1
 
 
+@pytest.mark.whole_matrix
 def test_a_link_that_hangs_for_longer_than_it_takes_to_notice(healthy: Stack) -> None:
     """Both ends believe in different links for a while."""
     with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:

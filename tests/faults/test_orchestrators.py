@@ -97,6 +97,7 @@ def test_left(healthy: Stack, second: Service) -> None:
         assert healthy.orchestrator.wait() == 0
 
 
+@pytest.mark.whole_matrix
 def test_stopped_for_a_while(healthy: Stack, second: Service) -> None:
     """The one that wakes up can append nothing, and what its own reader still gets is the log's."""
     long = 3 * LENGTH
@@ -177,7 +178,7 @@ def test_alone_and_back_again(healthy: Stack) -> None:
         assert_whole(healthy, stream, plain(PLAIN, LENGTH))
 
 
-@pytest.mark.parametrize("fault", ["cut", "cut for a while", "stall"])
+@pytest.mark.parametrize("fault", ["cut", "cut for a while", pytest.param("stall", marks=pytest.mark.whole_matrix)])
 def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
     """The session waits for its reader at the orchestrator that has it, and nobody needs to claim it."""
     length = 2 * LENGTH
@@ -198,6 +199,7 @@ def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
         assert healthy.log(stream.session_id).fence == fence
 
 
+@pytest.mark.whole_matrix
 def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: Service) -> None:
     """Long before it is mended; what the first one went on to write meanwhile is in the log."""
     length = 2 * LENGTH

@@ -78,7 +78,9 @@ def test_a_drafter_that_hangs_for_a_while(healthy: Stack) -> None:
         assert_plain_so_far(stream)
 
 
-@pytest.mark.parametrize("seconds", [1.0, 12.0], ids=["unnoticed", "noticed"])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.0, id="unnoticed"), pytest.param(12.0, id="noticed", marks=pytest.mark.whole_matrix)]
+)
 def test_a_verifier_that_hangs_for_a_while(healthy: Stack, seconds: float) -> None:
     with healthy.generate(400) as stream:
         stream.until(100)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.soak.load import LoadSettings, load
 from bench.soak.service import ROOT
 from bench.soak.settings import Settings
@@ -28,6 +30,7 @@ def test_nothing_is_lost_repeated_or_wrong() -> None:
     assert set(descendants(os.getpid())) <= before
 
 
+@pytest.mark.whole_matrix
 def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ("-m", "bench.soak.run", "--minutes", "60", "--sessions", "3", "--every", "0", "--out", str(out))
