@@ -73,15 +73,15 @@ def test_bytes_pass_in_order_both_ways_and_so_does_the_end() -> None:
 
 
 def test_what_is_in_flight_is_not_serialised() -> None:
-    """Ten pieces sent one after the other are under way together: delayed once, not ten times."""
+    """Ten pieces sent one after the other are under way together: delayed by 1 s once, not ten times."""
     with served() as (listener, link), connected(listener, link) as (near, far):
-        link.shape(rtt_ms=400)
+        link.shape(rtt_ms=2000)
         began = time.monotonic()
         for index in range(10):
             near.sendall(bytes((index,)))
             time.sleep(0.005)
         assert take(far, 10) == bytes(range(10))
-        assert 0.2 <= time.monotonic() - began < 1.0
+        assert 1.0 <= time.monotonic() - began < 9.0
 
 
 def test_a_stall_holds_back_and_loses_nothing() -> None:
