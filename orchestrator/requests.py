@@ -29,6 +29,9 @@ async def record_of(
     Raises:
         InvalidParameter: names the field and the value.
     """
+    for name, value in (("n", request.n > 1), ("echo", request.echo)):
+        if value:
+            raise InvalidParameter(name, "is not served yet")
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, info.context)

@@ -11,6 +11,25 @@ from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
 from specwire.v1 import common_pb2
 
+SAMPLING_TO_COME = frozenset(
+    {
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "logprobs_of",
+    }
+)
+STOPPING_TO_COME = frozenset({"min_tokens"})
+
+
+def _refuse_missing(message: common_pb2.Sampling | common_pb2.Stopping, fields: frozenset[str]) -> None:
+    for field, value in message.ListFields():
+        if field.name in fields:
+            raise InvalidParameter(field.name, f"is not served yet, so it cannot be {value}")
+
 
 def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2.Sampling:
     """Complete: the seed, top_p and the rule (the temperature's own unless given) are always set."""
@@ -33,6 +52,7 @@ def sampling_from_wire(message: common_pb2.Sampling, default_seed: int | None = 
     Raises:
         InvalidParameter: a value out of range, a rule that contradicts the temperature, or no seed.
     """
+    _refuse_missing(message, SAMPLING_TO_COME)
     seed = message.seed if message.HasField("seed") else default_seed
     if seed is None:
         raise InvalidParameter("seed", "is required")
@@ -61,6 +81,7 @@ def stopping_from_wire(
         default_max_tokens: taken where the message says 0; 0 leaves 0 invalid.
         vocabulary: stop ids must be below it; None leaves them unchecked.
     """
+    _refuse_missing(message, STOPPING_TO_COME)
     for token in message.stop_ids:
         if vocabulary is not None and token >= vocabulary:
             raise InvalidParameter("stop_ids", f"token id {token} is outside 0..{vocabulary - 1}")
