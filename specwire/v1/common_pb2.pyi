@@ -162,7 +162,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class GetModelInfoResponse(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocabulary: int
@@ -195,7 +196,8 @@ class GetModelInfoResponse(_message.Message):
     slots: int
     forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
     runtime: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    kv_bytes: int
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

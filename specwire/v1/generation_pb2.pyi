@@ -30,7 +30,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo")
+    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class GenerateRequest(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: _common_pb2.Sampling
@@ -53,7 +54,8 @@ class GenerateRequest(_message.Message):
     parent: str
     n: int
     echo: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ...) -> None: ...
+    priority: int
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "finished", "provisional", "choice")
@@ -156,7 +158,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +175,7 @@ class Stats(_message.Message):
     ACCEPTED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -189,7 +192,8 @@ class Stats(_message.Message):
     accepted_ngram: int
     plan: str
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterStats]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DrafterStats(_message.Message):
     __slots__ = ("source", "model", "proposed", "accepted", "plan")

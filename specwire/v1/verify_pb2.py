@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from specwire.v1 import common_pb2 as specwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/verify.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"\xaf\x01\n\x14\x43onnectVerifyRequest\x12 \n\x05opens\x18\x01 \x03(\x0b\x32\x11.specwire.v1.Open\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12\'\n\x08progress\x18\x03 \x03(\x0b\x32\x15.specwire.v1.Progress\x12\"\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x12.specwire.v1.Close\"\xc8\x01\n\x15\x43onnectVerifyResponse\x12#\n\x06opened\x18\x01 \x03(\x0b\x32\x13.specwire.v1.Opened\x12&\n\x08verdicts\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.specwire.v1.StepTimings\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\"\xc5\x02\n\x04Open\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rprompt_length\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x08 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\'\n\x08progress\x18\t \x01(\x0b\x32\x15.specwire.v1.Progress\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x1e\n\x16vocabulary_fingerprint\x18\x0b \x01(\t\x12\x11\n\tledger_us\x18\x0c \x01(\x12\x12\x10\n\x08no_ngram\x18\r \x01(\x08\"o\n\x06Opened\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\"\n\x04tail\x18\x05 \x03(\x0b\x32\x14.specwire.v1.Verdict\"H\n\x08Progress\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x64urable\x18\x02 \x01(\r\x12\x0e\n\x06\x63redit\x18\x03 \x01(\r\x12\x0b\n\x03\x64ue\x18\x04 \x01(\r\"\xda\x02\n\x07Verdict\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12&\n\x08outcomes\x18\x05 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0e\n\x06tested\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x19\n\x11proposal_delay_us\x18\x08 \x01(\r\x12\x11\n\tledger_us\x18\t \x01(\x12\x12%\n\x04kind\x18\n \x01(\x0e\x32\x17.specwire.v1.SourceKind\x12\x0e\n\x06source\x18\x0b \x01(\r\x12\x10\n\x08\x61nswered\x18\x0c \x01(\r\x12,\n\x08logprobs\x18\r \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\"\x9f\x01\n\x0bStepTimings\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\nforward_us\x18\x04 \x01(\r\x12\x11\n\tchoose_us\x18\x05 \x01(\r\x12\x0e\n\x06gap_us\x18\x06 \x01(\r\x12\x11\n\twaited_us\x18\x07 \x01(\r\x12\x18\n\x10\x66orward_ended_ns\x18\x08 \x01(\x04\"5\n\x0cScoreRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rfrom_position\x18\x02 \x01(\r\"*\n\rScoreResponse\x12\x19\n\x11log_probabilities\x18\x01 \x03(\x02\x32\xfa\x01\n\rVerifyService\x12T\n\x07\x43onnect\x12!.specwire.v1.ConnectVerifyRequest\x1a\".specwire.v1.ConnectVerifyResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse\x12>\n\x05Score\x12\x19.specwire.v1.ScoreRequest\x1a\x1a.specwire.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/verify.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"\xc2\x01\n\x14\x43onnectVerifyRequest\x12 \n\x05opens\x18\x01 \x03(\x0b\x32\x11.specwire.v1.Open\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12\'\n\x08progress\x18\x03 \x03(\x0b\x32\x15.specwire.v1.Progress\x12\"\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x11\n\tforgotten\x18\x05 \x03(\t\"\xc8\x01\n\x15\x43onnectVerifyResponse\x12#\n\x06opened\x18\x01 \x03(\x0b\x32\x13.specwire.v1.Opened\x12&\n\x08verdicts\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.specwire.v1.StepTimings\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\"\xec\x02\n\x04Open\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rprompt_length\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x08 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\'\n\x08progress\x18\t \x01(\x0b\x32\x15.specwire.v1.Progress\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x1e\n\x16vocabulary_fingerprint\x18\x0b \x01(\t\x12\x11\n\tledger_us\x18\x0c \x01(\x12\x12\x10\n\x08no_ngram\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x0e \x01(\x0c\x12\x10\n\x08priority\x18\x0f \x01(\x11\"\x7f\n\x06Opened\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\"\n\x04tail\x18\x05 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\"H\n\x08Progress\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x64urable\x18\x02 \x01(\r\x12\x0e\n\x06\x63redit\x18\x03 \x01(\r\x12\x0b\n\x03\x64ue\x18\x04 \x01(\r\"\xda\x02\n\x07Verdict\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12&\n\x08outcomes\x18\x05 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0e\n\x06tested\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x19\n\x11proposal_delay_us\x18\x08 \x01(\r\x12\x11\n\tledger_us\x18\t \x01(\x12\x12%\n\x04kind\x18\n \x01(\x0e\x32\x17.specwire.v1.SourceKind\x12\x0e\n\x06source\x18\x0b \x01(\r\x12\x10\n\x08\x61nswered\x18\x0c \x01(\r\x12,\n\x08logprobs\x18\r \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\"\x9f\x01\n\x0bStepTimings\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\nforward_us\x18\x04 \x01(\r\x12\x11\n\tchoose_us\x18\x05 \x01(\r\x12\x0e\n\x06gap_us\x18\x06 \x01(\r\x12\x11\n\twaited_us\x18\x07 \x01(\r\x12\x18\n\x10\x66orward_ended_ns\x18\x08 \x01(\x04\"5\n\x0cScoreRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rfrom_position\x18\x02 \x01(\r\"*\n\rScoreResponse\x12\x19\n\x11log_probabilities\x18\x01 \x03(\x02\x32\xfa\x01\n\rVerifyService\x12T\n\x07\x43onnect\x12!.specwire.v1.ConnectVerifyRequest\x1a\".specwire.v1.ConnectVerifyResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse\x12>\n\x05Score\x12\x19.specwire.v1.ScoreRequest\x1a\x1a.specwire.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.verify_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTVERIFYREQUEST']._serialized_start=68
-  _globals['_CONNECTVERIFYREQUEST']._serialized_end=243
-  _globals['_CONNECTVERIFYRESPONSE']._serialized_start=246
-  _globals['_CONNECTVERIFYRESPONSE']._serialized_end=446
-  _globals['_OPEN']._serialized_start=449
-  _globals['_OPEN']._serialized_end=774
-  _globals['_OPENED']._serialized_start=776
-  _globals['_OPENED']._serialized_end=887
-  _globals['_PROGRESS']._serialized_start=889
-  _globals['_PROGRESS']._serialized_end=961
-  _globals['_VERDICT']._serialized_start=964
-  _globals['_VERDICT']._serialized_end=1310
-  _globals['_STEPTIMINGS']._serialized_start=1313
-  _globals['_STEPTIMINGS']._serialized_end=1472
-  _globals['_SCOREREQUEST']._serialized_start=1474
-  _globals['_SCOREREQUEST']._serialized_end=1527
-  _globals['_SCORERESPONSE']._serialized_start=1529
-  _globals['_SCORERESPONSE']._serialized_end=1571
-  _globals['_VERIFYSERVICE']._serialized_start=1574
-  _globals['_VERIFYSERVICE']._serialized_end=1824
+  _globals['_CONNECTVERIFYREQUEST']._serialized_end=262
+  _globals['_CONNECTVERIFYRESPONSE']._serialized_start=265
+  _globals['_CONNECTVERIFYRESPONSE']._serialized_end=465
+  _globals['_OPEN']._serialized_start=468
+  _globals['_OPEN']._serialized_end=832
+  _globals['_OPENED']._serialized_start=834
+  _globals['_OPENED']._serialized_end=961
+  _globals['_PROGRESS']._serialized_start=963
+  _globals['_PROGRESS']._serialized_end=1035
+  _globals['_VERDICT']._serialized_start=1038
+  _globals['_VERDICT']._serialized_end=1384
+  _globals['_STEPTIMINGS']._serialized_start=1387
+  _globals['_STEPTIMINGS']._serialized_end=1546
+  _globals['_SCOREREQUEST']._serialized_start=1548
+  _globals['_SCOREREQUEST']._serialized_end=1601
+  _globals['_SCORERESPONSE']._serialized_start=1603
+  _globals['_SCORERESPONSE']._serialized_end=1645
+  _globals['_VERIFYSERVICE']._serialized_start=1648
+  _globals['_VERIFYSERVICE']._serialized_end=1898
 # @@protoc_insertion_point(module_scope)

@@ -9,16 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectVerifyRequest(_message.Message):
-    __slots__ = ("opens", "proposals", "progress", "closes")
+    __slots__ = ("opens", "proposals", "progress", "closes", "forgotten")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[Open]
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     closes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Close]
-    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ...) -> None: ...
+    forgotten: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., forgotten: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConnectVerifyResponse(_message.Message):
     __slots__ = ("opened", "verdicts", "refused", "timings", "draining")
@@ -35,7 +37,7 @@ class ConnectVerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram")
+    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +51,8 @@ class Open(_message.Message):
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LEDGER_US_FIELD_NUMBER: _ClassVar[int]
     NO_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     handle: int
     session_id: str
     fence: int
@@ -62,21 +66,25 @@ class Open(_message.Message):
     vocabulary_fingerprint: str
     ledger_us: int
     no_ngram: bool
-    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ...) -> None: ...
+    cache_scope: bytes
+    priority: int
+    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("handle", "attach", "position", "resumed", "tail")
+    __slots__ = ("handle", "attach", "position", "resumed", "tail", "cached")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     attach: int
     position: int
     resumed: bool
     tail: _containers.RepeatedCompositeFieldContainer[Verdict]
-    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., resumed: _Optional[bool] = ..., tail: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
+    cached: int
+    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., resumed: _Optional[bool] = ..., tail: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("handle", "durable", "credit", "due")
