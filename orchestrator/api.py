@@ -94,6 +94,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         with driver.readers.reading():
             timeout = self._orchestrator.options.store_timeout
             cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
+            # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+            driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
             async for part in self._follow(driver, cursor):
                 yield replies.watch_response(part)
 

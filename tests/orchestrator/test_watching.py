@@ -356,3 +356,22 @@ async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
         assert client.address == other.orchestrator.address
     assert [*first.tokens, *tokens] == plain(TARGET, PROMPT, LENGTH)
     assert finished.reason is FinishReason.LENGTH
+
+
+async def test_a_reader_at_the_end_of_the_credit_has_taken_what_is_before_it() -> None:
+    """It was shown the text, but its connection broke before that was noted; there is nothing else it could take."""
+    async with stack(SLOW_TARGET) as running, AsyncClient(running.orchestrator.address, patience=0) as client:
+        events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="r")
+        started = await anext(events)
+        assert isinstance(started, Started)
+        await events.aclose()
+        driver = running.orchestrator.orchestrator.sessions[started.session_id]
+        async with asyncio.timeout(LIMIT_S):
+            while driver.session.durable < driver.session.credit:
+                await asyncio.sleep(0.01)
+        driver.session.taken = len(PROMPT)
+        position = driver.session.durable
+        known = hash_of(driver.session.text.tokens)
+        tokens, _, finished = await tokens_of(client.watch(started.session_id, position, prefix_hash=known))
+    assert finished.reason is FinishReason.LENGTH
+    assert tokens == plain(TARGET, PROMPT, LENGTH)[position - len(PROMPT) :]
