@@ -368,7 +368,7 @@ async def test_a_reader_at_the_end_of_the_credit_has_taken_what_is_before_it() -
         driver = running.orchestrator.orchestrator.sessions[started.session_id]
         async with asyncio.timeout(LIMIT_S):
             while driver.session.durable < driver.session.credit:
-                await asyncio.sleep(0.01)
+                await driver.output.reached(driver.session.credit)
         driver.session.taken = len(PROMPT)
         position = driver.session.durable
         known = hash_of(driver.session.text.tokens)
