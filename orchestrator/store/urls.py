@@ -148,7 +148,7 @@ def _sentinel(parts: _Url, bounds: dict[str, Any]) -> Lines:
     each = bounds["socket_timeout"] / (len(sentinels) + 1)
     patience = {**bounds, "socket_timeout": each, "socket_connect_timeout": each}
     kwargs = {**patience, **tls, **asked}
-    sentinel = Sentinel(sentinels, sentinel_kwargs=kwargs, **bounds)  # type: ignore[no-untyped-call]
+    sentinel = Sentinel(sentinels, sentinel_kwargs=kwargs, **bounds)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
     return SingleLine(sentinel.master_for(service, redis_class=Redis, **options), sentinel)
 
 

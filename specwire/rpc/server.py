@@ -97,7 +97,7 @@ async def serve(
     _check_free(host, port, listen)
     guard = Guard({service.name: service.admission for service in services})
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
-    checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
     names = [service.name for service in services]
     for service in services:
         service.register(server)

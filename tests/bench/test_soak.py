@@ -34,7 +34,7 @@ def pair() -> Pair:
 
 def a_job(**changes: object) -> Job:
     plain = Job(0, PROMPT, 40, Sampling(), True, (), "", Manner.READ, 0, (), False)
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)  # type: ignore[arg-type]  # any field, by name
 
 
 def text_of(pair: Pair, length: int, sampling: Sampling) -> list[int]:

@@ -497,7 +497,7 @@ def test_the_same_events_give_the_same_effects() -> None:
     def effects() -> list[str]:
         world, recorded = World(random_run(7).script), []
         original = world.run
-        world.run = lambda effect: (recorded.append(repr(effect)), original(effect))[1]  # type: ignore[method-assign,func-returns-value]
+        world.run = lambda effect: (recorded.append(repr(effect)), original(effect))[1]  # type: ignore[method-assign,func-returns-value]  # the test steps in between
         world.finish()
         return recorded
 

@@ -68,7 +68,7 @@ class Faulty:
         return logits
 
 
-def open_session(link: Recorder, handle: int, tokens: Iterable[int], pace: Pace = Pace(1, 3)) -> OpenSession:  # noqa: B008
+def open_session(link: Recorder, handle: int, tokens: Iterable[int], pace: Pace = Pace(1, 3)) -> OpenSession:  # noqa: B008  # a frozen value
     return OpenSession(link, handle, tuple(tokens), Sampling(), pace)
 
 

@@ -29,7 +29,7 @@ class Served:
     orchestrator: Service
 
     def generate(self, **options: float) -> Stream:
-        return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]
+        return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]  # any field, by name
 
 
 @pytest.fixture(scope="module")

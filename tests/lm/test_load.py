@@ -122,7 +122,7 @@ def test_a_rotation_that_depends_on_the_length_takes_the_generic_path(tmp_path: 
 def test_bad_options_are_named(options: dict[str, int | str], message: str, tmp_path: Path) -> None:
     folder = save(build(config("llama")), tmp_path)
     with pytest.raises(ModelError, match=message):
-        load_model(folder, **{"slots": 1, **options})  # type: ignore[arg-type]
+        load_model(folder, **{"slots": 1, **options})  # type: ignore[arg-type]  # any field, by name
 
 
 @pytest.mark.parametrize("spec", ["/no/such/model", "./no-such-model", "~/no/such/model", ""])

@@ -57,7 +57,7 @@ def log_bytes(server: RedisServer, session_id: str) -> int:
 
 
 def ask(client: Redis, *command: str | int) -> Any:
-    return client.execute_command(*command)  # type: ignore[no-untyped-call]
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def cluster() -> Iterator[list[RedisServer]]:
             ask(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
             _meet(clients[0], nodes[index])
         for client in clients:
-            until(lambda client=client: _joined(client))  # type: ignore[misc]
+            until(lambda client=client: _joined(client))  # type: ignore[misc]  # mypy does not infer a lambda's default
         yield nodes
 
 
@@ -134,7 +134,7 @@ def replica_in_cluster(nodes: list[RedisServer]) -> Iterator[RedisServer]:
         until(lambda: ask(client, "CLUSTER REPLICATE", name))
         until(lambda: replication(replica, "master_link_status") == "up")
         for node in nodes:
-            until(lambda node=node: _shows_replica(node))  # type: ignore[misc]
+            until(lambda node=node: _shows_replica(node))  # type: ignore[misc]  # mypy does not infer a lambda's default
         yield replica
 
 

@@ -124,7 +124,7 @@ async def test_each_has_a_source_a_handle_and_the_text() -> None:
     async with scene() as played:
         assert sources(played) == [1, 2]
         for number in (0, 1):
-            opens = [each for part in played.link(number).sent for each in part.opens]  # type: ignore[attr-defined]
+            opens = [each for part in played.link(number).sent for each in part.opens]  # type: ignore[attr-defined]  # a link that records
             assert [list(each.tokens) for each in opens] == [[1, 2]]
         played.propose(0, 3)
         played.propose(1, 4)

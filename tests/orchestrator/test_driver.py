@@ -30,11 +30,11 @@ PROMPT = (1, 2)
 FULL = common_pb2.Refused(handle=1, code=code_number(grpc.StatusCode.RESOURCE_EXHAUSTED), message="full")
 
 
-class SilentLink(Link):  # type: ignore[type-arg]
+class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
     """Up, and keeps what is sent."""
 
     def __init__(self) -> None:
-        super().__init__("nowhere", None, None)  # type: ignore[arg-type]
+        super().__init__("nowhere", None, None)  # type: ignore[arg-type]  # it never connects
         self.sent: list[Message] = []
 
     @property

@@ -67,7 +67,7 @@ def record_of(session_id: str, **changes: object) -> SessionRecord:
         "dtype": "bfloat16",
         "created": 1_700_000_000.25,
     }
-    return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]
+    return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]  # any field, by name
 
 
 async def started(store: SessionStore, name: str) -> tuple[str, int]:

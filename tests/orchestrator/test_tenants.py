@@ -267,4 +267,4 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
 )
 def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]
+        OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]  # any field, by name

@@ -44,7 +44,7 @@ class Pair:
     async def begin(self, tokens: int, **options: object) -> tuple[Started, AsyncGenerator[Event, None]]:
         """A session of the first one with at least `tokens` of its output shown."""
         asked = Options(max_tokens=LENGTH, ignore_eos=True, request_id="")
-        asked.update(options)  # type: ignore[typeddict-item]
+        asked.update(options)  # type: ignore[typeddict-item]  # any option, by name
         events = self.first.generate(PROMPT, **asked)
         started = await anext(events)
         assert isinstance(started, Started)
@@ -92,7 +92,7 @@ async def watched(address: str, **request: object) -> list[int]:
     """The tokens of a Watch with fields of the request's own."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        stream = stub.Watch(generation_pb2.WatchRequest(**request), timeout=LIMIT_S)  # type: ignore[arg-type]
+        stream = stub.Watch(generation_pb2.WatchRequest(**request), timeout=LIMIT_S)  # type: ignore[arg-type]  # any field, by name
         return [token async for response in stream for token in response.chunk.tokens]
 
 

@@ -100,7 +100,7 @@ def test_what_is_absent_takes_its_default() -> None:
 )
 def test_bad_sampling_names_its_field(fields: dict[str, float], field: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        convert.sampling_from_wire(common_pb2.Sampling(**fields), default_seed=0)  # type: ignore[arg-type]
+        convert.sampling_from_wire(common_pb2.Sampling(**fields), default_seed=0)  # type: ignore[arg-type]  # any field, by name
     assert caught.value.field == field
 
 

@@ -52,7 +52,7 @@ class Peer:
         await asyncio.wait_for(self._lost.wait(), 10)
 
     def outbox(self, **settings: float) -> Outbox[Request]:
-        return Outbox(self.write, self.failed, **settings)  # type: ignore[arg-type]
+        return Outbox(self.write, self.failed, **settings)  # type: ignore[arg-type]  # any field, by name
 
 
 async def spin(times: int = 10) -> None:

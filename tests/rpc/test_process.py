@@ -170,7 +170,7 @@ def test_the_second_signal_stops_at_once() -> None:
 )
 def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{field}: "):
-        ModelServiceOptions(**options)  # type: ignore[arg-type]
+        ModelServiceOptions(**options)  # type: ignore[arg-type]  # any field, by name
 
 
 def test_errors_fit_on_one_line() -> None:

@@ -60,4 +60,4 @@ def test_two_pools_decode_what_one_does_twice() -> None:
 @pytest.mark.parametrize("field", ["sessions", "verifiers", "slots", "arrivals_per_second"])
 def test_invalid_fleets(field: str) -> None:
     with pytest.raises(InvalidCell, match=f"^{field}: must be"):
-        replace(FLEET, **{field: 0})  # type: ignore[arg-type]
+        replace(FLEET, **{field: 0})  # type: ignore[arg-type]  # any field, by name

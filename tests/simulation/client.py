@@ -88,7 +88,7 @@ class SimClient:
             stopping=common_pb2.Stopping(max_tokens=ask.max_tokens),
             stop=ask.stop,
             request_id=ask.request_id,
-            drafting=ask.drafting,  # type: ignore[arg-type]
+            drafting=ask.drafting,  # type: ignore[arg-type]  # checked where it is parsed
             provisional=ask.provisional,
         )
         return stub.Generate(request, timeout=ask.timeout)

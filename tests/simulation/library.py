@@ -70,4 +70,4 @@ class LibraryClient:
                 heard.text += event.text
             case Finished():
                 heard.text += event.text
-                heard.end = pb.Finished(reason=event.reason, text_length=event.text_length)  # type: ignore[arg-type]
+                heard.end = pb.Finished(reason=event.reason, text_length=event.text_length)  # type: ignore[arg-type]  # the enum's numbers are the wire's

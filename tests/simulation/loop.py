@@ -169,7 +169,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 break
             for task in pending:
                 task.cancel()
-            self.run_until(lambda pending=pending: all(t.done() for t in pending), seconds)  # type: ignore[misc]
+            self.run_until(lambda pending=pending: all(t.done() for t in pending), seconds)  # type: ignore[misc]  # mypy does not infer a lambda's default
         return [repr(task) for task in left]
 
     # What asyncio calls

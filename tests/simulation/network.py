@@ -116,7 +116,7 @@ class Network:
             async def found(_: Any, handler: Any = handler) -> Any:
                 return handler
 
-            handlers[path] = await policy.intercept_service(found, Method(path))  # type: ignore[arg-type]
+            handlers[path] = await policy.intercept_service(found, Method(path))  # type: ignore[arg-type]  # no real call details
         self.listening[address] = Listening(current_process(), context, handlers)
 
     def close(self, address: str) -> None:

@@ -139,7 +139,7 @@ class VerifierParty(Party):
         lm = Model(script(self.world.seed), self.slots, self.seconds)
         worker = EngineStrand(self.world.loop, lm, self.context("/engine"), self.context(), self.grace)
         self.strand = worker
-        self._servicer = VerifyServicer(worker, lm.described(self.place))  # type: ignore[arg-type]
+        self._servicer = VerifyServicer(worker, lm.described(self.place))  # type: ignore[arg-type]  # stands in for the real one
         server = SimServer()
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._servicer, server)
         await self.world.network.listen(self.name, self.context(), server)
@@ -175,7 +175,7 @@ class DrafterParty(Party):
         lm.elapse = self.world.clock.elapse
         random = Random(self.world.loop.random.getrandbits(32))
         self.strand = DrafterStrand(self.world.loop, lm, self.context("/model"), random)
-        reception = DraftReception(self.strand, lm.described(self.place))  # type: ignore[arg-type]
+        reception = DraftReception(self.strand, lm.described(self.place))  # type: ignore[arg-type]  # stands in for the real one
         self._servicer = DraftServicer(reception)
         server = SimServer()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, server)
@@ -186,7 +186,7 @@ class DrafterParty(Party):
     def slow(self, factor: float) -> None:
         super().slow(factor)
         if self.strand is not None:
-            self.strand.book._model.slowness = factor  # type: ignore[attr-defined]
+            self.strand.book._model.slowness = factor  # type: ignore[attr-defined]  # of the scripted model
 
     def crash(self) -> None:
         super().crash()

@@ -70,7 +70,7 @@ def test_a_strand_keeps_its_order_and_the_seed_decides_between_strands() -> None
         for strand in ("a", "b"):
             for number in range(4):
                 loop.call_soon(said.append, (strand, number), context=loop.context_of(strand))
-        loop.run_until(lambda said=said: len(said) == 8, 1.0)  # type: ignore[misc]
+        loop.run_until(lambda said=said: len(said) == 8, 1.0)  # type: ignore[misc]  # mypy does not infer a lambda's default
         for strand in ("a", "b"):
             assert [number for name, number in said if name == strand] == [0, 1, 2, 3]
         orders.add(tuple(said))

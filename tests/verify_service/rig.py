@@ -27,7 +27,7 @@ FAR = Allowance(0, 1 << 20)
 
 def oracle(lm: LanguageModel, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
     """`count` tokens that the scripted model alone decides, by the reference rules; past any end of sequence."""
-    script = lm.script  # type: ignore[attr-defined]
+    script = lm.script  # type: ignore[attr-defined]  # of the scripted model
     prefix, tokens = 0, []
     for token in prompt:
         prefix = script.extend(prefix, token)

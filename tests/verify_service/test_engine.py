@@ -205,12 +205,12 @@ def during_forward(rig: Rig, action: object) -> None:
     forward = rig.lm.forward
 
     def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.lm.forward = forward  # type: ignore[method-assign]
+        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
         logits = forward(feeds)
-        action()  # type: ignore[operator]
+        action()  # type: ignore[operator]  # one of several callables
         return logits
 
-    rig.lm.forward = interrupted  # type: ignore[method-assign]
+    rig.lm.forward = interrupted  # type: ignore[method-assign]  # the test steps in between
 
 
 def test_close_during_a_forward_frees_the_slot_for_another_session() -> None:
@@ -335,14 +335,14 @@ def test_non_finite_logits_end_that_session_alone() -> None:
         logits = forward(feeds)
         index = [feed.slot for feed in feeds].index(broken)
         logits[index] = torch.nan
-        rig.lm.failed = frozenset({broken})  # type: ignore[misc]
+        rig.lm.failed = frozenset({broken})  # type: ignore[misc]  # the test stands in for a property
         rig.lm.discard(broken)
-        rig.lm.forward = forward  # type: ignore[method-assign]
+        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
         return logits
 
-    rig.lm.forward = nan  # type: ignore[method-assign]
+    rig.lm.forward = nan  # type: ignore[method-assign]  # the test steps in between
     rig.step()
-    rig.lm.failed = frozenset()  # type: ignore[misc]
+    rig.lm.failed = frozenset()  # type: ignore[misc]  # the test stands in for a property
     rig.run()
     assert [(each.handle, each.code) for each in rig.refused] == [(1, Code.ABORTED)]
     assert "not finite" in rig.refused[0].message
@@ -361,7 +361,7 @@ def test_non_finite_logits_behind_a_draft_token_cost_only_the_drafts() -> None:
         nonlocal poisoned
         logits = forward(feeds)
         rig.now += 1000.0
-        rig.lm.failed = frozenset(feed.slot for feed in feeds if 63 in feed.tokens)  # type: ignore[misc]
+        rig.lm.failed = frozenset(feed.slot for feed in feeds if 63 in feed.tokens)  # type: ignore[misc]  # the test stands in for a property
         for slot in rig.lm.failed:
             poisoned += 1
             rig.lm.discard(slot)
@@ -373,7 +373,7 @@ def test_non_finite_logits_behind_a_draft_token_cost_only_the_drafts() -> None:
         rig.propose(1, chain(done, (*PROMPT, *truth[:done]), [truth[done], 63] if done < 39 else []))
 
     assert 63 not in truth
-    rig.lm.forward = poisonable  # type: ignore[method-assign]
+    rig.lm.forward = poisonable  # type: ignore[method-assign]  # the test steps in between
     rig.run(propose)
     assert rig.refused == []
     assert rig.tokens[1] == truth
@@ -405,7 +405,7 @@ def test_scoring_is_not_charged_to_sessions() -> None:
         rig.now += 1e6
         run_chunk()
 
-    rig.engine._scorer.run_chunk = slow  # type: ignore[method-assign]
+    rig.engine._scorer.run_chunk = slow  # type: ignore[method-assign]  # the test steps in between
     rig.engine.inbox.put(Scoring((1, 2, 3), 1, lambda _: None))
     rig.step()
     rig.step()
@@ -459,10 +459,10 @@ def test_cache_holds_only_decided_text_after_every_step() -> None:
         for held in rig.engine.roster:
             cached = rig.lm.cached(held.slot)
             assert cached < held.session.position or cached == 0
-            hashes = rig.lm._hashes[held.slot]  # type: ignore[attr-defined]
+            hashes = rig.lm._hashes[held.slot]  # type: ignore[attr-defined]  # of the scripted model
             prefix = 0
             for token, known in zip(held.session.text.tokens, hashes[:cached], strict=False):
-                prefix = rig.lm.script.extend(prefix, token)  # type: ignore[attr-defined]
+                prefix = rig.lm.script.extend(prefix, token)  # type: ignore[attr-defined]  # of the scripted model
                 assert prefix == known
         proposer()
 
@@ -500,7 +500,7 @@ def test_silent_drafter_costs_little() -> None:
         rig.now += 1000.0
         return forward(feeds)
 
-    rig.lm.forward = timed  # type: ignore[method-assign]
+    rig.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
     for _ in range(2000):
         rest = rig.step()
         if rest is not None and not rest.waiting:

@@ -130,7 +130,7 @@ def test_a_connection_comes_back_while_a_step_is_under_way(at: str) -> None:
     forward = rig.lm.forward
 
     def interrupted(feeds: Any) -> Any:
-        rig.lm.forward = forward  # type: ignore[method-assign]
+        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
         if at == "before":
             cut(rig)
             reattach(rig, truth[:2])
@@ -140,7 +140,7 @@ def test_a_connection_comes_back_while_a_step_is_under_way(at: str) -> None:
         reattach(rig, truth[:2])
         return logits
 
-    rig.lm.forward = interrupted  # type: ignore[method-assign]
+    rig.lm.forward = interrupted  # type: ignore[method-assign]  # the test steps in between
     rig.run()
     assert rig.tokens[5] == truth[2:]
     assert rig.engine.steps == TRUTH_LENGTH
@@ -156,7 +156,7 @@ def test_a_prompt_that_is_half_fed_is_not_fed_again() -> None:
         fed.extend(len(feed.tokens) for feed in feeds)
         return forward(feeds)
 
-    rig.lm.forward = counting  # type: ignore[method-assign]
+    rig.lm.forward = counting  # type: ignore[method-assign]  # the test steps in between
     rig.open(1, prompt, max_tokens=1)
     rig.step()
     cut(rig)
@@ -206,7 +206,7 @@ def test_another_text_is_the_log_s_and_keeps_the_cache_that_they_share(agreeing:
         fed.extend(feed.start for feed in feeds)
         return forward(feeds)
 
-    rig.lm.forward = counting  # type: ignore[method-assign]
+    rig.lm.forward = counting  # type: ignore[method-assign]  # the test steps in between
     reattach(rig, other)
     rig.run()
     assert fed[0] == len(PROMPT) + agreeing
@@ -448,11 +448,11 @@ def test_whatever_is_cut_the_text_is_the_target_s(seed: int) -> None:
             owner.act(kinds=6)
         return logits
 
-    owner.rig.lm.forward = disturbed  # type: ignore[method-assign]
+    owner.rig.lm.forward = disturbed  # type: ignore[method-assign]  # the test steps in between
     for _ in range(300):
         owner.act()
         assert owner.told == owner.truth[: len(owner.told)]
-    owner.rig.lm.forward = forward  # type: ignore[method-assign]
+    owner.rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
     owner.open()
     for _ in range(60):
         owner.rig.run()
@@ -488,11 +488,11 @@ def test_an_owner_who_allows_less_gets_no_more_although_the_step_is_under_way(sp
     forward = rig.lm.forward
 
     def overtaken(feeds: Sequence[Any]) -> Any:
-        rig.lm.forward = forward  # type: ignore[method-assign]
+        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
         reattach(rig, truth[:2], allowance=Allowance(len(text), credit))
         return forward(feeds)
 
-    rig.lm.forward = overtaken  # type: ignore[method-assign]
+    rig.lm.forward = overtaken  # type: ignore[method-assign]  # the test steps in between
     rig.run()
     assert [*tail(rig), *rig.tokens.get(5, [])] == truth[2 : 2 + spare]
     rig.tick(1, progress=((5, Allowance(len(text), FAR.credit)),))

@@ -336,8 +336,8 @@ async def endless() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
 
 async def test_peer_that_floods_is_not_read_until_the_engine_has_caught_up() -> None:
     worker = Idle(slow=1 << 60)
-    servicer = VerifyServicer(worker, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]
-    reading = asyncio.ensure_future(servicer._read(endless(), 0, None))  # type: ignore[arg-type]
+    servicer = VerifyServicer(worker, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
+    reading = asyncio.ensure_future(servicer._read(endless(), 0, None))  # type: ignore[arg-type]  # what is left out is not used
     await asyncio.sleep(5 * BACKLOG_PAUSE_S)
     assert len(worker.sent) == 1
     worker.slow = 0
@@ -358,14 +358,14 @@ class Deaf:
 
 
 async def test_link_that_is_over_is_forgotten_before_its_last_words_are_written() -> None:
-    servicer = VerifyServicer(Idle(), common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]
+    servicer = VerifyServicer(Idle(), common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
     context = Deaf()
 
     async def requests() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
         yield verify_pb2.ConnectVerifyRequest(opens=[verify_pb2.Open(vocabulary_fingerprint="another")])
         await context.writing.wait()
 
-    connecting = asyncio.ensure_future(servicer.Connect(requests(), context))  # type: ignore[arg-type]
+    connecting = asyncio.ensure_future(servicer.Connect(requests(), context))  # type: ignore[arg-type]  # stands in for the real one
     await context.writing.wait()
     await servicer._wait_until_empty(10.0)
     assert not connecting.done()

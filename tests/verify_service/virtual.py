@@ -36,7 +36,7 @@ class Virtual(Rig):
             self.arrive()
             return forward(feeds)
 
-        self.lm.forward = timed  # type: ignore[method-assign]
+        self.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
 
     def cost(self, rows: int) -> float:
         return PLAIN_US * (1 + self.growth * (rows - 1))
