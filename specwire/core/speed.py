@@ -11,7 +11,7 @@ DECAY = 0.98
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 # Of the position before in the estimate of the next: later ones are tested less often, and differ little.
-LATER_WEIGHT = 8.0
+LATER_WEIGHT = 6.0
 
 
 class ForwardTimes:

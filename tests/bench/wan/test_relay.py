@@ -81,7 +81,7 @@ def test_what_is_in_flight_is_not_serialised() -> None:
             near.sendall(bytes((index,)))
             time.sleep(0.005)
         assert take(far, 10) == bytes(range(10))
-        assert 1.0 <= time.monotonic() - began < 9.0
+        assert 1.0 <= time.monotonic() - began < 5.0
 
 
 def test_a_stall_holds_back_and_loses_nothing() -> None:
