@@ -118,7 +118,7 @@ class Stopping(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected")
+    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected", "weights", "epoch")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,8 @@ class Proposal(_message.Message):
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     handle: int
     source: int
     chain: int
@@ -137,7 +139,17 @@ class Proposal(_message.Message):
     prefix_hash: int
     draft_us: int
     expected: float
-    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ..., expected: _Optional[float] = ...) -> None: ...
+    weights: _containers.RepeatedCompositeFieldContainer[DraftWeights]
+    epoch: int
+    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ..., expected: _Optional[float] = ..., weights: _Optional[_Iterable[_Union[DraftWeights, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class DraftWeights(_message.Message):
+    __slots__ = ("ids", "weights")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("handle", "code", "message")

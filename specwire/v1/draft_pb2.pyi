@@ -43,18 +43,20 @@ class ConnectDraftResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[OpenedDraft, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("handle", "tokens", "sampling", "vocabulary_fingerprint", "pace")
+    __slots__ = ("handle", "tokens", "sampling", "vocabulary_fingerprint", "pace", "epoch")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.Sampling
     vocabulary_fingerprint: str
     pace: Pace
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., vocabulary_fingerprint: _Optional[str] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., vocabulary_fingerprint: _Optional[str] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OpenedDraft(_message.Message):
     __slots__ = ("handle",)
@@ -73,13 +75,15 @@ class Pace(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., run_ahead: _Optional[int] = ..., confidence_floor: _Optional[float] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("handle", "position", "tokens", "pace")
+    __slots__ = ("handle", "position", "tokens", "pace", "epoch")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     handle: int
     position: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     pace: Pace
-    def __init__(self, handle: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, handle: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...

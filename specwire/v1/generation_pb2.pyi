@@ -72,18 +72,20 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., provisional: _Optional[_Union[Provisional, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "prompt_tokens", "sampling", "prompt_hash", "prompt")
+    __slots__ = ("session_id", "prompt_tokens", "sampling", "prompt_hash", "prompt", "lossy")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt_tokens: int
     sampling: _common_pb2.Sampling
     prompt_hash: int
     prompt: Prompt
-    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., prompt_hash: _Optional[int] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., prompt_hash: _Optional[int] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("tokens", "text")
@@ -144,18 +146,20 @@ class ChunkTimings(_message.Message):
     def __init__(self, forward_ended_ns: _Optional[int] = ..., verdict_received_ns: _Optional[int] = ..., durable_ns: _Optional[int] = ..., emitted_ns: _Optional[int] = ..., step: _Optional[_Union[_verify_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "message", "text", "text_length", "stats")
+    __slots__ = ("reason", "message", "text", "text_length", "stats", "lossy")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     message: str
     text: str
     text_length: int
     stats: Stats
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
     __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens")
@@ -238,7 +242,7 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionResponse(_message.Message):
-    __slots__ = ("prompt_tokens", "tokens", "finish_reason", "fence", "durability", "created_ms", "ended_ms", "weights_fingerprint")
+    __slots__ = ("prompt_tokens", "tokens", "finish_reason", "fence", "durability", "created_ms", "ended_ms", "weights_fingerprint", "lossy")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +251,7 @@ class GetSessionResponse(_message.Message):
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     ENDED_MS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: _common_pb2.FinishReason
@@ -255,7 +260,8 @@ class GetSessionResponse(_message.Message):
     created_ms: int
     ended_ms: int
     weights_fingerprint: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., fence: _Optional[int] = ..., durability: _Optional[str] = ..., created_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, prompt_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., fence: _Optional[int] = ..., durability: _Optional[str] = ..., created_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., weights_fingerprint: _Optional[str] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("session_id",)
