@@ -16,8 +16,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from specwire.core.history import Seen
 from specwire.core.noise import gumbel
-from specwire.core.sampling import Sampling, log_probabilities
+from specwire.core.sampling import Sampling, adjusted, log_probabilities
 
 
 class Outcome(IntEnum):
@@ -47,12 +48,20 @@ class Decision:
         return Decision(self.tokens[:length], self.outcomes[:length])
 
 
-def choose(logits: npt.ArrayLike, position: int, sampling: Sampling) -> int:
-    """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.choose`."""
-    scores = np.asarray(logits, dtype=np.float64)
+def choose(
+    logits: npt.ArrayLike,
+    position: int,
+    sampling: Sampling,
+    seen: Seen | None = None,
+    banned: Sequence[int] = (),
+) -> int:
+    """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.choose`.
+
+    seen, banned: see `specwire.core.sampling.adjusted`.
+    """
     if sampling.temperature == 0.0:
-        return int(np.argmax(scores))
-    log_p = log_probabilities(scores, sampling)
+        return int(np.argmax(adjusted(logits, sampling, seen, banned)))
+    log_p = log_probabilities(logits, sampling, seen, banned)
     survivors = np.flatnonzero(log_p > -np.inf)
     noise = gumbel(sampling.seed, sampling.choice, position, survivors)
     return int(survivors[np.argmax(log_p[survivors] + noise)])

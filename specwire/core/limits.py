@@ -25,31 +25,49 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """max_tokens counts the tokens decided after the prompt."""
+    """max_tokens and min_tokens count the tokens decided after the prompt.
+
+    Before min_tokens no id that would end the text is drawn. Stop strings, which are found in the text, end it all the
+    same.
+    """
 
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise InvalidParameter("max_tokens", f"must be at least 1, not {self.max_tokens}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens", f"must be from 0 to max_tokens, which is {self.max_tokens}, not {self.min_tokens}"
+            )
         if len(self.stop_ids) > MOST_STOP_IDS:
             raise InvalidParameter("stop_ids", f"at most {MOST_STOP_IDS} are allowed, not {len(self.stop_ids)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where a session's text ends: `end` is its greatest length in tokens, prompt included."""
+    """Where a session's text ends: `end` is its greatest length in tokens, prompt included.
+
+    Before `least`, likewise a length, no id that would end it is drawn.
+    """
 
     end: int
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    least: int = 0
 
     @classmethod
     def of(cls, stopping: Stopping, prompt_length: int, eos_ids: frozenset[int], context: int) -> Ending:
         end = min(prompt_length + stopping.max_tokens, context)
-        return cls(end, frozenset() if stopping.ignore_eos else eos_ids, stopping.stop_ids)
+        least = prompt_length + stopping.min_tokens if stopping.min_tokens else 0
+        return cls(end, frozenset() if stopping.ignore_eos else eos_ids, stopping.stop_ids, least)
+
+    def banned(self, position: int) -> tuple[int, ...]:
+        """Ids that may not be drawn at `position`."""
+        return tuple(self.eos_ids | self.stop_ids) if position < self.least else ()
 
     def cut(self, position: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """How many of `tokens`, decided at `position`, belong to the text, and why it ends there if it does."""
@@ -61,6 +79,13 @@ class Ending:
             if position + index + 1 >= self.end:
                 return index + 1, FinishReason.LENGTH
         return len(tokens), None
+
+
+def check_min_tokens(stopping: Stopping, eos_ids: frozenset[int], vocabulary: int) -> None:
+    """Refuse min_tokens where every id would end the text, so that none could be drawn."""
+    ending = stopping.stop_ids if stopping.ignore_eos else stopping.stop_ids | eos_ids
+    if stopping.min_tokens and len(ending) >= vocabulary:
+        raise InvalidParameter("min_tokens", f"{stopping.min_tokens}: each of the {vocabulary} ids ends the text")
 
 
 def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:

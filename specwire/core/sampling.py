@@ -1,19 +1,30 @@
 """Sampling parameters, and the one path from logits to log-probabilities (numpy reference).
 
+Its order is that of transformers: bias, penalties, banned ids, temperature, top_k, top_p, min_p.
+
 `specwire.lm.choose` holds the vectorised version that the verifier runs; tests hold the two equal.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from specwire.core.history import Counts, Seen
+
 # Below it, logits divided by the temperature leave what single precision can tell apart.
 LEAST_TEMPERATURE = 1e-4
+
+GREATEST_BIAS = 100.0
+GREATEST_PENALTY = 2.0
+GREATEST_REPETITION_PENALTY = 100.0
+MOST_BIASES = 1024
+MOST_LOGPROBS = 20
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,13 +44,24 @@ class Rule(StrEnum):
     COUPLED = "coupled"
 
 
+class LogprobsOf(IntEnum):
+    """Which distribution log-probabilities are reported of (the numbers are those of the wire)."""
+
+    MODEL = 1
+    PROCESSED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target's next token is drawn. With equal logits, a text is a function of these and the prompt alone.
 
     temperature 0 is greedy. top_k 0 and top_p 1 switch the filters off. top_k keeps ties with the k-th largest;
     top_p keeps the smallest set of most probable tokens (ties: lower id first) whose mass reaches top_p, as computed
-    after temperature and top_k.
+    after temperature and top_k; min_p keeps what is at least min_p times as probable as the most probable id.
+
+    repetition_penalty (1: off) looks at prompt and output, as transformers' does; presence_penalty and
+    frequency_penalty (0: off) at the output only, as OpenAI's. logit_bias: (id, added to its logit), ids rising.
+    logprobs: how many of the most probable ids are reported with each token, None for no report.
     """
 
     temperature: float = 0.0
@@ -47,6 +69,13 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     choice: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    logprobs_of: LogprobsOf = LogprobsOf.MODEL
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
@@ -63,11 +92,55 @@ class Sampling:
             raise InvalidParameter("seed", f"must fit in 64 unsigned bits, not {self.seed}")
         if not 0 <= self.choice < 1 << 32:
             raise InvalidParameter("choice", f"must fit in 32 unsigned bits, not {self.choice}")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -GREATEST_PENALTY, GREATEST_PENALTY)
+        _check_range("frequency_penalty", self.frequency_penalty, -GREATEST_PENALTY, GREATEST_PENALTY)
+        if not 0.0 < self.repetition_penalty <= GREATEST_REPETITION_PENALTY:  # nor NaN
+            raise InvalidParameter(
+                "repetition_penalty",
+                f"must be above 0 and at most {GREATEST_REPETITION_PENALTY:g}, not {self.repetition_penalty}",
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidParameter("logprobs", f"must be from 0 to {MOST_LOGPROBS}, not {self.logprobs}")
+        if self.logprobs is None and self.logprobs_of is not LogprobsOf.MODEL:
+            raise InvalidParameter("logprobs_of", "says what logprobs are of, which are not asked for")
+        _check_bias(self.logit_bias)
+
+    @property
+    def penalised(self) -> bool:
+        """What may be drawn depends on the tokens before, not only on the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def rule(self) -> Rule:
         """The exact rule of this temperature."""
         return Rule.GREEDY if self.temperature == 0.0 else Rule.COUPLED
+
+
+def _check_range(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # nor NaN
+        raise InvalidParameter(field, f"must be from {least:g} to {most:g}, not {value}")
+
+
+def _check_bias(biases: tuple[tuple[int, float], ...]) -> None:
+    if len(biases) > MOST_BIASES:
+        raise InvalidParameter("logit_bias", f"at most {MOST_BIASES} ids are allowed, not {len(biases)}")
+    before = -1
+    for token, bias in biases:
+        if token <= before:
+            raise InvalidParameter("logit_bias", f"ids must rise from 0 and be distinct, not {before}, {token}")
+        if not -GREATEST_BIAS <= bias <= GREATEST_BIAS:  # nor NaN
+            raise InvalidParameter(
+                "logit_bias", f"must be from -{GREATEST_BIAS:g} to {GREATEST_BIAS:g}, not {bias} (of id {token})"
+            )
+        before = token
+
+
+def check_bias_ids(sampling: Sampling, vocabulary: int) -> None:
+    """Refuse a bias of an id that the model does not have."""
+    if sampling.logit_bias and sampling.logit_bias[-1][0] >= vocabulary:
+        token = sampling.logit_bias[-1][0]
+        raise InvalidParameter("logit_bias", f"token id {token} is outside 0..{vocabulary - 1}")
 
 
 def resolve_rule(name: str, sampling: Sampling) -> Rule:
@@ -90,12 +163,42 @@ def kept_by_top_p(probabilities: Floats, top_p: float) -> npt.NDArray[np.bool_]:
     return kept
 
 
-def log_probabilities(logits: npt.ArrayLike, sampling: Sampling) -> Floats:
+def adjusted(logits: npt.ArrayLike, sampling: Sampling, seen: Seen | None = None, banned: Sequence[int] = ()) -> Floats:
+    """Logits (vocabulary,) of one position after bias, penalties and bans, in float64.
+
+    Args:
+        seen: the text before the position; None where nothing is penalised.
+        banned: ids that may not be drawn there.
+    """
+    scores = np.array(logits, dtype=np.float64)
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    if seen is not None:
+        scores[seen.ids] = penalised(scores[seen.ids], seen.counts, sampling)
+    scores[list(banned)] = -np.inf
+    return scores
+
+
+def penalised(scores: Floats, counts: Counts, sampling: Sampling) -> Floats:
+    """Scores of ids that stand in the text, `counts` times in the output.
+
+    repetition as in transformers' RepetitionPenaltyLogitsProcessor, then presence and frequency as OpenAI defines them.
+    """
+    repeated = np.where(scores < 0.0, scores * sampling.repetition_penalty, scores / sampling.repetition_penalty)
+    result: Floats = (
+        repeated - counts * sampling.frequency_penalty - np.where(counts > 0, sampling.presence_penalty, 0.0)
+    )
+    return result
+
+
+def log_probabilities(
+    logits: npt.ArrayLike, sampling: Sampling, seen: Seen | None = None, banned: Sequence[int] = ()
+) -> Floats:
     """Processed log-probabilities (vocabulary,) of one position's logits; removed tokens get -inf.
 
-    Order: temperature, top_k, top_p (as in transformers and vLLM). For temperature 0 the raw log-softmax.
+    For temperature 0 the log-softmax of the adjusted logits: filters do not apply. Arguments as for `adjusted`.
     """
-    scores = np.asarray(logits, dtype=np.float64)
+    scores = adjusted(logits, sampling, seen, banned)
     if sampling.temperature > 0.0:
         scores = scores / sampling.temperature
         if 0 < sampling.top_k < len(scores):
@@ -103,6 +206,8 @@ def log_probabilities(logits: npt.ArrayLike, sampling: Sampling) -> Floats:
             scores = np.where(scores >= threshold, scores, -np.inf)
         if sampling.top_p < 1.0:
             scores = np.where(kept_by_top_p(_softmax(scores), sampling.top_p), scores, -np.inf)
+        if sampling.min_p > 0.0:
+            scores = np.where(scores >= scores.max() + math.log(sampling.min_p), scores, -np.inf)
     shifted = scores - scores.max()
     result: Floats = shifted - np.log(np.exp(shifted).sum())
     return result

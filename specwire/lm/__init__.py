@@ -3,5 +3,6 @@
 from specwire.lm.choose import RowSampling, choose
 from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo
 from specwire.lm.load import load_model
+from specwire.lm.logprobs import logprobs
 
-__all__ = ["Feed", "LanguageModel", "ModelError", "ModelInfo", "RowSampling", "choose", "load_model"]
+__all__ = ["Feed", "LanguageModel", "ModelError", "ModelInfo", "RowSampling", "choose", "load_model", "logprobs"]

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from specwire.core.history import Seen
 from specwire.core.sampling import Sampling
+from specwire.lm.adjust import adjusted
 from specwire.lm.noise import Key, gumbel, gumbel_rows
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How to choose the token at `position`, whose logits are one row."""
+    """How to choose the token at `position`, whose logits are one row.
+
+    seen, banned: see `specwire.core.sampling.adjusted`.
+    """
 
     position: int
     sampling: Sampling
+    seen: Seen | None = None
+    banned: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
         return Key(self.sampling.seed, self.sampling.choice, self.position)
 
     @property
+    def adjusted(self) -> bool:
+        """The logits are changed before anything is drawn from them."""
+        return self.seen is not None or bool(self.banned) or bool(self.sampling.logit_bias)
+
+    @property
     def filtered(self) -> bool:
-        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0
+        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0 or self.sampling.min_p > 0.0
 
 
 @torch.inference_mode()
@@ -34,17 +47,18 @@ def choose(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     Args:
         logits: (rows, vocabulary), any float type. A masked id has -inf.
 
-    Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G); log p is used without its normaliser,
-    which is the same for all ids of a row.
+    Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
+    log p is used without its normaliser, which is the same for all ids of a row.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
-    if all(row.sampling.temperature == 0.0 for row in rows):
+    if all(row.sampling.temperature == 0.0 and not row.adjusted for row in rows):
         return _greedy(logits, rows)
     chosen = [0] * len(rows)
     for members, pick in zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True):
         if members:
-            picked = pick(logits[members], [rows[member] for member in members])
+            part = [rows[member] for member in members]
+            picked = pick(adjusted(logits[members], part), part)
             for member, token in zip(members, picked, strict=True):
                 chosen[member] = token
     return chosen
@@ -71,14 +85,30 @@ def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
 
 def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
-    scores = _scaled(logits, rows)
-    scores = _keep_top_k(scores, [row.sampling.top_k for row in rows])
-    scores = _keep_top_p(scores, [row.sampling.top_p for row in rows])
+    scores = _filtered(logits, rows)
     count = int((scores > -torch.inf).sum(dim=1).max())
     best, ids = scores.topk(max(count, 1), dim=1)
     winners = (best + gumbel([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
     tokens: list[int] = ids.gather(1, winners).squeeze(1).tolist()
     return tokens
+
+
+@torch.inference_mode()
+def log_probabilities(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """Processed log-probabilities, float64 (rows, vocabulary): twin of `specwire.core.sampling.log_probabilities`."""
+    scores = adjusted(logits, rows).to(torch.float64, copy=True)
+    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0.0]
+    if drawn:
+        scores[drawn] = _filtered(scores[drawn], [rows[index] for index in drawn])
+    return scores.log_softmax(dim=1)
+
+
+def _filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """Scaled scores; -inf where a filter removes the id."""
+    scores = _scaled(logits, rows)
+    scores = _keep_top_k(scores, [row.sampling.top_k for row in rows])
+    scores = _keep_top_p(scores, [row.sampling.top_p for row in rows])
+    return _keep_min_p(scores, [row.sampling.min_p for row in rows])
 
 
 def _scaled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
@@ -114,3 +144,11 @@ def _keep_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
     limits = _column([p if p < 1.0 else 2.0 for p in top_p], scores)
     removed = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, before >= limits)
     return scores.masked_fill(removed, -torch.inf)
+
+
+def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
+    """-inf below the best score + log min_p of each row; 0 keeps all."""
+    if not any(min_p):
+        return scores
+    least = [math.log(p) if p > 0.0 else -math.inf for p in min_p]
+    return scores.masked_fill(scores < scores.amax(dim=1, keepdim=True) + _column(least, scores), -torch.inf)

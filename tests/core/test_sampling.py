@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from specwire.core.sampling import InvalidParameter, Rule, Sampling, kept_by_top_p, log_probabilities, resolve_rule
+from specwire.core.history import History
+from specwire.core.sampling import (
+    InvalidParameter,
+    LogprobsOf,
+    Rule,
+    Sampling,
+    adjusted,
+    check_bias_ids,
+    kept_by_top_p,
+    log_probabilities,
+    resolve_rule,
+)
 
 LOGITS = np.log([0.5, 0.25, 0.125, 0.125])
 
@@ -24,6 +44,8 @@ def by_transformers(logits: list[float], sampling: Sampling) -> list[float]:
         scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    if sampling.min_p:
+        scores = MinPLogitsWarper(sampling.min_p)(ids, scores)
     return [float(value) for value in torch.log_softmax(scores, dim=-1)[0]]
 
 
@@ -33,12 +55,55 @@ def by_transformers(logits: list[float], sampling: Sampling) -> list[float]:
     st.floats(0.2, 3.0),
     st.integers(0, 12),
     st.sampled_from([0.1, 0.37, 0.71, 0.93, 1.0]),
+    st.sampled_from([0.0, 0.0301, 0.517]),
 )
-def test_equals_transformers(units: list[int], temperature: float, top_k: int, top_p: float) -> None:
+def test_equals_transformers(units: list[int], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     """Distinct logits and a top_p that no partial sum hits: there the two define the same filters."""
     logits = [unit / 512 for unit in units]
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = Sampling(temperature, top_k, top_p, min_p=min_p)
     np.testing.assert_allclose(log_probabilities(logits, sampling), by_transformers(logits, sampling), atol=1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.floats(-9, 9, width=32), min_size=8, max_size=8),
+    st.lists(st.integers(0, 7), min_size=1, max_size=12),
+    st.sampled_from([0.5, 1.0, 1.3]),
+    st.dictionaries(st.integers(0, 7), st.floats(-5, 5), max_size=3),
+    st.integers(0, 4),
+)
+def test_adjusts_as_transformers_does_and_in_its_order(
+    logits: list[float], text: list[int], penalty: float, bias: dict[int, float], least: int
+) -> None:
+    """Sequence bias, repetition penalty, minimum length: the order of GenerationMixin._get_logits_processor."""
+    prompt_length, end_id = 1, 7
+    ids, scores = torch.tensor([text]), torch.tensor([logits], dtype=torch.float64)
+    if bias:
+        scores = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})(ids, scores)
+    if penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(penalty)(ids, scores)
+    if least:
+        scores = MinNewTokensLengthLogitsProcessor(prompt_length, least, end_id)(ids, scores)
+    sampling = Sampling(repetition_penalty=penalty, logit_bias=tuple(sorted(bias.items())))
+    seen = History(text[:prompt_length], text[prompt_length:]).seen()
+    banned = (end_id,) if len(text) - prompt_length < least else ()
+    np.testing.assert_allclose(adjusted(logits, sampling, seen, banned), scores[0].numpy(), atol=1e-6)
+
+
+def test_presence_and_frequency_look_at_the_output_only() -> None:
+    seen = History([0, 0, 1], [1, 2, 2]).seen([2, 3])
+    assert dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True)) == {0: 0, 1: 1, 2: 3, 3: 1}
+    both = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
+    assert adjusted([4.0, 4.0, 4.0, 4.0, 4.0], both, seen).tolist() == [4.0, 3.25, 2.75, 3.25, 4.0]
+
+
+def test_a_history_counts_as_the_text_does_however_long() -> None:
+    history, output = History([5, 5, 900]), [(7 * index) % 613 for index in range(2000)]
+    for start in range(0, 2000, 100):
+        history.extend(output[start : start + 100])
+    ids, counts = history.seen([900, 1000])
+    expected = {token: [*output, 900, 1000].count(token) for token in {5, 900, 1000, *output}}
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
 
 
 def test_temperature_alone() -> None:
@@ -121,6 +186,34 @@ def test_invalid_parameters_name_field_and_value(field: str, parameters: dict[st
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}: ")
     assert str(next(iter(parameters.values()))) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"min_p": 1.5}, "min_p: must be from 0 to 1, not 1.5"),
+        ({"min_p": math.nan}, "min_p: must be from 0 to 1, not nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: must be above 0 and at most 100, not 0.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty: must be above 0 and at most 100, not inf"),
+        ({"presence_penalty": -2.5}, "presence_penalty: must be from -2 to 2, not -2.5"),
+        ({"frequency_penalty": 3.0}, "frequency_penalty: must be from -2 to 2, not 3.0"),
+        ({"logprobs": 21}, "logprobs: must be from 0 to 20, not 21"),
+        ({"logprobs_of": LogprobsOf.PROCESSED}, "logprobs_of: says what logprobs are of, which are not asked for"),
+        ({"logit_bias": ((3, 101.0),)}, "logit_bias: must be from -100 to 100, not 101.0 (of id 3)"),
+        ({"logit_bias": ((3, 1.0), (3, 2.0))}, "logit_bias: ids must rise from 0 and be distinct, not 3, 3"),
+        ({"logit_bias": tuple((i, 0.0) for i in range(1025))}, "logit_bias: at most 1024 ids are allowed, not 1025"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name_and_value(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        Sampling(**parameters)
+    assert str(caught.value) == message
+
+
+def test_a_bias_of_an_id_that_there_is_not_is_refused() -> None:
+    check_bias_ids(Sampling(logit_bias=((1, 1.0), (9, 1.0))), 10)
+    with pytest.raises(InvalidParameter, match=r"logit_bias: token id 10 is outside 0\.\.9"):
+        check_bias_ids(Sampling(logit_bias=((1, 1.0), (10, 1.0))), 10)
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 100.0}, {"seed": 2**64 - 1}, {"choice": 2**32 - 1}])

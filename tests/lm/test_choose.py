@@ -10,8 +10,11 @@ import torch
 
 from specwire.core import acceptance
 from specwire.core import noise as reference
+from specwire.core.history import History
 from specwire.core.sampling import Sampling
+from specwire.core.sampling import log_probabilities as reference_log_p
 from specwire.lm import RowSampling, choose
+from specwire.lm.choose import log_probabilities
 from specwire.lm.noise import KEPT_VOCABULARY, Key, gumbel, gumbel_rows, uniform_integers
 
 CPU = torch.device("cpu")
@@ -45,7 +48,22 @@ def _sampling(source: random.Random, vocabulary: int) -> Sampling:
         top_p=source.choice([1.0, 1.0, 0.1, 0.5, 0.9, 0.999]),
         seed=source.getrandbits(64),
         choice=source.randrange(4),
+        min_p=source.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
+        repetition_penalty=source.choice([1.0, 1.0, 1.3, 0.7]),
+        presence_penalty=source.choice([0.0, 0.0, 0.5, -1.0]),
+        frequency_penalty=source.choice([0.0, 0.0, 0.3, -0.2]),
+        logit_bias=source.choice([(), ((0, 2.0), (3, -100.0))]),
     )
+
+
+def _row(source: random.Random, vocabulary: int) -> RowSampling:
+    """At some position behind some text, of which the last tokens are a window's."""
+    sampling = _sampling(source, vocabulary)
+    text = [source.randrange(vocabulary) for _ in range(source.randrange(1, 40))]
+    cut = source.randrange(len(text))
+    window = [source.randrange(vocabulary) for _ in range(source.randrange(4))]
+    seen = History(text[:cut], text[cut:]).seen(window) if sampling.penalised else None
+    return RowSampling(source.randrange(5000), sampling, seen, source.choice([(), (0,), (1, 2)]))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,9 +72,12 @@ def test_a_mixed_batch_is_chosen_as_the_reference_chooses_each_row(seed: int) ->
     vocabulary, count = source.choice([(5, 9), (60, 30)])
     logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, 4] = -torch.inf  # an id that no token has
-    rows = [RowSampling(source.randrange(5000), _sampling(source, vocabulary)) for _ in range(count)]
-    expected = [acceptance.choose(row.numpy(), by.position, by.sampling) for row, by in zip(logits, rows, strict=True)]
+    rows = [_row(source, vocabulary) for _ in range(count)]
+    pairs = list(zip(logits.numpy(), rows, strict=True))
+    expected = [acceptance.choose(row, by.position, by.sampling, by.seen, by.banned) for row, by in pairs]
     assert choose(logits, rows) == expected
+    distributions = [reference_log_p(row, by.sampling, by.seen, by.banned) for row, by in pairs]
+    np.testing.assert_allclose(log_probabilities(logits, rows).numpy(), np.stack(distributions), atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""Bias, penalties and bans on many rows at once: the vectorised twin of `specwire.core.sampling.adjusted`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from specwire.core.history import Ids, Seen
+from specwire.core.sampling import Sampling
+
+
+class Row(Protocol):
+    """What one row's logits are changed by; see `specwire.lm.choose.RowSampling`."""
+
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def seen(self) -> Seen | None: ...
+    @property
+    def banned(self) -> tuple[int, ...]: ...
+    @property
+    def adjusted(self) -> bool: ...
+
+
+def adjusted(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """The logits (rows, vocabulary) as they are where no row changes them, else a float64 copy."""
+    if not any(row.adjusted for row in rows):
+        return logits
+    scores = logits.to(torch.float64, copy=True)
+    _add_bias(scores, rows)
+    _penalise(scores, rows)
+    _ban(scores, rows)
+    return scores
+
+
+def _add_bias(scores: torch.Tensor, rows: Sequence[Row]) -> None:
+    pairs = [(index, *pair) for index, row in enumerate(rows) for pair in row.sampling.logit_bias]
+    if pairs:
+        lines, ids, biases = zip(*pairs, strict=True)
+        place = _place(np.array(lines), np.array(ids), scores)
+        scores[place] += torch.tensor(biases, dtype=torch.float64, device=scores.device)
+
+
+def _penalise(scores: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Only the ids that stand in the texts are touched."""
+    marked = [(index, row.sampling, row.seen) for index, row in enumerate(rows) if row.seen is not None]
+    if not marked:
+        return
+    sizes = [len(seen.ids) for _, _, seen in marked]
+
+    def spread(values: Sequence[float]) -> torch.Tensor:
+        """Each row's value, once for each of its ids."""
+        return torch.from_numpy(np.repeat(np.array(values), sizes)).to(scores.device)
+
+    lines = np.repeat(np.array([index for index, _, _ in marked]), sizes)
+    place = _place(lines, np.concatenate([seen.ids for _, _, seen in marked]), scores)
+    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in marked])).to(scores.device)
+    repetition = spread([sampling.repetition_penalty for _, sampling, _ in marked])
+    presence = spread([sampling.presence_penalty for _, sampling, _ in marked])
+    frequency = spread([sampling.frequency_penalty for _, sampling, _ in marked])
+    values = scores[place]
+    values = torch.where(values < 0.0, values * repetition, values / repetition)
+    scores[place] = values - counts * frequency - torch.where(counts > 0, presence, 0.0)
+
+
+def _ban(scores: torch.Tensor, rows: Sequence[Row]) -> None:
+    pairs = [(index, token) for index, row in enumerate(rows) for token in row.banned]
+    if pairs:
+        lines, ids = zip(*pairs, strict=True)
+        scores[_place(np.array(lines), np.array(ids), scores)] = -torch.inf
+
+
+def _place(lines: Ids, ids: Ids, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index of (row, id) pairs, no two of them equal."""
+    return torch.from_numpy(lines).to(scores.device), torch.from_numpy(ids).to(scores.device)
