@@ -27,6 +27,15 @@ class Runner(Protocol):
         """Zero keys and values of positions [0, stop) of a slot."""
         ...
 
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Copy keys and values of positions [0, stop), of more where that is cheaper, from one slot to another."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the slot cache."""
+        ...
+
 
 class CachedLM:
     """A `LanguageModel` on a `Runner`."""
@@ -49,9 +58,19 @@ class CachedLM:
     def rollback(self, slot: int, length: int) -> None:
         self._table.rollback(slot, length)
 
+    @torch.inference_mode()
     def discard(self, slot: int) -> None:
         self.runner.zero(slot, self._table.written(slot))
         self._table.clear(slot)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.runner.kv_bytes
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._table.copy(source, target, length)
+        self.runner.copy(source, target, length)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:

@@ -95,8 +95,19 @@ class SlotCache(Cache):
         return False
 
     def zero(self, slot: int, stop: int) -> None:
-        for store in (*self._keys.values(), *self._values.values()):
+        for store in self._stores():
             store[slot, :, :stop].zero_()
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        for store in self._stores():
+            store[target, :, :stop].copy_(store[source, :, :stop])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self._stores())
+
+    def _stores(self) -> list[torch.Tensor]:
+        return [*self._keys.values(), *self._values.values()]
 
 
 class HuggingFaceRunner:
@@ -111,6 +122,14 @@ class HuggingFaceRunner:
 
     def zero(self, slot: int, stop: int) -> None:
         self._cache.zero(slot, stop)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._cache.copy(source, target, stop)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the layers seen: all of them once a forward has run."""
+        return self._cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         batch = self._cache.batch = Batch.of(feeds, self._device)

@@ -91,8 +91,20 @@ class LanguageModel(Protocol):
         """Lower the slot's valid length to `length`; ValueError if it holds less."""
         ...
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory set aside for the keys and values of all slots; 0 where there are none."""
+        ...
+
     def discard(self, slot: int) -> None:
-        """Empty the slot and zero what was written to it: at the end of a session, whatever ended it."""
+        """Empty the slot and zero what was written to it: whenever another's text is to lie there."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first `length` positions of `source`, and nothing else.
+
+        ValueError if `source` holds less, or is `target`.
+        """
         ...
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:

@@ -41,6 +41,13 @@ class LlamaRunner:
     def zero(self, slot: int, stop: int) -> None:
         self._cache[:, slot, :, :stop].zero_()
 
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._cache[:, target, :, :stop].copy_(self._cache[:, source, :, :stop])
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes
+
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         rows: torch.Tensor = self._decode(
             [token for feed in feeds for token in feed.tokens],

@@ -66,9 +66,21 @@ class OpenvinoRunner:
 
     def zero(self, slot: int, stop: int) -> None:
         """Zero at least [0, stop): whole pages."""
-        first = slot * self._pages
         for memory in self._caches:
-            memory[first : first - (-stop // self._page)].zero_()
+            memory[self._pages_of(slot, stop)].zero_()
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Whole pages, so the last one may hold more than [0, stop)."""
+        for memory in self._caches:
+            memory[self._pages_of(target, stop)] = memory[self._pages_of(source, stop)]
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._caches)
+
+    def _pages_of(self, slot: int, stop: int) -> slice:
+        first = slot * self._pages
+        return slice(first, first - (-stop // self._page))
 
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""

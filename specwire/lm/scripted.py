@@ -186,6 +186,7 @@ class ScriptedLM:
     """A `LanguageModel` that plays a `Script`."""
 
     failed: frozenset[int] = frozenset()
+    kv_bytes = 0
 
     def __init__(self, script: Script, slots: int, context: int = CONTEXT) -> None:
         self.script = script
@@ -214,6 +215,10 @@ class ScriptedLM:
     def discard(self, slot: int) -> None:
         self._table.clear(slot)
         self._hashes[slot].clear()
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._table.copy(source, target, length)
+        self._hashes[target] = self._hashes[source][:length]
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         began = time.perf_counter()

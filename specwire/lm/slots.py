@@ -38,6 +38,16 @@ class SlotTable:
             raise ValueError(f"length: slot {slot} holds {held} positions and cannot be rolled back to {length}")
         self._cached[slot] = length
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        held = self.cached(source)
+        self._check_slot(target)
+        if source == target:
+            raise ValueError(f"target: slot {target} cannot be copied to itself")
+        if not 0 <= length <= held:
+            raise ValueError(f"length: slot {source} holds {held} positions, of which {length} cannot be copied")
+        self._cached[target] = length
+        self._written[target] = max(self._written[target], length)
+
     def clear(self, slot: int) -> None:
         self._check_slot(slot)
         self._cached[slot] = self._written[slot] = 0

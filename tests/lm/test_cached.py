@@ -126,6 +126,21 @@ def test_a_discarded_slot_starts_empty(tmp_path: Path) -> None:
     torch.testing.assert_close(lm.forward([Feed(0, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(lean: bool, tmp_path: Path) -> None:
+    model, lm = _load("llama", lean, tmp_path)
+    assert lm.kv_bytes > 0
+    text, other = [1, 2, 3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 2]
+    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, other, 1)])
+    lm.copy(0, 1, 3)
+    assert lm.cached(1) == 3
+    logits = lm.forward([Feed(0, 5, [6], 1), Feed(1, 3, [7], 1)])
+    expected = torch.stack([plain(model, [*text, 6])[-1], plain(model, [*text[:3], 7])[-1]])
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    lm.discard(1)
+    torch.testing.assert_close(lm.forward([Feed(1, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path) -> None:
     """Packed layers compute a row alike at any width (measured on oneDNN); a loose bound, for other builds."""
     _, lm = _load("llama", True, tmp_path)

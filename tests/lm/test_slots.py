@@ -56,6 +56,25 @@ def test_rollback_lowers_only(table: SlotTable) -> None:
         table.rollback(0, 1)
 
 
+def test_what_is_copied_is_valid_and_the_rest_of_the_target_stale(table: SlotTable) -> None:
+    for slot, tokens in ((0, [1, 2, 3]), (1, [4] * 5)):
+        feed = Feed(slot, 0, tokens, 1)
+        table.write([feed])
+        table.commit([feed])
+    table.copy(0, 1, 2)
+    assert (table.cached(0), table.cached(1), table.written(1)) == (3, 2, 5)
+    table.copy(1, 0, 0)
+    assert (table.cached(0), table.written(0)) == (0, 3)
+    for arguments, message in (
+        ((1, 0, 3), "length: slot 1 holds 2 positions, of which 3 cannot be copied"),
+        ((1, 1, 1), "target: slot 1 cannot be copied to itself"),
+        ((1, 9, 1), "slot: must be from 0 to 1, not 9"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            table.copy(*arguments)
+    assert (table.cached(0), table.cached(1)) == (0, 2)
+
+
 def test_a_model_has_at_least_one_slot() -> None:
     with pytest.raises(ValueError, match="slots: must be at least 1, not 0"):
         SlotTable(0, 8, 10)

@@ -14,8 +14,11 @@ from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, plain
 class Texts:
     """What each slot should hold, and a random walk of feeds and rollbacks over it."""
 
-    def __init__(self, model: PreTrainedModel, lm: LanguageModel, seed: int, tolerance: float = TOLERANCE) -> None:
-        self.model, self.lm, self.tolerance = model, lm, tolerance
+    def __init__(
+        self, model: PreTrainedModel, lm: LanguageModel, seed: int, tolerance: float = TOLERANCE, copies: bool = True
+    ) -> None:
+        """copies: from slot to slot, too."""
+        self.model, self.lm, self.tolerance, self.copies = model, lm, tolerance, copies
         self.random = random.Random(seed)
         self.held: list[list[int]] = [[] for _ in range(lm.slots)]
 
@@ -24,6 +27,12 @@ class Texts:
         self.lm.rollback(slot, length)
         self.lm.rollback(slot, length)  # idempotent
         del self.held[slot][length:]
+
+    def copy(self) -> None:
+        source, target = self.random.sample(range(self.lm.slots), 2)
+        length = self.random.randint(0, len(self.held[source]))
+        self.lm.copy(source, target, length)
+        self.held[target] = self.held[source][:length]
 
     def feed(self, slot: int) -> Feed:
         start = self.random.randint(max(0, len(self.held[slot]) - 4), min(len(self.held[slot]), CONTEXT - 1))
@@ -35,6 +44,8 @@ class Texts:
     def step(self) -> None:
         if self.random.random() < 0.3:
             self.roll_back(self.random.randrange(self.lm.slots))
+        if self.copies and self.lm.slots > 1 and self.random.random() < 0.2:
+            self.copy()
         chosen = self.random.sample(range(self.lm.slots), self.random.randint(1, self.lm.slots))
         feeds = [self.feed(slot) for slot in chosen]
         logits = self.lm.forward(feeds)
