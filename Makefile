@@ -18,6 +18,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # A stage has a time limit beside the one of each test (pyproject.toml).
 PYTEST := $(BIN)/python -m pytest -q
 
+# Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
+WORKERS ?= 3
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
 .SILENT:
@@ -46,7 +49,7 @@ test: test-unit test-integration test-faults ## all tests: unit, real processes,
 
 test-unit: $(STAMP)
 	echo "test: unit"
-	$(PYTEST) --session-timeout=1200 --ignore=tests/integration --ignore=tests/faults tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=1200 --ignore=tests/integration --ignore=tests/faults tests
 
 test-integration: $(STAMP)
 	echo "test: integration (real processes)"
