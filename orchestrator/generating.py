@@ -1,0 +1,131 @@
+"""Sessions as whoever calls from outside begins and reads them, whatever the protocol: gRPC's api and HTTP's.
+
+Errors are raised as InvalidParameter, StatusError or StoreError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+
+from orchestrator import replies
+from orchestrator.driver import SessionDriver
+from orchestrator.output import Cursor, Guess
+from orchestrator.requests import record_of
+from orchestrator.sessions import Orchestrator
+from orchestrator.statuses import store_statuses
+from orchestrator.store import SessionRecord, StoredSession
+from orchestrator.target import Target
+from orchestrator.tenants import ANONYMOUS
+from orchestrator.turns import tokens_of
+from specwire.core.events import ClientTook
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.preview import Provisional
+from specwire.rpc.errors import StatusError
+from specwire.rpc.keys import Metadata
+from specwire.v1 import generation_pb2 as pb
+
+# A client's own clock may end the call this much before ours says that its deadline has passed.
+DEADLINE_SLACK_S = 0.1
+# A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
+RESUME_AFTER_S = 0.1
+
+
+class Generating:
+    """What an orchestrator does for its callers; one for all of them."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    def tenant(self, metadata: Metadata) -> str:
+        """Who calls. StatusError (UNAUTHENTICATED) for whoever has no right to."""
+        keys = self._orchestrator.options.access.keys
+        return ANONYMOUS if keys is None else keys.holder(metadata)
+
+    async def generate(
+        self, request: pb.GenerateRequest, tenant: str, time_left: float | None
+    ) -> AsyncGenerator[replies.Part, None]:
+        """A session's events, from its start to its end. It is cancelled when the caller closes this.
+
+        time_left: seconds until the caller's deadline, None for none.
+        """
+        target = self._orchestrator.pool.require_target()
+        before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
+        driver = await self._session_for(await record_of(request, target, tenant, before), time_left)
+        guess = _guess(driver, target) if request.provisional else None
+        with driver.readers.reading():
+            try:
+                async with aclosing(self.follow(driver, Cursor(), guess)) as parts:
+                    async for part in parts:
+                        yield part
+            except asyncio.CancelledError:
+                _pass_deadline(driver)
+                raise
+
+    async def _session_for(self, record: SessionRecord, time_left: float | None) -> SessionDriver:
+        """A new session, or the one that the same request id has started before."""
+        if record.request_id:
+            ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
+            with store_statuses():
+                first = await self._orchestrator.store.bind_request(
+                    record.tenant, record.request_id, record.session_id, ttl
+                )
+            if first != record.session_id:
+                return await self._joined(replace(record, session_id=first), time_left)
+        return await self._orchestrator.open(record, time_left)
+
+    async def _joined(self, record: SessionRecord, time_left: float | None) -> SessionDriver:
+        """The session that a request id stands for; begun now if its first call got no further than binding the id."""
+        driver = await self._orchestrator.find(record.session_id)
+        if driver is None and await self.read(record.session_id) is not None:
+            driver = await self._orchestrator.join(record.session_id)
+        return driver or await self._orchestrator.open(record, time_left)
+
+    async def read(self, session_id: str) -> StoredSession | None:
+        """What the log holds of a session."""
+        with store_statuses():
+            return await self._orchestrator.store.read(session_id)
+
+    async def follow(
+        self, driver: SessionDriver, cursor: Cursor, guess: Guess | None = None
+    ) -> AsyncGenerator[replies.Part, None]:
+        """A reader's events from `cursor` on."""
+        known = driver.output.end
+        yield replies.started(driver)
+        async for shown in driver.output.follow(cursor, guess):
+            if isinstance(shown, Provisional):
+                yield replies.provisional(shown)
+                continue
+            yield replies.chunk(shown)
+            driver.apply(ClientTook(shown.position + len(shown.tokens)))
+        end = driver.output.end
+        if end is not None and end.reason is FinishReason.ERROR:
+            code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
+            if driver.abandoned:
+                raise StatusError(code, message, RESUME_AFTER_S)
+            if known is not None:  # it is no use to come back
+                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
+            raise StatusError(code, message)
+        if end is not None:
+            yield replies.finished(driver, end, driver.output.since(cursor).text)
+
+
+def _pass_deadline(driver: SessionDriver) -> None:
+    """A call ends; if because the session's deadline has passed, so does the session.
+
+    That is the deadline of the call that began it: others that have joined it may have less time, or more.
+    """
+    deadline = driver.record.deadline
+    if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
+        driver.pass_deadline()
+
+
+def _guess(driver: SessionDriver, target: Target) -> Guess:
+    record, info = driver.record, target.info
+    ending = Ending.of(record.stopping, len(record.prompt), target.eos_ids, info.context)
+    return driver.show_provisional(info.vocabulary, ending)
