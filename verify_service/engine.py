@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from queue import Empty
 from typing import NamedTuple
 
+import torch
+
 from specwire.core.costs import StepCosts
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.scheduler import Share, schedule
-from specwire.lm import Feed, LanguageModel, RowSampling, choose
+from specwire.lm import Feed, LanguageModel, RowSampling, choose, logprobs
 from verify_service.clock import monotonic_us
 from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
 from verify_service.inbox import Inbox
@@ -55,8 +58,43 @@ class Part(NamedTuple):
         return len(self.window) + 1 if self.share.decides else 0
 
     def rows(self) -> list[RowSampling]:
-        session = self.held.session
-        return [RowSampling(session.position + index, session.sampling) for index in range(self.wanted)]
+        """Each as if the tokens of the window before it had been decided."""
+        session, start = self.held.session, self.held.session.position
+        return [
+            RowSampling(
+                start + index,
+                session.sampling,
+                session.seen(self.window[:index]),
+                session.ending.banned(start + index),
+            )
+            for index in range(self.wanted)
+        ]
+
+
+class Choice(NamedTuple):
+    """The target's token for each row of a part; `report` gives the log-probabilities of those that are decided."""
+
+    tokens: Sequence[int]
+    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
+
+
+def _choices(logits: torch.Tensor, parts: Sequence[Part]) -> list[Choice]:
+    rows = [part.rows() for part in parts]
+    chosen = choose(logits, [row for each in rows for row in each])
+    choices, start = [], 0
+    for each in rows:
+        choices.append(Choice(chosen[start : start + len(each)], _reporter(logits, start, each)))
+        start += len(each)
+    return choices
+
+
+def _reporter(
+    logits: torch.Tensor, start: int, rows: Sequence[RowSampling]
+) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
+    """For the rows of one session, the first of which is row `start` of the forward; None if it wants no report."""
+    if not rows or rows[0].sampling.logprobs is None:
+        return None
+    return lambda tokens: logprobs(logits[start : start + len(tokens)], rows[: len(tokens)], tokens)
 
 
 def _part(share: Share, held: Held) -> Part:
@@ -190,19 +228,19 @@ class Engine:
         self._flush()
 
     def _forward(self, parts: Sequence[Part]) -> None:
-        chosen, timings = self._choose(parts)
+        choices, timings = self._choose(parts)
         failed = self.lm.failed
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
-        self._decide(parts, chosen, failed, timings)
+        self._decide(parts, choices, failed, timings)
 
-    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[int], Timings]:
+    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[Choice], Timings]:
         """The target's token for every row that is wanted, and how long that took."""
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        chosen = choose(logits, [row for part in parts for row in part.rows()])
+        choices = _choices(logits, parts)
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(
@@ -216,25 +254,25 @@ class Engine:
             forward_ended_ns=round(ended_us * 1000),
         )
         self.steps += 1
-        return chosen, timings
+        return choices, timings
 
     def _feed(self, part: Part) -> Feed:
         slot, fresh = part.share.slot, part.share.fresh
         start = self.lm.cached(slot)
         return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.window], part.wanted)
 
-    def _decide(self, parts: Sequence[Part], chosen: Sequence[int], failed: frozenset[int], timings: Timings) -> None:
+    def _decide(
+        self, parts: Sequence[Part], choices: Sequence[Choice], failed: frozenset[int], timings: Timings
+    ) -> None:
         plain_us = self._learn(parts, timings)
-        row = 0
-        for part in parts:
-            rows, row = chosen[row : row + part.wanted], row + part.wanted
+        for part, choice in zip(parts, choices, strict=True):
             if not self.roster.contains(part.held):
                 continue
             self.reception.report_of(part.held).timings = timings
             if part.share.slot in failed:
                 self._contain(part)
-            elif rows:
-                self._resolve(part, rows, plain_us, timings)
+            elif choice.tokens:
+                self._resolve(part, choice, plain_us, timings)
 
     def _contain(self, part: Part) -> None:
         """Logits that are not finite: a draft token's doing costs its session the drafts, for good.
@@ -258,7 +296,7 @@ class Engine:
         drafting = any(part.held.session.allowance.due for part in parts)
         return self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting, timings.waited_us > 0)
 
-    def _resolve(self, part: Part, rows: Sequence[int], plain_us: float | None, timings: Timings) -> None:
+    def _resolve(self, part: Part, choice: Choice, plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -266,7 +304,8 @@ class Engine:
             return
         # Likewise clipped: under greedy and coupled the choices that are left out would be made again.
         window = part.window[: session.room - 1]
-        verdict = session.resolve(rows[: len(window) + 1], window, part.share.kind, part.source)
+        chosen = choice.tokens[: len(window) + 1]
+        verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)

@@ -11,6 +11,7 @@ from specwire.core.sampling import InvalidParameter
 from specwire.core.verification import Allowance
 from specwire.rpc.convert import (
     kind_to_wire,
+    logprobs_to_wire,
     outcomes_to_wire,
     proposal_from_wire,
     reason_to_wire,
@@ -68,7 +69,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         message.attach,
         tuple(message.tokens),
         message.prompt_length,
-        sampling_from_wire(message.sampling)[0],
+        sampling_from_wire(message.sampling, vocabulary=info.vocabulary)[0],
         _stopping(message, info),
         allowance_from_wire(message.progress),
         now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
@@ -80,7 +81,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
 def _stopping(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse) -> Stopping:
     if not message.HasField("progress"):
         raise InvalidParameter("progress", "is required")
-    return stopping_from_wire(message.stopping, vocabulary=info.vocabulary)
+    return stopping_from_wire(message.stopping, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
 
 
 def check_vocabulary(theirs: str, ours: str) -> None:
@@ -141,6 +142,7 @@ def _verdict(decided: Decided) -> verify_pb2.Verdict:
         kind=kind_to_wire(verdict.kind) if verdict.tested else common_pb2.SOURCE_KIND_UNSPECIFIED,
         source=verdict.source if verdict.tested else 0,
         answered=decided.answered,
+        logprobs=logprobs_to_wire(verdict.logprobs),
     )
 
 

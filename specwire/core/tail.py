@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Verdict:
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
     tested: width of the window, whose draft tokens came from a source of `kind`; of several drafters, from `source`.
+    logprobs: one per token where the session reports them, else none.
     """
 
     position: int
@@ -25,6 +27,7 @@ class Verdict:
     finish: FinishReason | None = None
     kind: SourceKind = SourceKind.DRAFTER
     source: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -44,6 +47,7 @@ class Verdict:
             position=position,
             tokens=self.tokens[cut:],
             outcomes=self.outcomes[cut:],
+            logprobs=self.logprobs[cut:],
             tested=max(0, self.tested - cut),
         )
 

@@ -5,13 +5,15 @@ The engine asks for a window, runs a forward, and hands the target's choices to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specwire.core.acceptance import Decision, decide
 from specwire.core.chain import Chains, Offer, Proposal, SourceKind
+from specwire.core.history import History, Seen
 from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Rule, Sampling
 from specwire.core.tail import Tail, Verdict
@@ -36,7 +38,7 @@ class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
     ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
-    acknowledged.
+    acknowledged. history: the text's ids, where penalties look at them, else None.
     """
 
     text: Text
@@ -49,6 +51,7 @@ class VerifySession:
     trusting: bool = True
     ngram: NgramSource | None = None
     tail: Tail = field(default_factory=Tail)
+    history: History | None = None
 
     @classmethod
     def opened(
@@ -68,6 +71,8 @@ class VerifySession:
         session = cls(Text(tokens), sampling, ending, allowance, Chains(vocabulary))
         if ngram and sampling.rule in GUESSING_RULES:
             session.ngram = NgramSource(session.text.tokens)
+        if sampling.penalised:
+            session.history = History(tokens[:prompt_length], tokens[prompt_length:])
         if len(tokens) > prompt_length:
             session.finish = ending.cut(prompt_length, tokens[prompt_length:])[1]
         return session
@@ -136,6 +141,10 @@ class VerifySession:
         guess = self.ngram.guess if self.ngram is not None else None
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
+    def seen(self, window: Sequence[int]) -> Seen | None:
+        """The text as it would stand behind `window`, where penalties look at it."""
+        return None if self.history is None else self.history.seen(window)
+
     @property
     def source(self) -> int | None:
         """Whose chain a window would be taken from now."""
@@ -147,6 +156,7 @@ class VerifySession:
         window: Sequence[int],
         kind: SourceKind = SourceKind.DRAFTER,
         source: int | None = None,
+        report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None = None,
     ) -> Verdict:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
@@ -154,6 +164,7 @@ class VerifySession:
         inside an accepted run.
 
         source: whose chain the window was taken from; None: from that of which it would be taken now.
+        report: log-probabilities of the tokens decided here, where the session reports them.
         """
         position = self.position
         drafted = kind is SourceKind.DRAFTER and len(window) > 0
@@ -165,10 +176,15 @@ class VerifySession:
             self.ngram.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested)
         self.text.extend(decision.tokens)
+        if self.history is not None:
+            self.history.extend(decision.tokens)
         self.chains.advance(position, decision.tokens)
         if self.ngram is not None:
             self.ngram.text_grew()
-        verdict = Verdict(position, decision.tokens, decision.outcomes, len(window), self.finish, kind, tested or 0)
+        logprobs = report(decision.tokens) if report is not None else ()
+        verdict = Verdict(
+            position, decision.tokens, decision.outcomes, len(window), self.finish, kind, tested or 0, logprobs
+        )
         self.tail.add(verdict)
         return verdict
 

@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal, SourceKind
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
+from specwire.core.limits import FinishReason, Stopping, check_min_tokens
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, resolve_rule
 from specwire.v1 import common_pb2
 
-SAMPLING_TO_COME = frozenset(
-    {
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "logprobs",
-        "logprobs_of",
-    }
-)
-STOPPING_TO_COME = frozenset({"min_tokens"})
 
-
-def _refuse_missing(message: common_pb2.Sampling | common_pb2.Stopping, fields: frozenset[str]) -> None:
-    for field, value in message.ListFields():
-        if field.name in fields:
-            raise InvalidParameter(field.name, f"is not served yet, so it cannot be {value}")
+def check_known(message: Message, name: str) -> None:
+    """Refuse fields that this program does not know: a text without an option is not what was asked for."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidParameter(name, f"holds field number {unknown[0].field_number}, which this service does not know")
 
 
 def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2.Sampling:
@@ -40,19 +32,46 @@ def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2
         seed=sampling.seed,
         choice=sampling.choice,
         rule=rule or sampling.rule,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs,
+        logprobs_of=_logprobs_of_to_wire(sampling),
     )
 
 
-def sampling_from_wire(message: common_pb2.Sampling, default_seed: int | None = None) -> tuple[Sampling, Rule]:
+def _logprobs_of_to_wire(sampling: Sampling) -> common_pb2.LogprobsOf:
+    if sampling.logprobs is None:
+        return common_pb2.LOGPROBS_OF_UNSPECIFIED
+    return cast("common_pb2.LogprobsOf", int(sampling.logprobs_of))
+
+
+def _logprobs_of(message: common_pb2.Sampling) -> LogprobsOf:
+    if message.logprobs_of == common_pb2.LOGPROBS_OF_UNSPECIFIED:
+        return LogprobsOf.MODEL
+    if not message.HasField("logprobs"):
+        raise InvalidParameter("logprobs_of", "says what logprobs are of, which are not asked for")
+    try:
+        return LogprobsOf(message.logprobs_of)
+    except ValueError:
+        raise InvalidParameter("logprobs_of", f"{message.logprobs_of} is not a known value") from None
+
+
+def sampling_from_wire(
+    message: common_pb2.Sampling, default_seed: int | None = None, vocabulary: int | None = None
+) -> tuple[Sampling, Rule]:
     """The sampling and its rule.
 
     Args:
         default_seed: taken where the message has none; None where a seed is required.
+        vocabulary: ids of logit_bias must be below it; None leaves them unchecked.
 
     Raises:
         InvalidParameter: a value out of range, a rule that contradicts the temperature, or no seed.
     """
-    _refuse_missing(message, SAMPLING_TO_COME)
+    check_known(message, "sampling")
     seed = message.seed if message.HasField("seed") else default_seed
     if seed is None:
         raise InvalidParameter("seed", "is required")
@@ -62,30 +81,74 @@ def sampling_from_wire(message: common_pb2.Sampling, default_seed: int | None = 
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         seed=seed,
         choice=message.choice,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logprobs_of=_logprobs_of(message),
     )
+    if vocabulary is not None:
+        check_bias_ids(sampling, vocabulary)
     return sampling, resolve_rule(message.rule, sampling)
 
 
 def stopping_to_wire(stopping: Stopping) -> common_pb2.Stopping:
     return common_pb2.Stopping(
-        max_tokens=stopping.max_tokens, stop_ids=sorted(stopping.stop_ids), ignore_eos=stopping.ignore_eos
+        max_tokens=stopping.max_tokens,
+        stop_ids=sorted(stopping.stop_ids),
+        ignore_eos=stopping.ignore_eos,
+        min_tokens=stopping.min_tokens,
     )
 
 
 def stopping_from_wire(
-    message: common_pb2.Stopping, *, default_max_tokens: int = 0, vocabulary: int | None = None
+    message: common_pb2.Stopping,
+    *,
+    default_max_tokens: int = 0,
+    vocabulary: int | None = None,
+    eos_ids: Iterable[int] = (),
 ) -> Stopping:
     """What ends the session.
 
     Args:
         default_max_tokens: taken where the message says 0; 0 leaves 0 invalid.
         vocabulary: stop ids must be below it; None leaves them unchecked.
+        eos_ids: the model's.
     """
-    _refuse_missing(message, STOPPING_TO_COME)
+    check_known(message, "stopping")
     for token in message.stop_ids:
         if vocabulary is not None and token >= vocabulary:
             raise InvalidParameter("stop_ids", f"token id {token} is outside 0..{vocabulary - 1}")
-    return Stopping(message.max_tokens or default_max_tokens, frozenset(message.stop_ids), message.ignore_eos)
+    stopping = Stopping(
+        message.max_tokens or default_max_tokens, frozenset(message.stop_ids), message.ignore_eos, message.min_tokens
+    )
+    if vocabulary is not None:
+        check_min_tokens(stopping, frozenset(eos_ids), vocabulary)
+    return stopping
+
+
+def logprobs_to_wire(reported: Iterable[TokenLogprobs]) -> list[common_pb2.TokenLogprobs]:
+    return [
+        common_pb2.TokenLogprobs(
+            logprob=each.logprob,
+            top_ids=[token for token, _ in each.top],
+            top_logprobs=[value for _, value in each.top],
+        )
+        for each in reported
+    ]
+
+
+def logprobs_from_wire(messages: Iterable[common_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """Raises InvalidParameter where ids and values do not match."""
+    return tuple(_logprobs(message) for message in messages)
+
+
+def _logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    if len(message.top_ids) != len(message.top_logprobs):
+        raise InvalidParameter("logprobs", f"{len(message.top_logprobs)} values for {len(message.top_ids)} ids")
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
 
 
 def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> common_pb2.Proposal:
