@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.lm.cached import Runner
 from specwire.lm.interface import Feed, ModelError
-
-FULL_ATTENTION = "full_attention"
-SLIDING_ATTENTION = "sliding_attention"
+from specwire.lm.windows import FULL_ATTENTION, SLIDING_ATTENTION, WINDOWED, window_of
 
 # Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, short
 # enough to cost little.
@@ -47,21 +46,37 @@ def check_kind(config: PreTrainedConfig) -> None:
 
 
 def check_window(config: PreTrainedConfig, context: int) -> None:
-    """ModelError if a layer forgets positions of the context."""
-    window = _sliding_window(config.get_text_config())
-    if window is not None and window < context:
+    """ModelError if a layer forgets positions of the context in a way that is not known to be that of WINDOWED."""
+    window = window_of(config, context)
+    if window is not None and config.get_text_config().model_type not in WINDOWED:
         raise ModelError(
-            f"this {config.model_type} model attends to a sliding window of {window} positions, shorter than the "
-            f"context of {context}: what it has slid past cannot be rolled back; give a context of at most {window}"
+            f"this {config.model_type} model attends to a sliding window of {window.size} positions, shorter than the "
+            f"context of {context}, and its window is not one that can be rolled back here; "
+            f"give a context of at most {window.size}"
         )
 
 
-def _sliding_window(config: PreTrainedConfig) -> int | None:
-    """Shortest window that a layer uses, None if every layer sees everything."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    slides = SLIDING_ATTENTION in types if types else getattr(config, "use_sliding_window", True)
-    return window if isinstance(window, int) and slides else None
+def check_rotation(config: PreTrainedConfig, context: int) -> None:
+    """ModelError if what is cached depends on how long the text becomes (the frequencies of longrope)."""
+    for parameters in _rotations(config.get_text_config()):
+        limit = parameters.get("original_max_position_embeddings")
+        if parameters.get("rope_type") == "longrope" and isinstance(limit, int) and context > limit:
+            raise ModelError(
+                f"this {config.model_type} model turns every position otherwise once a text is longer than {limit} "
+                f"positions (longrope), so no cache outlives that; give a context of at most {limit}"
+            )
+
+
+def _rotations(config: Any) -> list[dict[str, Any]]:
+    """Rope parameters: of all layers, or of each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [value for value in parameters.values() if isinstance(value, dict) and "rope_type" in value]
+    return kinds or [{"original_max_position_embeddings": _original(config), **parameters}]
+
+
+def _original(config: Any) -> int | None:
+    limit: int | None = getattr(config, "original_max_position_embeddings", None)
+    return limit
 
 
 def first_line(error: BaseException) -> str:

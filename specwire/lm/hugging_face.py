@@ -8,7 +8,7 @@ written.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.lm.interface import Feed
+from specwire.lm.windows import FULL_ATTENTION, SLIDING_ATTENTION, Window
 
 
 class Batch(NamedTuple):
@@ -27,6 +28,7 @@ class Batch(NamedTuple):
     rows: torch.Tensor  # (tokens fed,): feed of each token
     columns: torch.Tensor  # (tokens fed,): its column
     length: int  # L
+    start: int  # position of the first token of the only feed, where there is one
 
     @classmethod
     def of(cls, feeds: Sequence[Feed], device: torch.device) -> Batch:
@@ -42,23 +44,31 @@ class Batch(NamedTuple):
             torch.tensor(rows, device=device),
             torch.tensor(columns, device=device),
             max(feed.stop for feed in feeds),
+            feeds[0].start,
         )
 
-    def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Additive (B, 1, M, L): position p sees [0, p]. Padding sees position 0, so that its rows stay finite."""
+    def mask(self, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
+        """Additive (B, 1, M, L): position p sees [0, p], or its last `window`. Padding sees position 0: finite rows."""
         keys = torch.arange(self.length, device=self.positions.device)
-        hidden = keys > self.positions.unsqueeze(-1)
+        positions = self.positions.unsqueeze(-1)
+        hidden = keys > positions
+        if window is not None:
+            hidden = hidden | (keys <= positions - window)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
 
 
 class SlotCache(Cache):
-    """Keys and values by layer, (slots, heads, context, head_dim), allocated and zeroed when a layer is first seen."""
+    """Keys and values by layer, (slots, heads, context, head_dim), allocated and zeroed when a layer is first seen.
+
+    alone: forwards are of one feed each, of which a model may ask how much came before it.
+    """
 
     def __init__(self, slots: int, context: int) -> None:
         # Without Cache.__init__, whose layers grow, are cropped from the end and know one length for all rows.
         self.layers = []
         self.batch: Batch | None = None
+        self.alone = False
         self._size = (slots, context)
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
@@ -85,10 +95,15 @@ class SlotCache(Cache):
         return store[:, :, : self.batch.length][self.batch.slots]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self.batch is None else self.batch.length
+        if self.batch is None:
+            return 0
+        return self.batch.start if self.alone else self.batch.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.get_seq_length(), 0
+        return 0 if self.batch is None else self.batch.length, 0
 
     @property
     def is_compileable(self) -> bool:
@@ -113,12 +128,21 @@ class SlotCache(Cache):
 class HuggingFaceRunner:
     """`Runner` around an `AutoModelForCausalLM`."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, context: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, slots: int, context: int, window: Window | None = None, alone: bool = False
+    ) -> None:
+        """alone: one feed at a time, without a mask, for models that make more of a mask than who sees whom (ALiBi)."""
         self._model = model
+        self._window = window
         self._cache = SlotCache(slots, context)
+        self._cache.alone = alone
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def alone(self) -> bool:
+        return self._cache.alone
 
     def zero(self, slot: int, stop: int) -> None:
         self._cache.zero(slot, stop)
@@ -132,13 +156,17 @@ class HuggingFaceRunner:
         return self._cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        groups = [[feed] for feed in feeds] if self.alone else [feeds]
+        return torch.cat([rows for group in groups for rows in self._rows(group)])
+
+    def _rows(self, feeds: Sequence[Feed]) -> Iterator[torch.Tensor]:
         batch = self._cache.batch = Batch.of(feeds, self._device)
         kept = max(1, *(feed.wanted for feed in feeds), 1)
         options = {"logits_to_keep": kept} if self._keeps_last else {}
         try:
             output = self._model(
                 input_ids=batch.tokens,
-                attention_mask=batch.mask(self._dtype),
+                attention_mask=None if self.alone else self._mask(batch),
                 position_ids=batch.positions,
                 past_key_values=self._cache,
                 use_cache=True,
@@ -146,4 +174,13 @@ class HuggingFaceRunner:
             )
         finally:
             self._cache.batch = None
-        return torch.cat([logits[-max(feed.wanted, 1) :] for feed, logits in zip(feeds, output.logits, strict=True)])
+        return (logits[-max(feed.wanted, 1) :] for feed, logits in zip(feeds, output.logits, strict=True))
+
+    def _mask(self, batch: Batch) -> torch.Tensor | dict[str, torch.Tensor]:
+        """One mask for all layers, or one for each kind of layer."""
+        if self._window is None:
+            return batch.mask(self._dtype)
+        sliding = batch.mask(self._dtype, self._window.size)
+        if not self._window.mixed:
+            return sliding
+        return {FULL_ATTENTION: batch.mask(self._dtype), SLIDING_ATTENTION: sliding}

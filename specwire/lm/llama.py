@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from specwire.lm.decoder import Decoder, Layer, Model, Shape, compiled
 from specwire.lm.interface import Feed
 from specwire.lm.linear import Weights
+from specwire.lm.windows import window_of
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotations whose table does not depend on the length of the text.
@@ -89,6 +90,8 @@ def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Ten
 
 def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int) -> Model:
     """Weights of such a model, and its rotations for `context` positions; Unsuited as above."""
+    if window_of(model.config, context) is not None:
+        raise Unsuited("attention slides")
     body = model.get_submodule("model")
     bias = _optional(model, "lm_head.bias")
     head = Weights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])

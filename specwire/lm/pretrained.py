@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from specwire.lm.cached import CachedLM
-from specwire.lm.checks import check_kind, check_model, check_window, context_of, first_line
+from specwire.lm.checks import check_kind, check_model, check_rotation, check_window, context_of, first_line
 from specwire.lm.describe import read_text, weights_fingerprint
 from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
 from specwire.lm.runners import Sizes, runner_for
@@ -28,6 +28,7 @@ def load_pretrained(
     check_kind(config)
     positions = context_of(config, context)
     check_window(config, positions)
+    check_rotation(config, positions)
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
     info, unassigned = _describe(spec, model, config, dtype, positions)

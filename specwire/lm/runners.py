@@ -14,6 +14,7 @@ from specwire.lm.checks import deviation, first_line
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.interface import AUTO, OPENVINO, TORCH, ModelError
 from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.windows import window_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,16 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, lean: bool) -> Runner:
         runner = _lean_runner(model, sizes)
         if runner is not None:
             return runner
-    generic = HuggingFaceRunner(model, sizes.slots, sizes.context)
+    try:
+        return _generic_runner(model, sizes, alone=False)
+    except ModelError as reason:
+        logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
+    return _generic_runner(model, sizes, alone=True)
+
+
+def _generic_runner(model: PreTrainedModel, sizes: Sizes, alone: bool) -> Runner:
+    window = window_of(model.config, sizes.context)
+    generic = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
     name = type(model).__name__
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)

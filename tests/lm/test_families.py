@@ -1,0 +1,89 @@
+"""Every family that docs/MODELS.md names: served as its own cache-less forward has it, or refused in a sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import GPTNeoConfig, Phi3Config
+
+from specwire.lm import ModelError, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.hugging_face import HuggingFaceRunner
+from specwire.lm.windows import WINDOWED
+from tests.lm.families import ALONE, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
+from tests.lm.models import CONTEXT, build, save
+from tests.lm.walk import Texts
+
+SLOTS = 3
+STEPS = 15
+MODELS = Path(__file__).parents[2] / "docs" / "MODELS.md"
+KINDS = {"all of the text": SERVED, "sliding window": SLIDING, "ALiBi": ALONE}
+CASES = [pytest.param(family, id=f"{family.name}, {kind}") for kind, families in KINDS.items() for family in families]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(family: Family, tmp_path: Path) -> None:
+    model = build(family.config())
+    lm = load_model(save(model, tmp_path), slots=SLOTS, context=CONTEXT, threads=1)
+    texts = Texts(model, lm, seed=len(family.name))
+    longest = 0
+    for _ in range(STEPS):
+        texts.step()
+        longest = max(longest, *(len(text) for text in texts.held))
+    assert longest > WINDOW  # else no window was slid past
+
+
+@pytest.mark.parametrize(("family", "message"), [pytest.param(*case, id=case[0].name) for case in REFUSED])
+def test_what_cannot_be_rolled_back_is_refused(family: Family, message: str, tmp_path: Path) -> None:
+    folder = save(build(family.config()), tmp_path) if family.name == "RWKV" else str(tmp_path)
+    family.config().save_pretrained(folder)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        load_model(folder, slots=1, context=CONTEXT)
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
+    """Of a family whose shorter windows are refused."""
+    config = GPTNeoConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        max_position_embeddings=CONTEXT,
+        attention_types=[[["global", "local"], 1]],
+        window_size=WINDOW,
+    )
+    lm = load_model(save(build(config), tmp_path), slots=1, context=WINDOW)
+    assert lm.info.context == WINDOW
+
+
+@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in ALONE])
+def test_a_model_that_reads_positions_off_its_mask_is_run_alone(family: Family, tmp_path: Path) -> None:
+    lm = load_model(save(build(family.config()), tmp_path), slots=SLOTS, context=CONTEXT)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, HuggingFaceRunner)
+    assert lm.runner.alone
+
+
+def test_frequencies_that_change_with_the_length_are_refused_beyond_it(tmp_path: Path) -> None:
+    """Phi-3's long contexts: once a text is longer, every key would have to be computed again."""
+    factors = [1.0, 1.5, 2.0, 2.5]
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": factors, "long_factor": factors[::-1]}
+    config = Phi3Config(**PADDED, original_max_position_embeddings=24, rope_parameters=rope)
+    folder = save(build(config), tmp_path)
+    with pytest.raises(ModelError, match="give a context of at most 24"):
+        load_model(folder, slots=1)
+    assert load_model(folder, slots=1, context=24).info.context == 24
+
+
+def test_every_kind_of_window_that_is_served_is_tested() -> None:
+    assert {family.config().model_type for family in SLIDING} == WINDOWED
+
+
+def test_the_documentation_lists_what_is_tested() -> None:
+    rows = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in MODELS.read_text().splitlines()}
+    served = {(family.name, kind) for kind, families in KINDS.items() for family in families}
+    refused = {(family.name, "refused") for family, _ in REFUSED}
+    listed = {row for row in rows if len(row) == 2 and row[1] in {*KINDS, "refused"}}
+    assert listed == served | refused
