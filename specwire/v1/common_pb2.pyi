@@ -21,6 +21,7 @@ class SourceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_KIND_UNSPECIFIED: _ClassVar[SourceKind]
     SOURCE_KIND_DRAFTER: _ClassVar[SourceKind]
     SOURCE_KIND_NGRAM: _ClassVar[SourceKind]
+    SOURCE_KIND_PREDICTION: _ClassVar[SourceKind]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ OUTCOME_DIRECT: Outcome
 SOURCE_KIND_UNSPECIFIED: SourceKind
 SOURCE_KIND_DRAFTER: SourceKind
 SOURCE_KIND_NGRAM: SourceKind
+SOURCE_KIND_PREDICTION: SourceKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_ID: FinishReason
@@ -174,7 +176,14 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +201,7 @@ class GetModelInfoResponse(_message.Message):
     FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocabulary: int
@@ -209,7 +219,8 @@ class GetModelInfoResponse(_message.Message):
     forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
     runtime: str
     kv_bytes: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+    special_tokens: _containers.ScalarMap[str, str]
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

@@ -30,7 +30,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority")
+    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: _common_pb2.Sampling
@@ -55,7 +57,9 @@ class GenerateRequest(_message.Message):
     n: int
     echo: bool
     priority: int
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    prediction_text: str
+    prediction_tokens: TokenIds
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "finished", "provisional", "choice")
@@ -162,7 +166,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens", "proposed_prediction", "accepted_prediction")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +184,8 @@ class Stats(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -197,7 +203,9 @@ class Stats(_message.Message):
     plan: str
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterStats]
     cached_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    proposed_prediction: int
+    accepted_prediction: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., proposed_prediction: _Optional[int] = ..., accepted_prediction: _Optional[int] = ...) -> None: ...
 
 class DrafterStats(_message.Message):
     __slots__ = ("source", "model", "proposed", "accepted", "plan")
