@@ -185,4 +185,5 @@ def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelIn
     short.CopyFrom(info)
     short.ClearField("tokenizer_json")
     short.ClearField("chat_template")
+    short.ClearField("special_tokens")
     return short

@@ -21,12 +21,14 @@ class Text(NamedTuple):
 
     tokenizer_json: bytes
     chat_template: str
+    special_tokens: dict[str, str]
 
 
 def read_text(spec: str) -> Text:
-    """Tokenizer and chat template of a local directory or hub id; empty where the model has none."""
+    """Tokenizer, chat template and what it may name, of a local directory or hub id; empty where the model has none."""
     serialised = _read(spec, "tokenizer.json") or _converted(spec)
-    return Text(serialised, _chat_template(spec))
+    template = _chat_template(spec)
+    return Text(serialised, template, _special_tokens(spec) if template else {})
 
 
 def _read(spec: str, name: str) -> bytes:
@@ -52,6 +54,14 @@ def _chat_template(spec: str) -> str:
     if isinstance(template, list):
         template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
     return str(template or "")
+
+
+def _special_tokens(spec: str) -> dict[str, str]:
+    """Such as bos_token; the newer of the two files in which they are kept counts."""
+    files = (_read(spec, name) for name in ("special_tokens_map.json", "tokenizer_config.json"))
+    entries = {key: value for file in files for key, value in json.loads(file or b"{}").items()}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in entries.items()}
+    return {k: text for k, text in contents.items() if k.endswith("_token") and isinstance(text, str)}
 
 
 def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, dtype: str) -> str:

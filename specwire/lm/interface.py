@@ -49,6 +49,7 @@ class ModelInfo:
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
         tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
         chat_template: Jinja source, empty if the model has none.
+        special_tokens: what chat templates may name, such as bos_token; only with a chat template.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ModelInfo:
     runtime: str = TORCH
     tokenizer_json: bytes = field(default=b"", repr=False)
     chat_template: str = field(default="", repr=False)
+    special_tokens: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
 
 
 class LanguageModel(Protocol):

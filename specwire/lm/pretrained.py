@@ -102,6 +102,7 @@ def _describe(
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
     )
     return info, sorted(set(range(vocabulary)) - tokens.keys())
 

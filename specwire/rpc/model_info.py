@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from specwire.rpc.host import host_id
@@ -48,6 +49,9 @@ class Described(Protocol):
     @property
     def chat_template(self) -> str: ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
 
 def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoResponse:
     """The whole description, tokenizer included, without forward times."""
@@ -65,6 +69,7 @@ def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoRe
         tokenizer_hash=hashlib.sha256(info.tokenizer_json).hexdigest(),
         tokenizer_json=info.tokenizer_json,
         chat_template=info.chat_template,
+        special_tokens=info.special_tokens,
         host_id=host_id(),
         slots=slots,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,12 @@ def test_info(tmp_path: Path) -> None:
     words = {f"w{index}": index for index in range(VOCABULARY)}
     folder = save(build(config("llama")), tmp_path / "tiny", words)
     (tmp_path / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
+    named = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
+    (tmp_path / "tiny" / "special_tokens_map.json").write_text(json.dumps(named))
     info = load_model(folder, slots=1, context=20).info
     assert (info.name, info.architecture, info.vocabulary, info.context) == ("tiny", "LlamaForCausalLM", VOCABULARY, 20)
     assert (info.eos_ids, info.dtype, info.device, info.chat_template) == ((2,), "float32", "cpu", "{{ messages }}")
+    assert info.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert Tokenizer.from_str(info.tokenizer_json.decode()).encode("w3 w9").ids == [3, 9]
     assert len(info.weights_fingerprint) == len(info.vocabulary_fingerprint) == 64
 
