@@ -53,6 +53,7 @@ class OpenSession:
     tokens: tuple[int, ...]
     sampling: Sampling
     pace: Pace
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class AdvanceSession:
     position: int
     tokens: tuple[int, ...]
     pace: Pace
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Reception:
             if advance.position == 0 and not tokens:
                 raise InvalidParameter("position", "0 without tokens leaves no text")
             pace = pace_from_wire(advance.pace)
-            self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace))
+            self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace, advance.epoch))
         except InvalidParameter as error:
             self._refuse(advance.handle, error, link)
 
@@ -114,7 +114,11 @@ class Reception:
         if not tokens:
             raise InvalidParameter("tokens", "must not be empty")
         sampling, _ = sampling_from_wire(opening.sampling)
-        return OpenSession(link, opening.handle, tokens, sampling, pace_from_wire(opening.pace))
+        pace = pace_from_wire(opening.pace)
+        if pace.confidence_floor > 0.0 and not sampling.guessed:
+            message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
+            raise InvalidParameter("pace.confidence_floor", message)
+        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch)
 
     def _check_vocabulary(self, theirs: str) -> None:
         ours = self.info.vocabulary_fingerprint

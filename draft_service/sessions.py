@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 import torch
@@ -26,8 +27,10 @@ from draft_service.commands import (
     Proposed,
     Reply,
 )
+from draft_service.weighing import Place, draw_weighed
 from specwire.core.drafting import Desynchronised, DraftSession
 from specwire.core.sampling import Sampling
+from specwire.core.weights import Weights
 from specwire.lm import Feed, LanguageModel
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,14 @@ class Drafting:
     sampling: Sampling
     session: DraftSession
     spent_ns: int = 0
+
+
+class Guess(NamedTuple):
+    """A draft token; confidence: 1.0 where nobody asked; weights: what it was drawn from, where the rule weighs it."""
+
+    token: int
+    confidence: float = 1.0
+    weights: Weights | None = None
 
 
 class Sessions:
@@ -93,7 +104,8 @@ class Sessions:
             message = f"all {self._model.slots} slots of this drafter are taken"
             self._drop(key, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
             return
-        session = DraftSession(command.tokens, command.pace, chain, self._context)
+        weighed = command.sampling.weighed
+        session = DraftSession(command.tokens, command.pace, chain, self._context, weighed, command.epoch)
         self._open[key] = Drafting(command.link, command.handle, self._free.pop(), command.sampling, session)
         self._reply(command.link, Opened(command.handle))
 
@@ -104,7 +116,7 @@ class Sessions:
         if drafting is None:
             return
         try:
-            kept = drafting.session.advance(command.position, command.tokens, command.pace)
+            kept = drafting.session.advance(command.position, command.tokens, command.pace, command.epoch)
         except Desynchronised as error:
             self._drop(key, grpc.StatusCode.FAILED_PRECONDITION, f"position: {error}")
             return
@@ -146,11 +158,11 @@ class Sessions:
         for drafting, feed in zip(batch, feeds, strict=True):
             # A prompt, or what was missed while paused, is fed once; a draft token's time is that of a feed of its own.
             drafting.spent_ns += spent if len(feed.tokens) <= LONGEST_OWN_FEED else spent // len(feed.tokens)
-        for drafting, token, confidence in drawn:
-            drafting.session.drafted(token, confidence)
+        for drafting, guess in drawn:
+            drafting.session.drafted(guess.token, guess.confidence, guess.weights)
             self._propose(drafting)
 
-    def _forward(self, batch: list[Drafting], feeds: list[Feed]) -> list[tuple[Drafting, int, float]]:
+    def _forward(self, batch: list[Drafting], feeds: list[Feed]) -> list[tuple[Drafting, Guess]]:
         logits = self._model.forward(feeds)
         drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
         if self._model.failed:
@@ -160,8 +172,7 @@ class Sessions:
             self._drop_all(broken, grpc.StatusCode.ABORTED, "the drafter's logits are not finite")
         if not drawing:
             return []
-        choices = draw(logits, [_row(drafting) for drafting in drawing])
-        return [(drafting, *choice) for drafting, choice in zip(drawing, choices, strict=True)]
+        return list(zip(drawing, _guesses(logits, drawing), strict=True))
 
     def _feed(self, drafting: Drafting) -> Feed:
         """What the cache lacks of the text, in portions; the last portion asks for logits.
@@ -201,6 +212,28 @@ class Sessions:
             link.deliver(replies)
 
 
+def _guesses(logits: torch.Tensor, drawing: list[Drafting]) -> list[Guess]:
+    """The draft token of each row, drawn as its session's rule has it."""
+    weighed = [index for index, drafting in enumerate(drawing) if drafting.session.weighed]
+    if not weighed:
+        return [Guess(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
+    guesses: dict[int, Guess] = {}
+    places = [_place(drawing[index]) for index in weighed]
+    for index, (token, weights) in zip(weighed, draw_weighed(logits[weighed], places), strict=True):
+        guesses[index] = Guess(token, weights=weights)
+    others = [index for index in range(len(drawing)) if index not in guesses]
+    if others:
+        rows = [_row(drawing[index]) for index in others]
+        guesses |= {index: Guess(*drawn) for index, drawn in zip(others, draw(logits[others], rows), strict=True)}
+    return [guesses[index] for index in range(len(drawing))]
+
+
 def _row(drafting: Drafting) -> Row:
     session = drafting.session
     return Row(len(session.text), drafting.sampling, session.pace.confidence_floor > 0.0)
+
+
+def _place(drafting: Drafting) -> Place:
+    session = drafting.session
+    end = len(session.text)
+    return Place(end, drafting.sampling, session.epoch, session.text.hash_at(end))

@@ -47,7 +47,8 @@ class Drafters:
         self.shown = False
         self._owner = owner
         self._record = record
-        self._most = options.drafters_per_session
+        # Under rules that weigh draft tokens by what one source drew them from, one source it is.
+        self._most = 1 if record.sampling.weighed else options.drafters_per_session
         self._fixed = parse_plan(options.plan)
         self._stats = stats
         self._timers = timers

@@ -20,14 +20,16 @@ from specwire.core import events as ev
 from specwire.core.chain import Proposal
 from specwire.core.contention import Forward
 from specwire.core.controller import Controller, Fixed, Plan, Planner, time_to_plan
-from specwire.core.drafting import Pace
+from specwire.core.drafting import Pace, fitting
 from specwire.rpc import convert
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 
 class Owner(Protocol):
-    """The session, as its drafters see it."""
+    """The session, as its drafters see it. epoch: see `specwire.core.epoch`."""
 
+    @property
+    def epoch(self) -> int: ...
     def apply(self, event: ev.Event) -> None: ...
     def on_draft(self, proposal: Proposal) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
@@ -106,7 +108,7 @@ class Drafting:
         if shown and self._apart and self._fixed is None:
             plan = with_drafts(plan)
         self.stats.plan = str(plan)
-        return plan.pace, plan.due
+        return fitting(plan.pace, self._record.sampling), plan.due
 
     def observe(
         self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, forward: Forward | None, shown: bool
@@ -148,12 +150,12 @@ class Drafting:
 
     def open(self, effect: fx.OpenDrafter) -> None:
         self._ask(effect.pace.run_ahead)
-        opened = messages.open_drafter(effect, self._record, self._handle)
+        opened = messages.open_drafter(effect, self._record, self._handle, self._owner.epoch)
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
     def advance(self, effect: fx.AdvanceDrafter) -> None:
         self._ask(effect.pace.run_ahead)
-        advance = messages.advance(effect, self._handle)
+        advance = messages.advance(effect, self._handle, self._owner.epoch)
         self.peer.link.send(draft_pb2.ConnectDraftRequest(advances=[advance]))
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import grpc
 
+from orchestrator import messages
 from orchestrator.appender import Appender, Lifetimes
 from orchestrator.drafters import Drafters
 from orchestrator.options import OrchestratorOptions
@@ -109,6 +110,11 @@ class SessionDriver:
         self.verifying.forgive()
         if self.provisional is not None:
             self.provisional.restart(self.session, scanner)
+
+    @property
+    def epoch(self) -> int:
+        """Of the session's present connection generation; see `specwire.core.epoch`."""
+        return messages.epoch(self.record, self.fence, self.session.attach)
 
     @property
     def following(self) -> bool:

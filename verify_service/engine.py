@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
-from typing import NamedTuple
-
-import torch
 
 from specwire.core.costs import StepCosts
-from specwire.core.logprobs import TokenLogprobs
 from specwire.core.scheduler import Share, schedule
-from specwire.lm import Feed, LanguageModel, RowSampling, choose, logprobs
+from specwire.lm import Feed, LanguageModel
 from verify_service.clock import monotonic_us
 from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
 from verify_service.inbox import Inbox
+from verify_service.parts import Choice, Part, choices
 from verify_service.reception import Reception
 from verify_service.roster import Held
 from verify_service.scoring import Scorer
+from verify_service.waiting import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -42,63 +40,6 @@ class Rest:
 
     until_us: float
     waiting: bool
-
-
-class Part(NamedTuple):
-    """One session's part of a step; `source`: whose chain the window was taken from, if of one."""
-
-    share: Share
-    held: Held
-    window: tuple[int, ...]
-    source: int | None
-
-    @property
-    def wanted(self) -> int:
-        """Rows of logits: one more than the window, none before the prompt's end."""
-        return len(self.window) + 1 if self.share.decides else 0
-
-    def rows(self) -> list[RowSampling]:
-        """Each as if the tokens of the window before it had been decided."""
-        session, start = self.held.session, self.held.session.position
-        return [
-            RowSampling(
-                start + index,
-                session.sampling,
-                session.seen(self.window[:index]),
-                session.ending.banned(start + index),
-            )
-            for index in range(self.wanted)
-        ]
-
-
-class Choice(NamedTuple):
-    """The target's token for each row of a part; `report` gives the log-probabilities of those that are decided."""
-
-    tokens: Sequence[int]
-    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
-
-
-def _choices(logits: torch.Tensor, parts: Sequence[Part]) -> list[Choice]:
-    rows = [part.rows() for part in parts]
-    chosen = choose(logits, [row for each in rows for row in each])
-    choices, start = [], 0
-    for each in rows:
-        choices.append(Choice(chosen[start : start + len(each)], _reporter(logits, start, each)))
-        start += len(each)
-    return choices
-
-
-def _reporter(
-    logits: torch.Tensor, start: int, rows: Sequence[RowSampling]
-) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
-    """For the rows of one session, the first of which is row `start` of the forward; None if it wants no report."""
-    if not rows or rows[0].sampling.logprobs is None:
-        return None
-    return lambda tokens: logprobs(logits[start : start + len(tokens)], rows[: len(tokens)], tokens)
-
-
-def _part(share: Share, held: Held) -> Part:
-    return Part(share, held, held.session.window(share.window, share.kind), held.session.source)
 
 
 @dataclass(slots=True)
@@ -128,12 +69,13 @@ class Engine:
         patient: bool = False,
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
+        patience: Patience = Patience(),  # noqa: B008 # frozen
     ) -> None:
-        """patient: see `specwire.core.scheduler.schedule`. ngram, detach_grace_us: see `Reception`."""
+        """patient: see `specwire.core.scheduler.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
-        self.reception = Reception(lm, now_us, ngram, detach_grace_us)
+        self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience)
         self.roster = self.reception.roster
         self.steps = 0
         self.stopped = False
@@ -158,7 +100,8 @@ class Engine:
         """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
         self._take_commands()
         self.reception.expire(self._now_us())
-        runnable = {held.slot: held for held in self.roster if held.session.room > 0}
+        self.reception.seat()
+        runnable = {held.slot: held for held in self.roster if held.session.room > 0 and not held.waiting}
         candidates = [
             held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)
             for held in runnable.values()
@@ -219,7 +162,7 @@ class Engine:
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
         try:
-            self._forward([_part(share, held) for share, held in shares])
+            self._forward([Part.of(share, held) for share, held in shares])
         except Exception:
             logger.exception("a step failed")
             for _, held in shares:
@@ -228,11 +171,11 @@ class Engine:
         self._flush()
 
     def _forward(self, parts: Sequence[Part]) -> None:
-        choices, timings = self._choose(parts)
+        told, timings = self._choose(parts)
         failed = self.lm.failed
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
-        self._decide(parts, choices, failed, timings)
+        self._decide(parts, told, failed, timings)
 
     def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[Choice], Timings]:
         """The target's token for every row that is wanted, and how long that took."""
@@ -240,7 +183,7 @@ class Engine:
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        choices = _choices(logits, parts)
+        told = choices(logits, parts)
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(
@@ -254,18 +197,16 @@ class Engine:
             forward_ended_ns=round(ended_us * 1000),
         )
         self.steps += 1
-        return choices, timings
+        return told, timings
 
     def _feed(self, part: Part) -> Feed:
         slot, fresh = part.share.slot, part.share.fresh
         start = self.lm.cached(slot)
-        return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.window], part.wanted)
+        return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.tokens], part.wanted)
 
-    def _decide(
-        self, parts: Sequence[Part], choices: Sequence[Choice], failed: frozenset[int], timings: Timings
-    ) -> None:
+    def _decide(self, parts: Sequence[Part], told: Sequence[Choice], failed: frozenset[int], timings: Timings) -> None:
         plain_us = self._learn(parts, timings)
-        for part, choice in zip(parts, choices, strict=True):
+        for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
             self.reception.report_of(part.held).timings = timings
@@ -280,7 +221,7 @@ class Engine:
         The model has discarded the slot, so the text is fed again, which no ledger could bear a second time.
         """
         held = part.held
-        if part.window:
+        if part.window and held.session.can_mistrust:
             held.session.mistrust()
             held.running.nothing_decided(self._now_us())
         else:
@@ -302,10 +243,11 @@ class Engine:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
             self.lm.rollback(held.slot, session.position - 1)
             return
-        # Likewise clipped: under greedy and coupled the choices that are left out would be made again.
-        window = part.window[: session.room - 1]
+        # Likewise clipped: under greedy and coupled the choices that are left out would be made again, under others
+        # nothing has been drawn yet.
+        window = session.clipped(part.tokens)
         chosen = choice.tokens[: len(window) + 1]
-        verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report)
+        verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         now_us = self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)

@@ -8,6 +8,7 @@ How often a source is right is kept for each: a poor one that drafts far ahead m
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from enum import IntEnum, StrEnum
 
 from specwire.core.speed import AcceptanceByPosition, expected_tokens
 from specwire.core.text import Text
+from specwire.core.weights import Draft, Weights
 
 MOST_SOURCES = 64
 # Draft tokens by which sources are compared: as many as a window takes at most.
@@ -34,6 +36,7 @@ class Proposal:
 
     prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
     of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
+    weights: one per token, what it was drawn from, by randomness of `epoch`; under rules that weigh draft tokens only.
     """
 
     source: int
@@ -43,6 +46,8 @@ class Proposal:
     tokens: tuple[int, ...]
     prefix_hash: int | None = None
     expected: float = 0.0
+    weights: tuple[Weights, ...] = ()
+    epoch: int = 0
 
 
 class Offer(StrEnum):
@@ -57,15 +62,22 @@ class Offer(StrEnum):
     GAP = "gap"
     OUT_OF_RANGE = "out_of_range"
     OVER_RUN_AHEAD = "over_run_ahead"
+    OTHER_EPOCH = "other_epoch"
+    WITHOUT_WEIGHTS = "without_weights"
 
 
 @dataclass(slots=True)
 class Chain:
-    """Invariant: tokens at decided positions equal the text; `base` is not after the decided position."""
+    """Invariant: tokens at decided positions equal the text; `base` is not after the decided position.
+
+    weights: one per token, or none at all. ends: where its chunks end, as positions.
+    """
 
     number: int
     base: int
     tokens: list[int] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -75,6 +87,13 @@ class Chain:
         start = position - self.base
         return tuple(self.tokens[start : start + most])
 
+    def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
+        start = position - self.base
+        tokens = self.tokens[start : start + most]
+        if not self.weights:
+            return tuple(map(Draft, tokens))
+        return tuple(map(Draft, tokens, self.weights[start : start + most]))
+
 
 class Chains:
     """The chains of all sources of one session.
@@ -83,11 +102,15 @@ class Chains:
         vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
         most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off). A chain that
             ends as far behind it is dropped: its drafter is gone, or begins a new one when it hears.
+        weighed: take only what comes with the weights it was drawn from, in the present `epoch`; and of several sources
+            always the lowest that has a token, so that whose is tested does not depend on any.
     """
 
-    def __init__(self, vocabulary: int, most_ahead: int = 256) -> None:
+    def __init__(self, vocabulary: int, most_ahead: int = 256, weighed: bool = False, epoch: int = 0) -> None:
         self.vocabulary = vocabulary
         self.most_ahead = most_ahead
+        self.weighed = weighed
+        self.epoch = epoch
         self.counts: Counter[Offer] = Counter()
         self._live: dict[int, Chain] = {}
         self._newest: dict[int, int] = {}
@@ -104,6 +127,10 @@ class Chains:
             return Offer.OVER_RUN_AHEAD
         if not self._in_range(proposal):
             return Offer.OUT_OF_RANGE
+        if self.weighed and proposal.epoch != self.epoch:
+            return Offer.OTHER_EPOCH
+        if self.weighed and not self._weighted(proposal):
+            return Offer.WITHOUT_WEIGHTS
         newest = self._newest.get(proposal.source, -1)
         if proposal.chain < newest:
             return Offer.STALE
@@ -117,6 +144,12 @@ class Chains:
     def _in_range(self, proposal: Proposal) -> bool:
         numbers = min(proposal.chain, proposal.base, proposal.offset)
         return numbers >= 0 and all(0 <= token < self.vocabulary for token in proposal.tokens)
+
+    def _weighted(self, proposal: Proposal) -> bool:
+        if len(proposal.weights) != len(proposal.tokens):
+            return False
+        pairs = zip(proposal.weights, proposal.tokens, strict=True)
+        return all(weights.possible(token, self.vocabulary) for weights, token in pairs)
 
     def _start(self, proposal: Proposal, text: Text) -> Offer:
         if proposal.offset != 0 or proposal.base > len(text):
@@ -149,6 +182,9 @@ class Chains:
             self._live.pop(proposal.source, None)
             return Offer.CONTRADICTED
         chain.tokens.extend(fresh)
+        chain.ends.append(chain.end)
+        if self.weighed:
+            chain.weights.extend(proposal.weights[len(proposal.tokens) - len(fresh) :])
         self._live[proposal.source] = chain
         return success
 
@@ -215,22 +251,34 @@ class Chains:
         """
         reach = {source: min(WEIGHED, chain.end - position) for source, chain in self._live.items()}
         sources = sorted(source for source, tokens in reach.items() if tokens > 0)
-        if len(sources) < 2:
+        if len(sources) < 2 or self.weighed:
             return sources[0] if sources else None
         return max(sources, key=lambda source: (self._promise(source, reach[source]), self._live[source].end))
 
     def _promise(self, source: int, reach: int) -> float:
         return expected_tokens(self.acceptance(source).rates(reach), reach)
 
-    def behind(self, position: int, window: Sequence[int]) -> int | None:
+    def behind(self, position: int, window: Sequence[int]) -> Draft | None:
         """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source."""
         for source in sorted(self._live):
             tokens = self._live[source].after(position, len(window) + 1)
             if len(tokens) > len(window) and tokens[: len(window)] == tuple(window):
-                return tokens[-1]
+                return self._live[source].drafts(position + len(window), 1)[0]
         return None
 
     def window(self, position: int, most: int) -> tuple[int, ...]:
         """Up to `most` draft tokens from `position` on, of the best live chain."""
         source = self.best(position)
         return () if source is None else self._live[source].after(position, most)
+
+    def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
+        """The same, with what they were drawn from."""
+        source = self.best(position)
+        return () if source is None else self._live[source].drafts(position, most)
+
+    def whole(self, position: int, most: int) -> tuple[int, ...]:
+        """The lengths, up to `most`, at which a window from `position` on ends where a chunk does."""
+        source = self.best(position)
+        ends = [] if source is None else self._live[source].ends
+        first, last = bisect_right(ends, position), bisect_right(ends, position + most)
+        return tuple(end - position for end in ends[first:last])

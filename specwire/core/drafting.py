@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from math import prod
 
 from specwire.core.chain import Proposal
-from specwire.core.sampling import InvalidParameter
+from specwire.core.sampling import InvalidParameter, Sampling
+from specwire.core.scheduler import MOST_WINDOW
 from specwire.core.text import Text
+from specwire.core.weights import Weights
 
 
 class Desynchronised(ValueError):
@@ -41,22 +43,42 @@ class Pace:
             raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
 
 
+def fitting(pace: Pace, sampling: Sampling) -> Pace:
+    """The pace as the session's rule allows it: no stop that depends on what was drafted, chunks that fit a window."""
+    return pace if sampling.guessed else Pace(min(pace.chunk, MOST_WINDOW), pace.run_ahead)
+
+
 class DraftSession:
     """Invariant: base <= sent <= len(text), decided <= len(text); text[:decided] is what the last advance said.
 
     Args:
         chain: number of the first chain; above those of a session that this one replaces.
         context: most tokens that the drafter's model can hold; a text that has reached it is not drafted for.
+        weighed: its rule weighs draft tokens by what they were drawn from, so no stop may depend on them: the length of
+            a chunk is fixed before its first token is drawn, and the pace's floor does not count.
+        epoch: names the randomness to draw with; another one voids what is not decided.
     """
 
-    def __init__(self, tokens: Iterable[int], pace: Pace, chain: int = 0, context: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[int],
+        pace: Pace,
+        chain: int = 0,
+        context: int | None = None,
+        weighed: bool = False,
+        epoch: int = 0,
+    ) -> None:
         self.text = Text(tokens)
         self.decided = len(self.text)
         self.pace = pace
         self.chain = chain
         self.context = context
         self.base = self.sent = self.decided
+        self.weighed = weighed
+        self.epoch = epoch
+        self._chunk = pace.chunk
         self._confidences: list[float] = []
+        self._weights: list[Weights] = []
 
     @property
     def in_flight(self) -> int:
@@ -66,7 +88,7 @@ class DraftSession:
     @property
     def doubtful(self) -> bool:
         """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
-        if self.pace.confidence_floor == 0.0:
+        if self.pace.confidence_floor == 0.0 or self.weighed:
             return False
         return self._confidence(self.decided, len(self.text)) < self.pace.confidence_floor
 
@@ -80,7 +102,7 @@ class DraftSession:
         has_room = self.context is None or len(self.text) < self.context
         return has_room and self.in_flight < self.pace.run_ahead and not self.doubtful
 
-    def advance(self, position: int, tokens: Sequence[int], pace: Pace) -> int:
+    def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
         """Take in decided tokens; returns the length of text that is unchanged, to which caches roll back.
 
         Raises:
@@ -91,7 +113,8 @@ class DraftSession:
         self.pace = pace
         end = position + len(tokens)
         agreed = position + self.text.common_prefix(position, tokens)
-        if agreed == end and end >= self.decided:
+        same_epoch, self.epoch = epoch == self.epoch, epoch
+        if agreed == end and end >= self.decided and same_epoch:
             self.decided = end
             if self.sent < end:
                 # What was decided need not be proposed any more: the same line goes on as a new chain.
@@ -104,27 +127,44 @@ class DraftSession:
         self.decided = self.base = self.sent = end
         self.chain += 1
         self._confidences.clear()
+        self._weights.clear()
         return min(agreed, end)
 
-    def drafted(self, token: int, confidence: float) -> None:
-        """Append the drafter's guess for the next position."""
+    def drafted(self, token: int, confidence: float, weights: Weights | None = None) -> None:
+        """Append the drafter's guess for the next position; weights: what it was drawn from, where the rule weighs."""
+        if self.sent == len(self.text):
+            self._chunk = self.pace.chunk
         self.text.extend((token,))
         self._confidences.append(confidence)
+        if weights is not None:
+            self._weights.append(weights)
 
     def take_proposal(self) -> Proposal | None:
         """The next chunk if one is due: full, or all that the run-ahead and the floor allow."""
         unsent = len(self.text) - self.sent
-        if unsent == 0 or (unsent < self.pace.chunk and self.wants_token):
+        chunk = self._chunk if self.weighed else self.pace.chunk
+        if unsent == 0 or (unsent < chunk and self.wants_token):
             return None
-        end = min(len(self.text), self.sent + self.pace.chunk)
+        end = min(len(self.text), self.sent + chunk)
         offset = self.sent - self.base
         tokens = tuple(self.text.tokens[self.sent : end])
+        weights = self._taken(self.sent, end)
         self.sent = end
         prefix_hash = self.text.hash_at(self.base) if offset == 0 else None
-        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash, self._expected(end - len(tokens), end))
+        expected = self._expected(end - len(tokens), end)
+        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash, expected, weights, self.epoch)
+
+    def _taken(self, start: int, stop: int) -> tuple[Weights, ...]:
+        """What the tokens at start .. stop - 1 were drawn from; what is sent, or decided, is not needed again."""
+        if not self._weights:
+            return ()
+        first = len(self.text) - len(self._weights)
+        taken = tuple(self._weights[start - first : stop - first])
+        del self._weights[: stop - first]
+        return taken
 
     def _expected(self, start: int, stop: int) -> float:
         """Tokens of start .. stop - 1 expected to be accepted; known only while probabilities are asked for."""
-        if self.pace.confidence_floor == 0.0:
+        if self.pace.confidence_floor == 0.0 or self.weighed:
             return 0.0
         return sum(self._confidence(self.decided, position + 1) for position in range(start, stop))

@@ -41,10 +41,12 @@ class Running:
         if paused:
             self.since_us = arrived_us
 
-    def resume(self, tokens: Sequence[int], allowance: Allowance, now_us: float) -> Sequence[Verdict] | None:
+    def resume(
+        self, tokens: Sequence[int], allowance: Allowance, now_us: float, epoch: int = 0
+    ) -> Sequence[Verdict] | None:
         """See VerifySession.resume. Another connection has other delays; the ledger's balance stays: it is newer."""
         paused = self.session.room == 0
-        verdicts = self.session.resume(tokens, allowance)
+        verdicts = self.session.resume(tokens, allowance, epoch)
         if verdicts is not None:
             self.expectations = Expectations()
             self.since_us = now_us if paused else self.since_us
@@ -70,6 +72,7 @@ class Running:
             missing,
             session.look(),
             session.untested_us,
+            session.whole(MOST_WINDOW),
         )
 
     def decided(self, now_us: float, tokens: int, plain_us: float | None, waited: bool) -> Answer:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from specwire.core.history import Counts, Seen
+from specwire.core.rules import GUESSING_RULES, LOSSY_RULES, WEIGHING_RULES, Acceptance
+from specwire.core.rules import Rule as Rule
 
 # Below it, logits divided by the temperature leave what single precision can tell apart.
 LEAST_TEMPERATURE = 1e-4
@@ -37,13 +39,6 @@ class InvalidParameter(ValueError):
         self.field = field
 
 
-class Rule(StrEnum):
-    """Registered acceptance rules (ARCHITECTURE.md section 4)."""
-
-    GREEDY = "greedy"
-    COUPLED = "coupled"
-
-
 class LogprobsOf(IntEnum):
     """Which distribution log-probabilities are reported of (the numbers are those of the wire)."""
 
@@ -62,6 +57,7 @@ class Sampling:
     repetition_penalty (1: off) looks at prompt and output, as transformers' does; presence_penalty and
     frequency_penalty (0: off) at the output only, as OpenAI's. logit_bias: (id, added to its logit), ids rising.
     logprobs: how many of the most probable ids are reported with each token, None for no report.
+    acceptance: a rule that was asked for by name instead of the temperature's own; None for that.
     """
 
     temperature: float = 0.0
@@ -76,6 +72,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     logprobs_of: LogprobsOf = LogprobsOf.MODEL
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
@@ -105,6 +102,8 @@ class Sampling:
         if self.logprobs is None and self.logprobs_of is not LogprobsOf.MODEL:
             raise InvalidParameter("logprobs_of", "says what logprobs are of, which are not asked for")
         _check_bias(self.logit_bias)
+        if self.acceptance is not None:
+            _check_acceptance(self.acceptance.rule, self.temperature)
 
     @property
     def penalised(self) -> bool:
@@ -113,8 +112,39 @@ class Sampling:
 
     @property
     def rule(self) -> Rule:
-        """The exact rule of this temperature."""
-        return Rule.GREEDY if self.temperature == 0.0 else Rule.COUPLED
+        """What judges draft tokens."""
+        return self.acceptance.rule if self.acceptance is not None else _own_rule(self.temperature)
+
+    @property
+    def rule_name(self) -> str:
+        """The rule with its numbers, as it is asked for."""
+        return str(self.acceptance or self.rule)
+
+    @property
+    def guessed(self) -> bool:
+        """No proposal can change the text, so anything may be proposed."""
+        return self.rule in GUESSING_RULES
+
+    @property
+    def weighed(self) -> bool:
+        """Draft tokens are tested against the probability that they were drawn with."""
+        return self.rule in WEIGHING_RULES
+
+    @property
+    def lossy(self) -> bool:
+        """The text need not be what the target alone would draw."""
+        return self.rule in LOSSY_RULES
+
+
+def _own_rule(temperature: float) -> Rule:
+    return Rule.GREEDY if temperature == 0.0 else Rule.COUPLED
+
+
+def _check_acceptance(rule: Rule, temperature: float) -> None:
+    if rule in GUESSING_RULES:
+        raise InvalidParameter("rule", f"{rule} is a temperature's own rule and needs no name")
+    if rule in WEIGHING_RULES and temperature == 0.0:
+        raise InvalidParameter("rule", f"{rule} contradicts temperature 0.0, which needs greedy")
 
 
 def _check_range(field: str, value: float, least: float, most: float) -> None:
@@ -143,15 +173,29 @@ def check_bias_ids(sampling: Sampling, vocabulary: int) -> None:
         raise InvalidParameter("logit_bias", f"token id {token} is outside 0..{vocabulary - 1}")
 
 
+def with_rule(sampling: Sampling, name: str) -> Sampling:
+    """`sampling` under the rule that a request asks for by `name`; "" is the temperature's own.
+
+    Raises:
+        InvalidParameter: no such rule, a number out of range, or a contradiction to the temperature.
+    """
+    if not name:
+        return replace(sampling, acceptance=None)
+    try:
+        asked = Acceptance.parse(name)
+    except ValueError as error:
+        raise InvalidParameter("rule", str(error)) from None
+    own = _own_rule(sampling.temperature)
+    if asked.rule not in GUESSING_RULES:
+        return replace(sampling, acceptance=asked)
+    if asked.rule is not own:
+        raise InvalidParameter("rule", f"{name} contradicts temperature {sampling.temperature}, which needs {own}")
+    return replace(sampling, acceptance=None)
+
+
 def resolve_rule(name: str, sampling: Sampling) -> Rule:
-    """The rule a request asks for by `name` ("" = the default), refused where it contradicts the temperature."""
-    if name and name not in Rule.__members__.values():
-        raise InvalidParameter("rule", f"must be one of {', '.join(Rule)}, not {name!r}")
-    if name and name != sampling.rule:
-        raise InvalidParameter(
-            "rule", f"{name} contradicts temperature {sampling.temperature}, which needs {sampling.rule}"
-        )
-    return sampling.rule
+    """The rule that a request asks for by `name`; raises as `with_rule`."""
+    return with_rule(sampling, name).rule
 
 
 def kept_by_top_p(probabilities: Floats, top_p: float) -> npt.NDArray[np.bool_]:

@@ -51,6 +51,7 @@ class Candidate:
         missing: draft tokens that are due and not at hand.
         guess: what the verifier itself proposes.
         untested_us: time spent since such a guess was last tested.
+        whole: the only widths that a window of the chain may have; None where it may have any.
     """
 
     slot: int
@@ -63,6 +64,7 @@ class Candidate:
     missing: int = 0
     guess: Guess | None = None
     untested_us: float = 0.0
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
     Of the longest live chain at least one token is tested where the ledger allows any: its rates are learned only from
     tests. A guess is tested where it gains: its rates are learned from the text.
     """
-    drafted, rate = _widest(candidate, candidate.acceptance, candidate.drafted, rows, expected, V)
+    drafted, rate = _widest(candidate, candidate.acceptance, candidate.drafted, rows, expected, V, candidate.whole)
     if candidate.guess is not None:
         tokens, acceptance = candidate.guess.tokens, candidate.guess.acceptance
         guessed, guessed_rate = _widest(candidate, acceptance, len(tokens), rows, expected, V)
@@ -161,25 +163,33 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
 
 
 def _widest(
-    candidate: Candidate, acceptance: AcceptanceByPosition, at_hand: int, rows: int, expected: float, V: V
+    candidate: Candidate,
+    acceptance: AcceptanceByPosition,
+    at_hand: int,
+    rows: int,
+    expected: float,
+    V: V,
+    whole: tuple[int, ...] | None = None,
 ) -> tuple[int, float]:
     """The best window of the tokens at hand, at least one, and the rate that is expected of it.
 
-    A window that the ledger could not bear if it were all wrong is no choice; (0, 0) if it bears none.
+    A window that the ledger could not bear if it were all wrong is no choice; (0, 0) if it bears none. whole: see
+    `Candidate`.
     """
     most = min(MOST_WINDOW, at_hand, candidate.room - 1)
-    if most <= 0 or not _bears(candidate, rows, 1, V):
+    widths = range(1, most + 1) if whole is None else [width for width in whole if width <= most]
+    if not widths or not _bears(candidate, rows, widths[0], V):
         return 0, 0.0
     most_us = V(rows + 1) + candidate.spare_us
-    best, best_rate, tokens, product = 1, 0.0, 1.0, 1.0
+    best, best_rate, tokens, product = widths[0], 0.0, 1.0, 1.0
     for window, a in enumerate(acceptance.rates(most), 1):
         product *= a
         step_us = V(rows + 1 + window)
-        if window > 1 and (step_us > most_us or product < NEVER_ACCEPTED):
+        if window > widths[0] and (step_us > most_us or product < NEVER_ACCEPTED):
             break
         tokens += product
         rate = (expected + tokens) / step_us
-        if rate > best_rate:
+        if rate > best_rate and window in widths:
             best, best_rate = window, rate
     return best, best_rate
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from specwire.core.acceptance import Decision, decide
 from specwire.core.chain import Chains, Offer, Proposal, SourceKind
+from specwire.core.epoch import seed_behind
 from specwire.core.history import History, Seen
 from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
@@ -17,11 +18,11 @@ from specwire.core.logprobs import TokenLogprobs
 from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Rule, Sampling
 from specwire.core.tail import Tail, Verdict
-from specwire.core.text import Text
+from specwire.core.text import Text, extend_hash
+from specwire.core.weights import Draft
 
-# Rules that look at no proposal. Under others a token would have to be drawn from a known distribution to be tested,
-# and a guess from the text is not.
-GUESSING_RULES = frozenset({Rule.GREEDY, Rule.COUPLED})
+# What decides a window where the rule looks at it: from the window's width, and the token behind it if one is there.
+Judge = Callable[[int, Draft | None], Decision]
 
 
 @dataclass(slots=True)
@@ -63,13 +64,17 @@ class VerifySession:
         allowance: Allowance,
         vocabulary: int,
         ngram: bool = False,
+        epoch: int = 0,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
-        ngram: guess from the text itself too, under a rule that allows it.
+        ngram: guess from the text itself too, under a rule that looks at no proposal: under others a token would have
+            to be drawn from a known distribution to be tested, and a guess from the text is not.
+        epoch: see `specwire.core.epoch`.
         """
-        session = cls(Text(tokens), sampling, ending, allowance, Chains(vocabulary))
-        if ngram and sampling.rule in GUESSING_RULES:
+        chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch)
+        session = cls(Text(tokens), sampling, ending, allowance, chains)
+        if ngram and sampling.guessed:
             session.ngram = NgramSource(session.text.tokens)
         if sampling.penalised:
             session.history = History(tokens[:prompt_length], tokens[prompt_length:])
@@ -89,10 +94,23 @@ class VerifySession:
             return 0
         return max(0, min(self.allowance.credit, self.ending.end) - self.position)
 
+    @property
+    def can_mistrust(self) -> bool:
+        """Whether the session may go on without windows because of what was in one.
+
+        Under `block` it may not: a block would be judged by other means depending on what is in it.
+        """
+        return self.sampling.rule is not Rule.BLOCK
+
     def mistrust(self) -> None:
-        """From now on no draft token is tested, whoever proposes it."""
+        """From now on no draft token is fed to the target, whoever proposes it.
+
+        Under a rule that weighs them, one at a time is still tested, against the last row: that this one was not is due
+        to what stood behind it, and to draw in its place would favour other tokens.
+        """
         self.trusting = False
-        self.chains.clear()
+        if not self.sampling.weighed:
+            self.chains.clear()
         self.allow(self.allowance)
 
     def allow(self, allowance: Allowance) -> None:
@@ -103,7 +121,7 @@ class VerifySession:
         """Nobody listens: what is allowed may still be decided, but no draft token will come."""
         self.allowance = replace(self.allowance, due=0)
 
-    def resume(self, tokens: Sequence[int], allowance: Allowance) -> Sequence[Verdict] | None:
+    def resume(self, tokens: Sequence[int], allowance: Allowance, epoch: int = 0) -> Sequence[Verdict] | None:
         """Go on for a new connection, whose log holds the text `tokens`: what was decided beyond it.
 
         None, and nothing is changed, where this session cannot: its text differs, is shorter or goes beyond the credit,
@@ -115,6 +133,7 @@ class VerifySession:
         verdicts = self.tail.behind(len(tokens), self.position)
         if verdicts is not None:
             self.chains.forget()
+            self.chains.epoch = epoch
             self.allow(allowance)
         return verdicts
 
@@ -137,9 +156,33 @@ class VerifySession:
         """
         most = max(0, min(most, self.room - 1)) if self.trusting else 0
         if kind is SourceKind.DRAFTER:
-            return self.chains.window(self.position, most)
+            return tuple(draft.token for draft in self.drafts(most))
         guess = self.ngram.guess if self.ngram is not None else None
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
+
+    def drafts(self, most: int) -> tuple[Draft, ...]:
+        """The same of the best live chain, with what they were drawn from; under `block` whole chunks only."""
+        most = max(0, min(most, self.room - 1)) if self.trusting else 0
+        widths = self.whole(most)
+        return self.chains.drafts(self.position, most if widths is None else max(widths, default=0))
+
+    def whole(self, most: int) -> tuple[int, ...] | None:
+        """Widths, up to `most`, that a chain's window may have; None where it may have any."""
+        return self.chains.whole(self.position, most) if self.sampling.rule is Rule.BLOCK else None
+
+    def clipped(self, window: tuple[int, ...]) -> tuple[int, ...]:
+        """What of a window that was fed there is room for by now; nothing, where it has to be whole."""
+        kept = window[: self.room - 1]
+        return kept if self.sampling.rule is not Rule.BLOCK or kept == window else ()
+
+    def sampling_behind(self, window: Sequence[int]) -> Sampling:
+        """How the target's token behind `window` is drawn: where draft tokens are weighed, with its place's seed."""
+        if not self.sampling.weighed:
+            return self.sampling
+        prefix = self.text.hash_at(self.position)
+        for token in window:
+            prefix = extend_hash(prefix, token)
+        return replace(self.sampling, seed=seed_behind(self.sampling.seed, self.chains.epoch, prefix))
 
     def seen(self, window: Sequence[int]) -> Seen | None:
         """The text as it would stand behind `window`, where penalties look at it."""
@@ -157,6 +200,7 @@ class VerifySession:
         kind: SourceKind = SourceKind.DRAFTER,
         source: int | None = None,
         report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None = None,
+        judge: Judge | None = None,
     ) -> Verdict:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
@@ -165,11 +209,16 @@ class VerifySession:
 
         source: whose chain the window was taken from; None: from that of which it would be taken now.
         report: log-probabilities of the tokens decided here, where the session reports them.
+        judge: decides where the rule looks at proposals, in place of a comparison.
         """
         position = self.position
         drafted = kind is SourceKind.DRAFTER and len(window) > 0
         tested = (self.source if source is None else source) if drafted else None
-        decision = decide(chosen, window, self.chains.behind(position, window))
+        late = self.chains.behind(position, window)
+        if judge is not None:
+            decision = judge(len(window), late)
+        else:
+            decision = decide(chosen, window, None if late is None else late.token)
         kept, self.finish = self.ending.cut(position, decision.tokens)
         decision = decision.clipped(kept)
         if kind is SourceKind.NGRAM and self.ngram is not None:
@@ -193,5 +242,5 @@ class VerifySession:
         if tested is not None:
             kept = min(width, len(decision.tokens))
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
-        if self.sampling.rule in GUESSING_RULES:
+        if self.sampling.guessed:
             self.chains.learn(self.position, decision.tokens, tested)

@@ -1,8 +1,18 @@
 """Language models over an absolute-position slot cache, and the choice of tokens from their logits."""
 
-from specwire.lm.choose import RowSampling, choose
+from specwire.lm.choose import RowSampling, choose, log_probabilities
 from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo
 from specwire.lm.load import load_model
 from specwire.lm.logprobs import logprobs
 
-__all__ = ["Feed", "LanguageModel", "ModelError", "ModelInfo", "RowSampling", "choose", "load_model", "logprobs"]
+__all__ = [
+    "Feed",
+    "LanguageModel",
+    "ModelError",
+    "ModelInfo",
+    "RowSampling",
+    "choose",
+    "load_model",
+    "log_probabilities",
+    "logprobs",
+]

@@ -12,7 +12,8 @@ from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal, SourceKind
 from specwire.core.limits import FinishReason, Stopping, check_min_tokens
 from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, resolve_rule
+from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, with_rule
+from specwire.core.weights import Weights
 from specwire.v1 import common_pb2
 
 
@@ -24,14 +25,14 @@ def check_known(message: Message, name: str) -> None:
 
 
 def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2.Sampling:
-    """Complete: the seed, top_p and the rule (the temperature's own unless given) are always set."""
+    """Complete: the seed, top_p and the rule (the sampling's own unless given) are always set."""
     return common_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=sampling.seed,
         choice=sampling.choice,
-        rule=rule or sampling.rule,
+        rule=rule or sampling.rule_name,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
         presence_penalty=sampling.presence_penalty,
@@ -91,7 +92,8 @@ def sampling_from_wire(
     )
     if vocabulary is not None:
         check_bias_ids(sampling, vocabulary)
-    return sampling, resolve_rule(message.rule, sampling)
+    sampling = with_rule(sampling, message.rule)
+    return sampling, sampling.rule
 
 
 def stopping_to_wire(stopping: Stopping) -> common_pb2.Stopping:
@@ -162,6 +164,8 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
         prefix_hash=proposal.prefix_hash,
         draft_us=draft_us,
         expected=proposal.expected,
+        weights=[common_pb2.DraftWeights(ids=each.ids, weights=each.weights) for each in proposal.weights],
+        epoch=proposal.epoch,
     )
 
 
@@ -176,6 +180,8 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         tokens=tuple(message.tokens),
         prefix_hash=message.prefix_hash if message.HasField("prefix_hash") else None,
         expected=message.expected if possible else 0.0,
+        weights=tuple(Weights(tuple(each.ids), tuple(each.weights)) for each in message.weights),
+        epoch=message.epoch,
     )
 
 

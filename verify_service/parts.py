@@ -1,0 +1,115 @@
+"""One session's part of a step: what is fed, which rows are wanted, and what the target says at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from specwire.core.acceptance import Decision
+from specwire.core.chain import SourceKind
+from specwire.core.judging import judge
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.rules import Acceptance
+from specwire.core.scheduler import Share
+from specwire.core.target_rows import Floats, TargetRows
+from specwire.core.verification import Judge
+from specwire.core.weights import Draft
+from specwire.lm import RowSampling, choose, log_probabilities, logprobs
+from verify_service.roster import Held
+
+
+class Part(NamedTuple):
+    """`source`: whose chain the window was taken from, if of one."""
+
+    share: Share
+    held: Held
+    window: tuple[Draft, ...]
+    source: int | None
+
+    @classmethod
+    def of(cls, share: Share, held: Held) -> Part:
+        session = held.session
+        if share.kind is SourceKind.DRAFTER:
+            window = session.drafts(share.window)
+        else:
+            window = tuple(map(Draft, session.window(share.window, share.kind)))
+        return cls(share, held, window, session.source)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(draft.token for draft in self.window)
+
+    @property
+    def wanted(self) -> int:
+        """Rows of logits: one more than the window, none before the prompt's end."""
+        return len(self.window) + 1 if self.share.decides else 0
+
+    def rows(self) -> list[RowSampling]:
+        """Each as if the tokens of the window before it had been decided."""
+        session, start, window = self.held.session, self.held.session.position, self.tokens
+        return [
+            RowSampling(
+                start + index,
+                session.sampling_behind(window[:index]),
+                session.seen(window[:index]),
+                session.ending.banned(start + index),
+            )
+            for index in range(self.wanted)
+        ]
+
+
+class Choice(NamedTuple):
+    """The target's token for each row of a part.
+
+    report: gives the log-probabilities of those that are decided. judge: decides the window where its rule looks at it.
+    """
+
+    tokens: Sequence[int]
+    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
+    judge: Judge | None
+
+
+def choices(logits: torch.Tensor, parts: Sequence[Part]) -> list[Choice]:
+    """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other."""
+    rows = [part.rows() for part in parts]
+    chosen = choose(logits, [row for each in rows for row in each])
+    told, start = [], 0
+    for part, each in zip(parts, rows, strict=True):
+        tokens, own = chosen[start : start + len(each)], logits[start : start + len(each)]
+        told.append(Choice(tokens, _reporter(own, each), _judge(own, each, tokens, part)))
+        start += len(each)
+    return told
+
+
+def _reporter(
+    logits: torch.Tensor, rows: Sequence[RowSampling]
+) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
+    """For the rows of one session; None if it wants no report."""
+    if not rows or rows[0].sampling.logprobs is None:
+        return None
+    return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
+
+
+def _judge(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int], part: Part) -> Judge | None:
+    """For the rows of one session; None where its rule looks at no proposal."""
+    acceptance = part.held.session.sampling.acceptance
+    if not rows or acceptance is None:
+        return None
+    return _judge_of(acceptance, _target(logits, rows, own), part.window)
+
+
+def _judge_of(acceptance: Acceptance, target: TargetRows, window: Sequence[Draft]) -> Judge:
+    def decide(width: int, late: Draft | None) -> Decision:
+        return judge(acceptance, target, window[:width], late)
+
+    return decide
+
+
+def _target(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int]) -> TargetRows:
+    def log_p() -> Floats:
+        known: Floats = log_probabilities(logits, rows).cpu().numpy()
+        return known
+
+    return TargetRows(log_p, [row.sampling for row in rows], rows[0].position, own)
