@@ -20,6 +20,7 @@ from orchestrator.store import (
 )
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append
+from specwire.core.logprobs import TokenLogprobs
 
 RETRY_S = 0.1
 # Times that a log is written again before one append is given up.
@@ -36,6 +37,9 @@ class Held(Protocol):
 
     @property
     def outcomes(self) -> Sequence[Outcome]: ...
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +153,8 @@ class Appender:
     async def _write_once(self, effect: Append) -> Appended:
         place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
         if effect.end is None:
-            return await self._store.append(*place)
-        return await self._store.finish(*place, effect.end.reason, effect.end.text_length)
+            return await self._store.append(*place, effect.logprobs)
+        return await self._store.finish(*place, effect.end.reason, effect.end.text_length, effect.logprobs)
 
     async def _restore(self) -> None:
         """Write again what the log has lost. With it went what its request id stood for."""
@@ -163,6 +167,7 @@ class Appender:
             lifetimes.running,
             self._owner,
             lifetimes.ended,
+            self._held.logprobs,
         )
         if record.request_id:
             kept = lifetimes.running + lifetimes.ended

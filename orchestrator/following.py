@@ -98,7 +98,7 @@ class Follower:
         self._answered = self._now()
         if len(log.tokens) > self._replay.seen:
             self._grown = self._answered
-        await self._replay.extend(log.tokens, log.outcomes)
+        await self._replay.extend(log.tokens, log.outcomes, log.logprobs)
         return log
 
     def _is_behind(self, log: StoredSession) -> bool:

@@ -9,6 +9,7 @@ from specwire.core.contention import Forward
 from specwire.core.controller import Decided
 from specwire.core.drafting import Pace
 from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
+from specwire.core.epoch import epoch_of
 from specwire.core.events import VerdictArrived
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
@@ -33,6 +34,7 @@ def open_verifier(
         vocabulary_fingerprint=record.vocabulary_fingerprint,
         ledger_us=ledger_us,
         no_ngram=not record.ngram,
+        epoch=epoch(record, fence, effect.attach),
     )
 
 
@@ -40,32 +42,47 @@ def progress(effect: OpenVerifier | SendProgress, handle: int) -> verify_pb2.Pro
     return verify_pb2.Progress(handle=handle, durable=effect.durable, credit=effect.credit, due=effect.due)
 
 
-def open_drafter(effect: OpenDrafter, record: SessionRecord, handle: int) -> draft_pb2.OpenDraft:
+def epoch(record: SessionRecord, fence: int, attach: int) -> int:
+    """What names the randomness of this connection generation, under rules that need one; else 0."""
+    return epoch_of(fence, attach) if record.sampling.weighed else 0
+
+
+def open_drafter(effect: OpenDrafter, record: SessionRecord, handle: int, epoch: int) -> draft_pb2.OpenDraft:
     return draft_pb2.OpenDraft(
         handle=handle,
         tokens=effect.tokens,
         sampling=convert.sampling_to_wire(record.sampling),
         vocabulary_fingerprint=record.vocabulary_fingerprint,
         pace=_pace(effect.pace),
+        epoch=epoch,
     )
 
 
-def advance(effect: AdvanceDrafter, handle: int) -> draft_pb2.Advance:
-    return draft_pb2.Advance(handle=handle, position=effect.position, tokens=effect.tokens, pace=_pace(effect.pace))
+def advance(effect: AdvanceDrafter, handle: int, epoch: int) -> draft_pb2.Advance:
+    pace = _pace(effect.pace)
+    return draft_pb2.Advance(handle=handle, position=effect.position, tokens=effect.tokens, pace=pace, epoch=epoch)
 
 
 def _pace(pace: Pace) -> draft_pb2.Pace:
     return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
 
 
-def verdict_event(verdict: verify_pb2.Verdict) -> VerdictArrived:
-    """Raises InvalidParameter where outcomes or reason are none, or do not match the tokens."""
+def verdict_event(verdict: verify_pb2.Verdict, wanted: int | None = None) -> VerdictArrived:
+    """Raises InvalidParameter where outcomes, log-probabilities or reason are none, or do not match the tokens.
+
+    wanted: Sampling.logprobs of the session.
+    """
     outcomes = convert.outcomes_from_wire(verdict.outcomes)
     if len(outcomes) != len(verdict.tokens):
         raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
+    logprobs = convert.logprobs_from_wire(verdict.logprobs)
+    if len(logprobs) != (0 if wanted is None else len(verdict.tokens)):
+        raise InvalidParameter("logprobs", f"{len(logprobs)} for {len(verdict.tokens)} tokens, {wanted} asked for")
+    if any(len(each.top) > (wanted or 0) for each in logprobs):
+        raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
     reason = convert.reason_from_wire(verdict.finish_reason)
     kind = convert.kind_from_wire(verdict.kind)
-    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind)
+    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind, logprobs)
 
 
 def forward_of(step: verify_pb2.StepTimings, received_ns: int) -> Forward | None:

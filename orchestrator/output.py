@@ -9,6 +9,7 @@ from typing import Protocol
 
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.preview import Provisional
 from specwire.v1 import verify_pb2
 
@@ -32,6 +33,7 @@ class Piece:
     text: str
     text_ends: list[int]
     timings: Timings | None
+    logprobs: list[TokenLogprobs]
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Guess(Protocol):
 class Output:
     """Tokens, outcomes and text that may be shown; grows only by what the log has acknowledged.
 
+    logprobs: one per token where the session reports them, else none.
+
     A reader that falls behind gets one larger piece, not a queue of small ones.
     """
 
@@ -58,6 +62,7 @@ class Output:
         self.prompt_length = prompt_length
         self.tokens: list[int] = []
         self.outcomes: list[Outcome] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.text_ends: list[int] = []
         self.text = ""
         self.end: End | None = None
@@ -69,6 +74,7 @@ class Output:
     def add(self, emit: Emit, timings: Timings | None = None) -> None:
         self.tokens.extend(emit.tokens)
         self.outcomes.extend(emit.outcomes)
+        self.logprobs.extend(emit.logprobs)
         self.text_ends.extend(emit.text_ends)
         self.text += emit.text
         self._released.extend(min(end, len(self.text)) for end in emit.text_ends)
@@ -94,6 +100,7 @@ class Output:
             self.text[cursor.characters : characters],
             self.text_ends[cursor.tokens :],
             self.timings,
+            self.logprobs[cursor.tokens :],
         )
         cursor.tokens, cursor.characters = len(self.tokens), characters
         return piece

@@ -101,7 +101,7 @@ class Ownership:
 
     async def _show(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
         """What the log says; and if it says that the session is ours, go on."""
-        await replay.extend(log.tokens, log.outcomes)
+        await replay.extend(log.tokens, log.outcomes, log.logprobs)
         if driver.output.end is not None:
             return  # this orchestrator has left it meanwhile: others may claim it
         if log.reason is not None:

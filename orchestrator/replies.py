@@ -69,6 +69,7 @@ def chunk(piece: Piece) -> pb.Chunk:
         bonus=count(Outcome.BONUS),
         direct=count(Outcome.DIRECT),
         timings=None if piece.timings is None else timings(piece.timings),
+        logprobs=convert.logprobs_to_wire(piece.logprobs),
     )
 
 

@@ -9,6 +9,7 @@ from orchestrator.output import Output
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.scanning import PeekingScanner
 
 # Tokens that are made text of at a time: a few ms, for which other sessions wait.
@@ -35,23 +36,25 @@ class Replay:
         self.scanner = scanner
         self.seen = 0
 
-    async def extend(self, tokens: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+    async def extend(
+        self, tokens: Sequence[int], outcomes: Sequence[Outcome], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
         """The log's decided tokens are these by now. Raises OtherText."""
         shown = self.output.tokens
         if len(tokens) < len(shown) or shown[self.seen :] != list(tokens[self.seen : len(shown)]):
             position = self.output.prompt_length + self.seen
             raise OtherText(f"the log holds another text behind {position} than was shown, or less")
         for index in range(self.seen, len(tokens)):
-            self._see(index, tokens[index], outcomes[index])
+            self._see(index, tokens[index], outcomes[index], tuple(logprobs[index : index + 1]))
             if self.seen % PORTION == 0:
                 await asyncio.sleep(0)
 
-    def _see(self, index: int, token: int, outcome: Outcome) -> None:
+    def _see(self, index: int, token: int, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> None:
         release = self.scanner.push([token])
         self.seen = index + 1
         if index == len(self.output.tokens):
             position = self.output.prompt_length + index
-            self.output.add(Emit(position, (token,), (outcome,), release.text, release.text_ends))
+            self.output.add(Emit(position, (token,), (outcome,), release.text, release.text_ends, logprobs))
 
     def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
         """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""

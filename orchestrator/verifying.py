@@ -111,7 +111,7 @@ class Verifying:
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
-            event = messages.verdict_event(verdict)
+            event = messages.verdict_event(verdict, self._record.sampling.logprobs)
         except InvalidParameter as error:
             self._owner.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
             return

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import Sampling
 
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
@@ -27,6 +28,7 @@ LEASE_S = 10.0
 
 Tokens = Sequence[int]
 Outcomes = Sequence[Outcome]
+Logprobs = Sequence[TokenLogprobs]
 
 
 class StoreError(Exception):
@@ -132,7 +134,8 @@ class SessionRecord:
 class StoredSession:
     """A log as it was at one instant.
 
-    tokens: the decided ones, after the prompt, with one outcome each. reason: None while the session runs.
+    tokens: the decided ones, after the prompt, with one outcome each, and what was reported of each where the sampling
+    asks for it. reason: None while the session runs.
     text_length: once it has ended, the length of the output in code points, cut at the stop string.
     silent_s: since its owner last wrote (or its claim), in seconds by the store's clock; what `claim` returns has 0.
     claimed, ended: Unix time in seconds by the store's clock; ended is None while the session runs.
@@ -149,6 +152,7 @@ class StoredSession:
     silent_s: float = 0.0
     claimed: float = 0.0
     ended: float | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def abandoned(self) -> bool:
@@ -203,6 +207,7 @@ class SessionStore(Protocol):
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
+        logprobs: Logprobs = (),
     ) -> None:
         """Write a lost log again from its owner's memory, under the owner's fence.
 
@@ -211,7 +216,9 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
+    async def append(
+        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
+    ) -> Appended:
         """Add `tokens`, or give a sign of life with none, at the absolute `position`.
 
         Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
@@ -227,6 +234,7 @@ class SessionStore(Protocol):
         outcomes: Outcomes,
         reason: FinishReason,
         text_length: int,
+        logprobs: Logprobs = (),
     ) -> Appended:
         """`append` the last tokens and end the session, both or neither. Raises as `append`."""
         ...
@@ -262,9 +270,11 @@ class SessionStore(Protocol):
         ...
 
 
-def check_append(position: int, tokens: Tokens, outcomes: Outcomes) -> None:
+def check_append(position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()) -> None:
     """Refuse what no log could hold: a bug of the caller's."""
     if position < 0:
         raise ValueError(f"position: must not be negative, not {position}")
     if len(tokens) != len(outcomes):
         raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
+    if len(logprobs) not in (0, len(tokens)):
+        raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")

@@ -3,6 +3,7 @@
 record      JSON, without the prompt (its tokens begin the token string)
 tokens      4 bytes each, unsigned, little-endian
 outcomes    1 byte each, the numbers of the wire's Outcome
+logprobs    of each token the decided one's as float32, then 4 bytes for each of the top ids and theirs as float32
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TypeVar
 from orchestrator.store.base import SessionRecord
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import Stopping
-from specwire.core.sampling import Sampling
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.sampling import LogprobsOf, Sampling, with_rule
 
 _Value = TypeVar("_Value")
 
@@ -25,6 +27,7 @@ MOST_SEED = (1 << 64) - 1
 # Instants in seconds: beyond the year 5000.
 MOST_INSTANT = 1e11
 TOKEN_BYTES = 4
+LOGPROB_BYTES = 4
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -45,6 +48,19 @@ def unpack_outcomes(data: bytes) -> tuple[Outcome, ...]:
     return tuple(map(Outcome, data))
 
 
+def pack_logprobs(reported: TokenLogprobs) -> bytes:
+    flat = [part for pair in reported.top for part in pair]
+    return struct.pack("<f" + "If" * len(reported.top), reported.logprob, *flat)
+
+
+def unpack_logprobs(data: bytes) -> TokenLogprobs:
+    count, rest = divmod(len(data) - LOGPROB_BYTES, TOKEN_BYTES + LOGPROB_BYTES)
+    if count < 0 or rest:
+        raise ValueError(f"logprobs: {len(data)} bytes are no whole number of them")
+    own, *flat = struct.unpack("<f" + "If" * count, data)
+    return TokenLogprobs(own, tuple(zip(flat[::2], flat[1::2], strict=True)))
+
+
 def encode_record(record: SessionRecord) -> bytes:
     sampling, stopping = record.sampling, record.stopping
     fields = {
@@ -59,11 +75,20 @@ def encode_record(record: SessionRecord) -> bytes:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
             "choice": sampling.choice,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "logit_bias": [list(pair) for pair in sampling.logit_bias],
+            "logprobs": sampling.logprobs,
+            "logprobs_of": int(sampling.logprobs_of),
+            "rule": sampling.rule_name,
         },
         "stopping": {
             "max_tokens": stopping.max_tokens,
             "stop_ids": sorted(stopping.stop_ids),
             "ignore_eos": stopping.ignore_eos,
+            "min_tokens": stopping.min_tokens,
         },
         "stop": list(record.stop),
         "drafting": record.drafting,
@@ -119,19 +144,33 @@ def request_of(data: bytes) -> tuple[str, str]:
 
 
 def _sampling(fields: _Fields) -> Sampling:
-    return Sampling(
+    sampling = Sampling(
         temperature=fields.number("temperature"),
         top_k=fields.whole("top_k"),
         top_p=fields.number("top_p"),
         seed=fields.whole("seed", MOST_SEED),
         choice=fields.whole("choice"),
+        min_p=fields.number("min_p", 0.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0),
+        presence_penalty=fields.number("presence_penalty", 0.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0),
+        logit_bias=tuple(_bias(pair) for pair in fields.several("logit_bias", [])),
+        logprobs=fields.whole("logprobs") if fields.has("logprobs") else None,
+        logprobs_of=LogprobsOf(fields.whole("logprobs_of", default=LogprobsOf.MODEL)),
     )
+    return with_rule(sampling, fields.text("rule", ""))
+
+
+def _bias(pair: object) -> tuple[int, float]:
+    token, bias = _typed("logit_bias", pair, list)
+    return bounded("logit_bias", _typed("logit_bias", token, int), MOST_WHOLE), _typed("logit_bias", bias, float)
 
 
 def _stopping(fields: _Fields) -> Stopping:
     each = (_typed("stop_ids", value, int) for value in fields.several("stop_ids"))
     stop_ids = frozenset(bounded("stop_ids", value, MOST_WHOLE) for value in each)
-    return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"))
+    least = fields.whole("min_tokens", default=0)
+    return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"), least)
 
 
 class _Fields:
@@ -150,8 +189,12 @@ class _Fields:
     def flag(self, name: str, default: bool | None = None) -> bool:
         return _typed(name, self._fields.get(name, default), bool)
 
-    def whole(self, name: str, most: int = MOST_WHOLE) -> int:
-        return bounded(name, _typed(name, self._fields.get(name), int), most)
+    def has(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def whole(self, name: str, most: int = MOST_WHOLE, default: int | None = None) -> int:
+        value = self._fields.get(name, None if default is None else int(default))
+        return bounded(name, _typed(name, value, int), most)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._fields.get(name, default)
@@ -163,8 +206,8 @@ class _Fields:
             raise ValueError(f"{name}: must be from 0 to {MOST_INSTANT:g}, not {value}")
         return value
 
-    def several(self, name: str) -> list[object]:
-        return _typed(name, self._fields.get(name), list)
+    def several(self, name: str, default: list[object] | None = None) -> list[object]:
+        return _typed(name, self._fields.get(name, default), list)
 
     def inner(self, name: str) -> _Fields:
         return _Fields(_typed(name, self._fields.get(name), dict))

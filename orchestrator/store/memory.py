@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.store.base import (
     Appended,
+    Logprobs,
     Outcomes,
     SessionExists,
     SessionRecord,
@@ -23,6 +24,7 @@ from orchestrator.store.base import (
 )
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 
 Clock = Callable[[], float]
 
@@ -34,6 +36,7 @@ class _Log:
     owner: str
     tokens: list[int]
     outcomes: list[Outcome]
+    logprobs: list[TokenLogprobs]
     ttl_s: float
     retention_s: float
     claimed: float
@@ -63,7 +66,7 @@ class MemoryStore:
         if record.session_id in self._logs or record.session_id in self._deleted:
             raise SessionExists(f"session {record.session_id} has a log")
         fence = self._next_fence(0)
-        self._logs[record.session_id] = self._log_of(record, [], [], fence, ttl_s, owner, retention_s)
+        self._logs[record.session_id] = self._log_of(record, [], [], [], fence, ttl_s, owner, retention_s)
         return fence
 
     def _log_of(
@@ -71,6 +74,7 @@ class MemoryStore:
         record: SessionRecord,
         tokens: Tokens,
         outcomes: Outcomes,
+        logprobs: Logprobs,
         fence: int,
         ttl_s: float,
         owner: str,
@@ -78,7 +82,9 @@ class MemoryStore:
     ) -> _Log:
         now, kept = self._clock(), ttl_s if retention_s is None else retention_s
         text = [*record.prompt, *tokens]
-        return _Log(record, fence, owner, text, list(outcomes), ttl_s, kept, claimed=now, expires=now + ttl_s)
+        return _Log(
+            record, fence, owner, text, list(outcomes), list(logprobs), ttl_s, kept, claimed=now, expires=now + ttl_s
+        )
 
     async def claim(self, session_id: str, owner: str) -> StoredSession:
         log = self._log(session_id)
@@ -96,26 +102,31 @@ class MemoryStore:
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
+        logprobs: Logprobs = (),
     ) -> None:
-        check_append(0, tokens, outcomes)
+        check_append(0, tokens, outcomes, logprobs)
         self._forget_expired()
         held = self._logs.get(record.session_id)
         newest = held.fence if held else self._deleted.get(record.session_id, (0, 0.0))[0]
         if newest > fence:
             raise fenced(record.session_id, fence)
         if held is None or held.fence < fence:
-            self._logs[record.session_id] = self._log_of(record, tokens, outcomes, fence, ttl_s, owner, retention_s)
+            fresh = self._log_of(record, tokens, outcomes, logprobs, fence, ttl_s, owner, retention_s)
+            self._logs[record.session_id] = fresh
             return
         text, length = [*record.prompt, *tokens], len(held.tokens)
         if held.tokens[: len(text)] != text[:length] or (len(text) > length and held.reason):
             raise mismatch(record.session_id, 0)
         held.outcomes.extend(outcomes[len(held.outcomes) :])
+        held.logprobs.extend(logprobs[len(held.logprobs) :])
         held.tokens.extend(text[length:])
         self._touch(held)
 
-    async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
+    async def append(
+        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
+    ) -> Appended:
         log = self._owned(session_id, fence)
-        self._write(log, position, tokens, outcomes)
+        self._write(log, position, tokens, outcomes, logprobs)
         return Appended(len(log.tokens), log.cancelled)
 
     async def finish(
@@ -127,12 +138,13 @@ class MemoryStore:
         outcomes: Outcomes,
         reason: FinishReason,
         text_length: int,
+        logprobs: Logprobs = (),
     ) -> Appended:
         log, end = self._owned(session_id, fence), position + len(tokens)
         ended_otherwise = log.reason and (log.reason, log.text_length) != (reason, text_length)
         if len(log.tokens) > end or ended_otherwise:
             raise mismatch(session_id, end)
-        self._write(log, position, tokens, outcomes)
+        self._write(log, position, tokens, outcomes, logprobs)
         log.reason, log.text_length, log.ended = reason, text_length, self._clock()
         self._touch(log)
         return Appended(len(log.tokens), log.cancelled)
@@ -191,8 +203,8 @@ class MemoryStore:
             raise other_fence(session_id, fence, log.fence)
         return log
 
-    def _write(self, log: _Log, position: int, tokens: Tokens, outcomes: Outcomes) -> None:
-        check_append(position, tokens, outcomes)
+    def _write(self, log: _Log, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs) -> None:
+        check_append(position, tokens, outcomes, logprobs)
         session_id, length = log.record.session_id, len(log.tokens)
         if position > length:
             raise gap(session_id, position, length)
@@ -202,6 +214,7 @@ class MemoryStore:
             raise mismatch(session_id, position)
         log.tokens.extend(fresh)
         log.outcomes.extend(outcomes[len(held) :])
+        log.logprobs.extend(logprobs[len(held) :])
         self._touch(log)
 
     def _snapshot(self, log: _Log) -> StoredSession:
@@ -218,4 +231,5 @@ class MemoryStore:
             silent_s=max(0.0, self._clock() + kept - log.expires),
             claimed=log.claimed,
             ended=log.ended,
+            logprobs=tuple(log.logprobs),
         )

@@ -8,6 +8,7 @@ from orchestrator.store import scripts
 from orchestrator.store.base import (
     Appended,
     DamagedLog,
+    Logprobs,
     Outcomes,
     SessionExists,
     SessionRecord,
@@ -24,7 +25,7 @@ from orchestrator.store.base import (
 )
 from orchestrator.store.batcher import Batcher
 from orchestrator.store.durability import Durability, Level, unmet_settings
-from orchestrator.store.encoding import encode_record, pack_outcomes, pack_tokens, request_of
+from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
 from orchestrator.store.lanes import Reply, Script
 from orchestrator.store.lines import Argument, Lines, Node
 from orchestrator.store.scripts import Answer, request_key, session_keys
@@ -99,17 +100,21 @@ class RedisStore:
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
+        logprobs: Logprobs = (),
     ) -> None:
-        check_append(0, tokens, outcomes)
+        check_append(0, tokens, outcomes, logprobs)
         head = _head(record, ttl_s, owner, retention_s)
         text = pack_tokens([*record.prompt, *tokens])
         keys = session_keys(record.session_id)
-        reply = await self._batcher.call(self.RECREATE, keys, *head, text, pack_outcomes(outcomes), fence)
+        reported = map(pack_logprobs, logprobs)
+        reply = await self._batcher.call(self.RECREATE, keys, *head, text, pack_outcomes(outcomes), fence, *reported)
         if reply[0] != Answer.OK:
             _refused(reply, record.session_id, fence, 0)
 
-    async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
-        return await self._append(session_id, fence, position, tokens, outcomes)
+    async def append(
+        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
+    ) -> Appended:
+        return await self._append(session_id, fence, position, tokens, outcomes, logprobs)
 
     async def finish(
         self,
@@ -120,15 +125,24 @@ class RedisStore:
         outcomes: Outcomes,
         reason: FinishReason,
         text_length: int,
+        logprobs: Logprobs = (),
     ) -> Appended:
-        return await self._append(session_id, fence, position, tokens, outcomes, int(reason), text_length)
+        return await self._append(session_id, fence, position, tokens, outcomes, logprobs, int(reason), text_length)
 
     async def _append(
-        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, *end: Argument
+        self,
+        session_id: str,
+        fence: int,
+        position: int,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        logprobs: Logprobs,
+        reason: int | str = "",
+        text_length: int = 0,
     ) -> Appended:
-        check_append(position, tokens, outcomes)
-        arguments = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), *end)
-        reply = await self._batcher.call(self.APPEND, session_keys(session_id), *arguments)
+        check_append(position, tokens, outcomes, logprobs)
+        said = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), reason, text_length)
+        reply = await self._batcher.call(self.APPEND, session_keys(session_id), *said, *map(pack_logprobs, logprobs))
         if reply[0] != Answer.OK:
             _refused(reply, session_id, fence, position)
         return Appended(cast(int, reply[1]), bool(reply[2]))

@@ -3,8 +3,9 @@
 Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 
     specwire:{SESSION}:meta      hash: record (JSON), prompt (its length in tokens), state (running, ended, deleted),
-                                 fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, and once it has ended
-                                 reason, text_length, ended_us
+                                 fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, once it has ended
+                                 reason, text_length, ended_us, and of a session that reports log-probabilities
+                                 0, 1, 2, ...: those of each token, counted behind the prompt
     specwire:{SESSION}:tokens    4 bytes each, prompt first
     specwire:{SESSION}:outcomes  1 byte each, after the prompt
 
@@ -59,6 +60,14 @@ local function expire_all(ttl_ms)
 end
 """
 
+# What is reported of tokens comes last in ARGV, one element per token, if anything is: ARGV[first] is of the token with
+# this index. In no key of their own, for one that most sessions do not have would hold up a cluster's migration.
+ADD_LOGPROBS = """
+local function add_logprobs(first, index)
+  for each = first, #ARGV do redis.call('HSET', KEYS[1], index + each - first, ARGV[each]) end
+end
+"""
+
 # APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty.
 WRITE_LOG = """
 local function write_log(record, prompt, owner, ttl_ms, retention_ms, tokens, outcomes, fence)
@@ -72,11 +81,17 @@ end
 
 # The third element is what is left of the time to live, in milliseconds; the fourth field is what it was set to.
 SNAPSHOT = """
+local function logprobs()
+  local told = {}
+  if redis.call('HEXISTS', KEYS[1], '0') == 0 then return told end
+  for index = 1, redis.call('STRLEN', KEYS[3]) do told[index] = redis.call('HGET', KEYS[1], index - 1) end
+  return told
+end
 local function snapshot()
   local ended = redis.call('HEXISTS', KEYS[1], 'reason') == 1
   return {0, redis.call('HMGET', KEYS[1], 'record', 'fence', 'owner', ended and 'retention_ms' or 'ttl_ms',
     'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us'), redis.call('PTTL', KEYS[1]),
-    redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or ''}
+    redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', logprobs()}
 end
 """
 
@@ -89,27 +104,30 @@ expire_all(ARGV[4])
 return {{0, fence}}
 """
 
-# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence.
+# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, logprobs ...
 # Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
 # text, and only the newest owner's counts. Under the same fence it only adds: should this call be late, what was
 # appended meanwhile stays.
-RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{WRITE_LOG}
+RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}{WRITE_LOG}
 local held = redis.call('HMGET', KEYS[1], 'fence', 'reason')
 local tokens, outcomes, fence = ARGV[6], ARGV[7], ARGV[8]
 if held[1] and tonumber(held[1]) > tonumber(fence) then return {{2, held[1]}} end
 
 local length = redis.call('STRLEN', KEYS[2])
-local whole = redis.call('STRLEN', KEYS[3]) == length / 4 - ARGV[2]
+local count = length / 4 - ARGV[2]
+local whole = redis.call('STRLEN', KEYS[3]) == count
 if held[1] == fence and whole then
   local overlap = math.min(length, #tokens)
   if redis.call('GETRANGE', KEYS[2], 0, overlap - 1) ~= string.sub(tokens, 1, overlap) then return {{3}} end
   if #tokens > overlap then
     if held[2] then return {{3}} end
     redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
-    redis.call('APPEND', KEYS[3], string.sub(outcomes, overlap / 4 - ARGV[2] + 1))
+    redis.call('APPEND', KEYS[3], string.sub(outcomes, count + 1))
+    add_logprobs(9 + count, count)
   end
 else
   write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tokens, outcomes, fence)
+  add_logprobs(9, 0)
 end
 expire_all(ARGV[4])
 return {{0}}
@@ -140,17 +158,18 @@ redis.call('PEXPIRE', KEYS[1], math.max(1, redis.call('PTTL', KEYS[1])))
 return seen""",
 )
 
-# ARGV: fence, position, tokens, outcomes, and to finish also reason and text_length.
+# ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
 # nothing. A log of which only a part is left (evicted, in an unfit Redis) has a gap from its start.
-APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}
+APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}
 local meta = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
   'retention_ms')
 if not meta[1] then return {{1}} end
 if meta[1] ~= ARGV[1] then return {{2, meta[1]}} end
 local length = redis.call('STRLEN', KEYS[2])
-local start, tokens, reason = ARGV[2] * 4, ARGV[3], ARGV[5]
-if redis.call('STRLEN', KEYS[3]) ~= length / 4 - meta[6] then return {{4, 0}} end
+local start, tokens, reason = ARGV[2] * 4, ARGV[3], ARGV[5] ~= '' and ARGV[5]
+local count = length / 4 - meta[6]
+if redis.call('STRLEN', KEYS[3]) ~= count then return {{4, 0}} end
 if start > length then return {{4, length / 4}} end
 
 -- Where the log already reaches, it must hold the same; what lies behind its end is new.
@@ -168,6 +187,7 @@ end
 if fresh > 0 then
   length = redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
   redis.call('APPEND', KEYS[3], string.sub(ARGV[4], overlap / 4 + 1))
+  add_logprobs(7 + overlap / 4, (start + overlap) / 4 - meta[6])
 end
 if reason or meta[4] then expire_all(meta[7]) else expire_all(meta[2]) end
 return {{0, length / 4, tonumber(meta[3]) or 0}}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 from orchestrator.store.base import DamagedLog, StoredSession
-from orchestrator.store.encoding import MOST_WHOLE, bounded, decode_record, unpack_outcomes, unpack_tokens
+from orchestrator.store.encoding import (
+    MOST_WHOLE,
+    bounded,
+    decode_record,
+    unpack_logprobs,
+    unpack_outcomes,
+    unpack_tokens,
+)
 from orchestrator.store.lanes import Reply
 from specwire.core.limits import FinishReason
 
@@ -25,7 +32,9 @@ def stored_session(session_id: str, reply: Reply) -> StoredSession:
 
 
 def _decoded(session_id: str, reply: Reply) -> StoredSession:
-    fields, left_ms, packed_tokens, packed_outcomes = cast("tuple[list[bytes], int, bytes, bytes]", reply[1:])
+    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs = cast(
+        "tuple[list[bytes], int, bytes, bytes, list[bytes]]", reply[1:]
+    )
     if None in fields[:NEEDED]:
         raise ValueError("some of its fields are missing")
     record_json, fence, owner, kept_ms, claimed_us, cancelled, reason, text_length, ended_us = fields
@@ -35,6 +44,11 @@ def _decoded(session_id: str, reply: Reply) -> StoredSession:
         raise ValueError(f"session_id: it is that of {record.session_id!r}")
     if len(text) - len(record.prompt) != len(outcomes):
         raise ValueError(f"outcomes: {len(outcomes)} for {len(text) - len(record.prompt)} tokens")
+    if None in packed_logprobs:
+        raise ValueError("logprobs: some are missing")
+    logprobs = tuple(map(unpack_logprobs, packed_logprobs))
+    if len(logprobs) != (0 if record.sampling.logprobs is None else len(outcomes)):
+        raise ValueError(f"logprobs: {len(logprobs)} for {len(outcomes)} tokens, {record.sampling.logprobs} asked for")
     return StoredSession(
         record=record,
         fence=bounded("fence", int(fence), MOST_FENCE),
@@ -47,4 +61,5 @@ def _decoded(session_id: str, reply: Reply) -> StoredSession:
         silent_s=max(0.0, (int(kept_ms) - left_ms) / 1000),
         claimed=bounded("claimed_us", int(claimed_us), MOST_FENCE) / US,
         ended=bounded("ended_us", int(ended_us), MOST_FENCE) / US if ended_us else None,
+        logprobs=logprobs,
     )

@@ -8,6 +8,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,16 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append `tokens` at `position`; with `end`, finish the session in the same script."""
+    """Append `tokens` at `position`; with `end`, finish the session in the same script.
+
+    logprobs: one per token, or none.
+    """
 
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
     end: End | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Emit:
     outcomes: tuple[Outcome, ...]
     text: str
     text_ends: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal, SourceKind
 from specwire.core.drafting import Pace
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class VerifierOpened:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
-    """kind: of the source of the draft tokens that were tested, if any were."""
+    """kind: of the source of the draft tokens that were tested, if any were. logprobs: one per token, or none."""
 
     attach: int
     position: int
@@ -38,6 +39,7 @@ class VerdictArrived:
     outcomes: tuple[Outcome, ...]
     finish: FinishReason | None = None
     kind: SourceKind = SourceKind.DRAFTER
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

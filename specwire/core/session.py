@@ -14,6 +14,7 @@ hear of it at once, before it is durable. One append is in flight at a time and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specwire.core.acceptance import Outcome
 from specwire.core.advising import Advised
@@ -46,6 +47,7 @@ from specwire.core.events import (
     VerifierRefused,
 )
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.scanning import OutputScanner
 from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import Text
@@ -62,6 +64,14 @@ class InFlight:
     append: Append
     emit: Emit | None
     end: EmitEnd | None
+
+
+class _Decided(NamedTuple):
+    """Decided, not in the log yet."""
+
+    token: int
+    outcome: Outcome
+    logprobs: TokenLogprobs | None
 
 
 @dataclass(slots=True)
@@ -99,7 +109,7 @@ class Session:
     drafters: dict[int, Advised] = field(default_factory=dict)
     in_flight: InFlight | None = None
     _verifier_ready: bool = False
-    _pending: list[tuple[int, Outcome]] = field(default_factory=list)
+    _pending: list[_Decided] = field(default_factory=list)
     _ending: _Ending | None = None
     _told_due: int = 0
 
@@ -194,7 +204,8 @@ class Session:
             return self._end(FinishReason.ERROR, f"the verifier decided {event.position} after {len(self.text)}")
         if event.position + len(event.tokens) > self.credit:
             return self._end(FinishReason.ERROR, f"the verifier decided beyond its credit of {self.credit}")
-        decided = list(zip(event.tokens, event.outcomes, strict=True))
+        logprobs = event.logprobs or (None,) * len(event.tokens)
+        decided = [_Decided(*each) for each in zip(event.tokens, event.outcomes, logprobs, strict=True)]
         self.text.extend(event.tokens)
         self._pending += decided
         if event.finish is not None:
@@ -254,18 +265,20 @@ class Session:
         if self.in_flight is not None or not (self._pending or self._ending):
             return []
         taken, self._pending = self._pending, []
-        release = self.scanner.push([token for token, _ in taken])
+        release = self.scanner.push([each.token for each in taken])
         kept = taken[: release.kept]
         stopped = release.stopped_at is not None
         if stopped:
             self._ending = _Ending(FinishReason.STOP_STRING)
             self.text.truncate(self.durable + release.kept)
         emit = None
-        tokens, outcomes = tuple(t for t, _ in kept), tuple(o for _, o in kept)
+        tokens, outcomes = tuple(each.token for each in kept), tuple(each.outcome for each in kept)
+        logprobs = tuple(each.logprobs for each in kept if each.logprobs is not None)
         if kept:
-            emit = Emit(self.durable, tokens, outcomes, release.text, release.text_ends[: release.kept])
+            emit = Emit(self.durable, tokens, outcomes, release.text, release.text_ends[: release.kept], logprobs)
         end = self._emit_end()
-        self.in_flight = InFlight(Append(self.durable, tokens, outcomes, end.end if end else None), emit, end)
+        append = Append(self.durable, tokens, outcomes, end.end if end else None, logprobs)
+        self.in_flight = InFlight(append, emit, end)
         closing: list[Effect] = [CloseVerifier(), *self._close_drafters()] if end else []
         return [self.in_flight.append, *closing]
 

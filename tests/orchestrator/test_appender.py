@@ -21,11 +21,12 @@ from orchestrator.store import (
     MissingSession,
     StoreUnavailable,
 )
-from orchestrator.store.base import Outcomes, Tokens
+from orchestrator.store.base import Logprobs, Outcomes, Tokens
 from orchestrator.store.memory import MemoryStore
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append, End
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from tests.orchestrator.test_store import record_of
 
 A = Outcome.ACCEPTED
@@ -39,12 +40,14 @@ class Unsteady(MemoryStore):
         super().__init__()
         self.lost_before = self.lost_after = self.appends = 0
 
-    async def append(self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes) -> Appended:
+    async def append(
+        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
+    ) -> Appended:
         self.appends += 1
         if self.lost_before:
             self.lost_before -= 1
             raise StoreUnavailable("lost before")
-        done = await super().append(session_id, fence, position, tokens, outcomes)
+        done = await super().append(session_id, fence, position, tokens, outcomes, logprobs)
         if self.lost_after:
             self.lost_after -= 1
             raise StoreUnavailable("lost after")
@@ -55,6 +58,7 @@ class Unsteady(MemoryStore):
 class Output:
     tokens: list[int] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Scene:

@@ -88,7 +88,7 @@ TEXT = pack_tokens([5, 0, 4_000_000_000, 7])
 
 
 def reply_of(fields: list[bytes | None], left: int = 50_000, text: bytes = TEXT, outcomes: bytes = b"\x01") -> Reply:
-    return [0, fields, left, text, outcomes]
+    return [0, fields, left, text, outcomes, []]
 
 
 def test_a_sound_log_is_read() -> None:
