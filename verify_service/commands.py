@@ -39,7 +39,8 @@ class Code(IntEnum):
 class Opening:
     """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
 
-    ngram: the verifier may propose from the text itself.
+    ngram: the verifier may propose from the text itself. epoch: see `specwire.core.epoch`.
+    scope: whose sessions may share its cache. priority: whose turn it is within a scope.
     """
 
     handle: int
@@ -54,6 +55,9 @@ class Opening:
     deadline_us: float | None = None
     ledger_us: int = 0
     ngram: bool = True
+    epoch: int = 0
+    scope: bytes = b""
+    priority: int = 0
 
     @property
     def generation(self) -> tuple[int, int]:
@@ -76,10 +80,11 @@ class Tick:
     proposals: tuple[Proposed, ...] = ()
     progress: tuple[tuple[int, Allowance], ...] = ()
     closes: tuple[int, ...] = ()
+    forgotten: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
-        parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes)
+        parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes) + len(self.forgotten)
         opened = sum(len(opening.tokens) for opening in self.opens)
         return parts + opened + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
 
@@ -142,13 +147,17 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """tail: what was decided beyond `position` before this connection; resumed: the session was held."""
+    """tail: what was decided beyond `position` before this connection; resumed: the session was held.
+
+    cached: positions before `position` that need no forward.
+    """
 
     handle: int
     attach: int
     position: int
     resumed: bool = False
     tail: tuple[Decided, ...] = ()
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

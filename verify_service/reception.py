@@ -10,30 +10,44 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from specwire.core.limits import Ending, FinishReason
+from specwire.core.prefixes import Prefix
 from specwire.core.running import Running
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import LanguageModel
 from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
-from verify_service.roster import Held, Roster
+from verify_service.roster import NO_SLOT, Held, Roster
+from verify_service.slots import Slots
+from verify_service.waiting import Patience, WaitingRoom
 
 
 class Reception:
-    """Owns the roster. `counts`: what was ignored or let go, by reason.
+    """Owns the roster, and the slots. `counts`: what was ignored or let go, by reason.
 
     Args:
         ngram: sessions may guess from their own text.
         detach_grace_us: how long a session is kept that lost its link, or whose end nobody has acknowledged.
+        patience: with sessions that find no slot.
     """
 
-    def __init__(self, lm: LanguageModel, now_us: Callable[[], float], ngram: bool, detach_grace_us: float) -> None:
-        self.roster = Roster(lm.slots)
+    def __init__(
+        self,
+        lm: LanguageModel,
+        now_us: Callable[[], float],
+        ngram: bool,
+        detach_grace_us: float,
+        patience: Patience = Patience(),  # noqa: B008 # frozen
+    ) -> None:
+        self.roster = Roster()
+        self.slots = Slots(lm)
+        self.waiting = WaitingRoom()
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
         self._lm = lm
         self._ngram = ngram
         self._now_us = now_us
         self._grace_us = detach_grace_us
+        self._patience = patience
         self._eos_ids = frozenset(lm.info.eos_ids)
 
     def report(self, link: int) -> Report:
@@ -59,6 +73,8 @@ class Reception:
         for handle, allowance in tick.progress:
             self._allow(tick, handle, allowance)
         self._close(tick)
+        for session_id in tick.forgotten:
+            self._forget(session_id)
 
     def link_lost(self, link: int) -> None:
         """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
@@ -102,7 +118,7 @@ class Reception:
         held = self.roster.get(link, opening.handle)
         if held is None:
             return
-        if held.session_id == opening.session_id:
+        if held.session_id == opening.session_id and not held.waiting:
             self._part(held)
         else:
             self.release(held)
@@ -123,6 +139,9 @@ class Reception:
         if held.attached:
             message = f"fence: superseded by {opening.generation} of this session"
             self.report(held.link).refused.append(Refusal(held.handle, Code.FAILED_PRECONDITION, message))
+        if held.waiting:
+            self.release(held)
+            return self._admit(link, opening)
         if self._resume(held, link, opening):
             return None
         self.counts["held session opened with another text"] += 1
@@ -137,14 +156,14 @@ class Reception:
         held_for = (held.prompt_length, session.sampling, session.ending)
         if held_for != (opening.prompt_length, opening.sampling, self._ending(opening)):
             return False
-        verdicts = held.running.resume(opening.tokens, opening.allowance, self._now_us())
+        verdicts = held.running.resume(opening.tokens, opening.allowance, self._now_us(), opening.epoch)
         if verdicts is None:
             return False
         self.roster.attach(held, link, opening)
-        held.deadline_us = opening.deadline_us
+        held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
         balance_us = round(session.ledger.balance_us)
         tail = tuple(Decided(opening.handle, opening.attach, verdict, 0, balance_us) for verdict in verdicts)
-        self._admitted(link, opening, resumed=True, tail=tail)
+        self._admitted(held, len(opening.tokens), resumed=True, tail=tail)
         if session.finish is not None:
             self.linger(held)
         return True
@@ -155,27 +174,69 @@ class Reception:
         if session.finish is not None:
             if former is not None:
                 self.release(former)
-            self._admitted(link, opening)
+            admitted = Admitted(opening.handle, opening.attach, len(opening.tokens))
+            self.report(link).admitted.append(admitted)
             self._finished(self.report(link), opening.handle, opening.attach, session)
             return None
-        slot = self.take_slot() if former is None else self._inherit(former, opening.tokens)
-        if slot is None:
-            message = f"all {self._lm.slots} slots of this verifier are taken"
-            return Refusal(opening.handle, Code.RESOURCE_EXHAUSTED, message)
         held = Held(
             link,
             opening.handle,
             opening.fence,
             opening.attach,
             opening.session_id,
-            slot,
+            NO_SLOT,
             opening.prompt_length,
             Running(session, self._now_us()),
             opening.deadline_us,
+            scope=opening.scope,
+            priority=opening.priority,
         )
+        if former is not None:
+            self._seat(held, self._inherit(former, opening.tokens))
+            self.roster.add(held)
+            return None
         self.roster.add(held)
-        self._admitted(link, opening)
-        return None
+        self.waiting.add(held)
+        self.seat()
+        return self._turned_away(held) if held.waiting else None
+
+    def _turned_away(self, held: Held) -> Refusal | None:
+        """It waits for a slot, unless too many do."""
+        if len(self.waiting) <= self._patience.sessions:
+            held.until_us = self._now_us() + self._patience.wait_us
+            return None
+        self.release(held)
+        queue = f", and {self._patience.sessions} sessions wait" if self._patience.sessions else ""
+        message = f"all {self._lm.slots} slots of this verifier are taken{queue}"
+        return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message)
+
+    def seat(self) -> None:
+        """Give those who wait a slot, each in turn, as long as there is one."""
+        while (held := self.waiting.next(each for each in self.roster if not each.waiting)) is not None:
+            slot = self._slot_for(held)
+            if slot is None:
+                return
+            self.waiting.remove(held)
+            self._seat(held, slot)
+
+    def _seat(self, held: Held, slot: int) -> None:
+        held.slot, held.until_us = slot, math.inf
+        held.running.since_us = self._now_us()
+        self._admitted(held, held.session.position)
+
+    def _slot_for(self, held: Held) -> int | None:
+        """A slot that may hold a part of the text already, if need be of an idle session; None if all are in use."""
+        tokens = held.session.text.tokens
+        slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        if slot is None and self._dismiss_idle():
+            slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        return slot
+
+    def _shared(self, scope: bytes) -> list[Prefix]:
+        """What sessions of this scope have in their slots; in the middle of a step draft tokens may lie behind it."""
+        sharing = [held for held in self.roster if held.scope == scope and not held.waiting] if scope else []
+        texts = [(held.slot, held.session.text.tokens) for held in sharing]
+        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
 
     def _inherit(self, former: Held, tokens: Sequence[int]) -> int:
         """Its slot, rolled back to what the texts share; at least the last token must be fed to have a next one."""
@@ -196,13 +257,16 @@ class Reception:
             opening.allowance,
             self._lm.info.vocabulary,
             ngram=self._ngram and opening.ngram,
+            epoch=opening.epoch,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
 
-    def _admitted(self, link: int, opening: Opening, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
-        admitted = Admitted(opening.handle, opening.attach, len(opening.tokens), resumed, tail)
-        self.report(link).admitted.append(admitted)
+    def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
+        """`position`: the length of the text that it was opened with."""
+        cached = min(position, self._lm.cached(held.slot))
+        admitted = Admitted(held.handle, held.attach, position, resumed, tail, cached)
+        self.report(held.link).admitted.append(admitted)
 
     def _finished(self, report: Report, handle: int, attach: int, session: VerifySession) -> None:
         """Tell only that the session is over."""
@@ -220,22 +284,29 @@ class Reception:
         if self.next_deadline_us > now_us:
             return
         for held in [each for each in self.roster if each.expires_us <= now_us]:
-            if held.until_us <= now_us:
+            if held.until_us <= now_us and held.waiting:
+                message = f"no slot of this verifier came free within {self._patience.wait_us / 1e6:g} s"
+                self.report(held.link).refused.append(Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message))
+            elif held.until_us <= now_us:
                 self.counts["session let go that nobody came back for"] += 1
             else:
+                if held.waiting:
+                    self.report(held.link).admitted.append(Admitted(held.handle, held.attach, held.session.position))
                 held.session.finish = FinishReason.DEADLINE
                 self._finished(self.report_of(held), held.handle, held.attach, held.session)
             self.release(held)
 
     def take_slot(self) -> int | None:
-        """A free slot, if need be of an idle session; None if all are in use."""
+        """An empty slot, if need be of an idle session; None if all are in use."""
+        slot = self.slots.lend()
+        return self.slots.lend() if slot is None and self._dismiss_idle() else slot
+
+    def _dismiss_idle(self) -> bool:
         spare = self.roster.spare()
-        slot = self.roster.take_slot()
-        if slot is None and spare is not None:
+        if spare is not None:
             self.counts["idle session gave up its slot"] += 1
             self.release(spare)
-            slot = self.roster.take_slot()
-        return slot
+        return spare is not None
 
     def linger(self, held: Held) -> None:
         """It has its end. Until its owner closes it, the verdict that says so may be lost with the link."""
@@ -245,7 +316,7 @@ class Reception:
             self.release(held)
 
     def _detach(self, held: Held) -> None:
-        if self._grace_us > 0:
+        if self._grace_us > 0 and not held.waiting:
             self._part(held)
         else:
             self.release(held)
@@ -255,11 +326,22 @@ class Reception:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why."""
+        """Drop a session and tell its link why. What a failure leaves in a slot is of use to nobody."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
+        held.scope = b""
         self.release(held)
 
     def release(self, held: Held) -> None:
+        """What its slot holds stays for others of its scope, until the slot is needed."""
         self.roster.remove(held)
-        self.roster.free_slot(held.slot)
-        self._lm.discard(held.slot)
+        if held.waiting:
+            self.waiting.remove(held)
+        else:
+            self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
+
+    def _forget(self, session_id: str) -> None:
+        """The session was deleted. One that is still open is kept by nobody once it is closed."""
+        held = self.roster.holder(session_id)
+        if held is not None:
+            held.scope = b""
+        self.slots.forget(session_id)

@@ -1,4 +1,4 @@
-"""The sessions that the engine holds, and which cache slot each of them has."""
+"""The sessions that the engine holds, and which cache slot each of them has, if it has one yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from specwire.core.verification import VerifySession
 from verify_service.commands import Opening
 
 REMEMBERED_GENERATIONS = 4096
+# Of a session that waits for one.
+NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A session in its slot.
+    """A session in its slot, or one that waits for a slot.
 
-    attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle.
+    attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
+    scope, priority: see Open in verify.proto.
     """
 
     link: int
@@ -32,6 +35,12 @@ class Held:
     deadline_us: float | None = None
     attached: bool = True
     until_us: float = math.inf
+    scope: bytes = b""
+    priority: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.slot == NO_SLOT
 
     @property
     def session(self) -> VerifySession:
@@ -45,14 +54,13 @@ class Held:
 
 
 class Roster:
-    """Invariant: every slot is free, lent, or has exactly one session; a session id is held at most once.
+    """Invariant: no two sessions have the same slot; a session id is held at most once.
 
     A session is *idle* where nobody may ever ask for it again: its link is lost (it goes on deciding), or it has its
     end. It gives its slot up to one that needs it.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._free = list(range(slots - 1, -1, -1))
+    def __init__(self) -> None:
         self._by_handle: dict[tuple[int, int], Held] = {}
         self._by_id: dict[str, Held] = {}
         self._idle: dict[str, Held] = {}
@@ -88,18 +96,12 @@ class Roster:
         if len(self._newest) > REMEMBERED_GENERATIONS:
             self._newest.popitem(last=False)
 
-    def take_slot(self) -> int | None:
-        return self._free.pop() if self._free else None
-
-    def free_slot(self, slot: int) -> None:
-        self._free.append(slot)
-
     def add(self, held: Held) -> None:
         self._by_handle[held.link, held.handle] = held
         self._by_id[held.session_id] = held
 
     def remove(self, held: Held) -> None:
-        """Its slot is the caller's."""
+        """Its slot, if it has one, is the caller's."""
         if held.attached:
             del self._by_handle[held.link, held.handle]
         del self._by_id[held.session_id]

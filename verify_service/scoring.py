@@ -79,5 +79,4 @@ class Scorer:
 
     def _end(self, job: _Job) -> None:
         self._jobs.remove(job)
-        self._lm.discard(job.slot)
-        self._reception.roster.free_slot(job.slot)
+        self._reception.slots.give_back(job.slot)

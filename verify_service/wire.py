@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from specwire.core.admission import check_priority
 from specwire.core.limits import Stopping
 from specwire.core.sampling import InvalidParameter
 from specwire.core.verification import Allowance
@@ -23,6 +24,7 @@ from specwire.v1 import common_pb2, verify_pb2
 from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Tick, Timings
 
 MOST_SESSION_ID = 256
+MOST_SCOPE = 64
 SHOWN_HEX = 12
 
 
@@ -46,6 +48,7 @@ def tick_from_wire(
         tuple(Proposed(proposal.handle, proposal_from_wire(proposal)) for proposal in message.proposals),
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
+        tuple(message.forgotten),
     )
     return tick, refusals
 
@@ -75,7 +78,16 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
         message.ledger_us,
         not message.no_ngram,
+        message.epoch,
+        _scope(message.cache_scope),
+        check_priority(message.priority),
     )
+
+
+def _scope(scope: bytes) -> bytes:
+    if len(scope) > MOST_SCOPE:
+        raise InvalidParameter("cache_scope", f"must have at most {MOST_SCOPE} bytes, not {len(scope)}")
+    return scope
 
 
 def _stopping(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse) -> Stopping:
@@ -124,6 +136,7 @@ def _opened(admitted: Admitted) -> verify_pb2.Opened:
         position=admitted.position,
         resumed=admitted.resumed,
         tail=[_verdict(each) for each in admitted.tail],
+        cached=admitted.cached,
     )
 
 
