@@ -22,6 +22,8 @@ EVERY_S = 3.0
 AT_ONCE = 3
 # After a fault its role is left alone for so long, so that what was lost can be found again.
 RESPITE_S = 2.0
+# Times that a process is started before it counts as broken, and what one says that is not to blame.
+STARTS, NO_LOG = 20, "redis-url: cannot use"
 
 
 class Kind(StrEnum):
@@ -126,11 +128,18 @@ class Monkey:
         await self._again(part)
 
     async def _again(self, part: Process) -> None:
-        part.restart()  # by this thread: a process is bound to the one that started it
-        try:
-            await asyncio.to_thread(ready, part)
-        except BenchError as error:
-            self.wrong.append(str(error))
+        """As its supervisor would: an orchestrator that finds no log says so and ends, and is started again."""
+        for attempt in range(STARTS):
+            part.restart()  # by this thread: a process is bound to the one that started it
+            try:
+                await asyncio.to_thread(ready, part)
+            except BenchError as error:
+                if NO_LOG not in str(error) or attempt == STARTS - 1:
+                    self.wrong.append(str(error))
+                    return
+                await asyncio.sleep(RESPITE_S)
+            else:
+                return
 
 
 async def within(event: asyncio.Event, seconds: float) -> bool:
