@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from orchestrator import replies
+from orchestrator.completions import merged, single_requests
 from orchestrator.generating import Generating
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
@@ -26,10 +27,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         self._generating = Generating(orchestrator)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        parts = self._generating.generate(request, self._tenant(context), context.time_remaining())
-        async with aclosing(parts):
-            async for part in parts:
-                yield replies.generate_response(part)
+        tenant, left = self._tenant(context), context.time_remaining()
+        streams = [self._generating.generate(each, tenant, left) for each in single_requests(request)]
+        async with aclosing(merged(streams)) as parts:
+            async for choice, part in parts:
+                yield replies.generate_response(part, choice)
 
     def _tenant(self, context: Context) -> str:
         """Who calls. Whoever has no right to is not here: see specwire.rpc.guard."""

@@ -23,6 +23,7 @@ from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.target import Target
 from orchestrator.tenants import ANONYMOUS
 from orchestrator.turns import tokens_of
+from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.preview import Provisional
@@ -48,11 +49,17 @@ class Generating:
         return ANONYMOUS if keys is None else keys.holder(metadata)
 
     async def generate(
-        self, request: pb.GenerateRequest, tenant: str, time_left: float | None
+        self,
+        request: pb.GenerateRequest,
+        tenant: str,
+        time_left: float | None,
+        reached: tuple[int, int] | None = None,
     ) -> AsyncGenerator[replies.Part, None]:
         """A session's events, from its start to its end. It is cancelled when the caller closes this.
 
         time_left: seconds until the caller's deadline, None for none.
+        reached: of a caller that comes back, by its request id: the position before which it has everything, and the
+            hash of the text before it. See `orchestrator.watching`.
         """
         target = self._orchestrator.pool.require_target()
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
@@ -60,7 +67,8 @@ class Generating:
         guess = _guess(driver, target) if request.provisional else None
         with driver.readers.reading():
             try:
-                async with aclosing(self.follow(driver, Cursor(), guess)) as parts:
+                cursor = await self.cursor_at(driver, *reached) if reached is not None else Cursor()
+                async with aclosing(self.follow(driver, cursor, guess)) as parts:
                     async for part in parts:
                         yield part
             except asyncio.CancelledError:
@@ -86,17 +94,32 @@ class Generating:
             driver = await self._orchestrator.join(record.session_id)
         return driver or await self._orchestrator.open(record, time_left)
 
+    async def cursor_at(self, driver: SessionDriver, position: int, prefix_hash: int) -> Cursor:
+        """The place of a reader that has what is before `position`; raises as `cursor_of`."""
+        known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
+        cursor = await cursor_of(known, driver, self._orchestrator.store, self._orchestrator.options.store_timeout)
+        # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+        driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
+        return cursor
+
     async def read(self, session_id: str) -> StoredSession | None:
         """What the log holds of a session."""
         with store_statuses():
             return await self._orchestrator.store.read(session_id)
+
+    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
+        """What the session's readers are shown of the prompt."""
+        if not record.echo:
+            return None
+        text = self._orchestrator.pool.require_target().tokenizer.decode(list(record.prompt))
+        return pb.Prompt(tokens=record.prompt, text=text)
 
     async def follow(
         self, driver: SessionDriver, cursor: Cursor, guess: Guess | None = None
     ) -> AsyncGenerator[replies.Part, None]:
         """A reader's events from `cursor` on."""
         known = driver.output.end
-        yield replies.started(driver)
+        yield replies.started(driver, self._prompt(driver.record))
         async for shown in driver.output.follow(cursor, guess):
             if isinstance(shown, Provisional):
                 yield replies.provisional(shown)

@@ -14,29 +14,30 @@ from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
 
 
-def started(driver: SessionDriver) -> pb.Started:
+def started(driver: SessionDriver, prompt: pb.Prompt | None = None) -> pb.Started:
     record = driver.record
     return pb.Started(
         session_id=record.session_id,
         prompt_tokens=len(record.prompt),
         sampling=convert.sampling_to_wire(record.sampling),
         prompt_hash=driver.prompt_hash,
+        prompt=prompt,
     )
 
 
 Part = pb.Started | pb.Chunk | pb.Provisional | pb.Finished
 
 
-def generate_response(part: Part) -> pb.GenerateResponse:
+def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
     match part:
         case pb.Started():
-            return pb.GenerateResponse(started=part)
+            return pb.GenerateResponse(started=part, choice=choice)
         case pb.Chunk():
-            return pb.GenerateResponse(chunk=part)
+            return pb.GenerateResponse(chunk=part, choice=choice)
         case pb.Provisional():
-            return pb.GenerateResponse(provisional=part)
+            return pb.GenerateResponse(provisional=part, choice=choice)
         case pb.Finished():
-            return pb.GenerateResponse(finished=part)
+            return pb.GenerateResponse(finished=part, choice=choice)
 
 
 def watch_response(part: Part) -> pb.WatchResponse:
@@ -115,6 +116,7 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         accepted_ngram=known.accepted_ngram,
         plan=known.plan,
         drafters=[_drafter(each) for each in known.drafters],
+        cached_tokens=known.cached_tokens,
     )
 
 

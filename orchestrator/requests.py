@@ -6,9 +6,11 @@ import asyncio
 import secrets
 import time
 
+from orchestrator.link import Info
 from orchestrator.store import SessionRecord
 from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
+from specwire.core.admission import check_priority
 from specwire.core.limits import Stopping, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
@@ -29,29 +31,31 @@ async def record_of(
     Raises:
         InvalidParameter: names the field and the value.
     """
-    for name, value in (("n", request.n > 1), ("echo", request.echo)):
-        if value:
-            raise InvalidParameter(name, "is not served yet")
+    convert.check_known(request, "request")
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, info.context)
     drafting, ngram = drafting_of(request.drafting)
-    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=secrets.randbits(SEED_BITS))
+    seed = secrets.randbits(SEED_BITS)
+    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
     return SessionRecord(
         session_id=new_session_id(tenant),
         tenant=tenant,
         request_id=checked_request_id(request.request_id),
         prompt=tuple(prompt),
         sampling=sampling,
-        stopping=stopping_of(request.stopping, info.vocabulary, info.context - len(prompt)),
+        stopping=stopping_of(request.stopping, info, info.context - len(prompt)),
         stop=checked_stop(tuple(request.stop)),
         drafting=drafting,
         ngram=ngram,
+        echo=request.echo,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         tokenizer_fingerprint=info.tokenizer_hash,
         dtype=info.dtype,
         created=time.time(),
+        priority=check_priority(request.priority),
+        parent=request.parent,
     )
 
 
@@ -75,13 +79,13 @@ async def encoded(text: str, target: Target) -> list[int]:
     return list(batch[0].ids)
 
 
-def stopping_of(wire: common_pb2.Stopping, vocabulary: int, room: int) -> Stopping:
+def stopping_of(wire: common_pb2.Stopping, info: Info, room: int) -> Stopping:
     """max_tokens 0 means all that the context has room for; more than that is refused, not clipped."""
     if wire.max_tokens > room:
         raise InvalidParameter(
             "max_tokens", f"{wire.max_tokens} do not fit: the context has room for {room} more tokens"
         )
-    return convert.stopping_from_wire(wire, default_max_tokens=room, vocabulary=vocabulary)
+    return convert.stopping_from_wire(wire, default_max_tokens=room, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
 
 
 def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:

@@ -107,8 +107,10 @@ class SessionRecord:
     """What a session was asked for; never changes.
 
     drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
+    echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
+    priority, parent: as in the request that began it.
     The fingerprints pin the session to a model: weights_fingerprint covers weights, configuration, dtype and
     quantisation; `dtype` is a name for people.
     """
@@ -122,12 +124,15 @@ class SessionRecord:
     stop: tuple[str, ...] = ()
     drafting: bool = True
     ngram: bool = True
+    echo: bool = False
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
     dtype: str = ""
     created: float = 0.0
     deadline: float = 0.0
+    priority: int = 0
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

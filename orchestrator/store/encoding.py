@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from orchestrator.store.base import SessionRecord
 from specwire.core.acceptance import Outcome
+from specwire.core.admission import check_priority
 from specwire.core.limits import Stopping
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import LogprobsOf, Sampling, with_rule
@@ -93,12 +94,15 @@ def encode_record(record: SessionRecord) -> bytes:
         "stop": list(record.stop),
         "drafting": record.drafting,
         "ngram": record.ngram,
+        "echo": record.echo,
         "weights_fingerprint": record.weights_fingerprint,
         "vocabulary_fingerprint": record.vocabulary_fingerprint,
         "tokenizer_fingerprint": record.tokenizer_fingerprint,
         "dtype": record.dtype,
         "created": record.created,
         "deadline": record.deadline,
+        "priority": record.priority,
+        "parent": record.parent,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -125,12 +129,15 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
         stop=tuple(_text("stop", each) for each in fields.several("stop")),
         drafting=drafting,
         ngram=fields.flag("ngram", drafting),
+        echo=fields.flag("echo", False),
         weights_fingerprint=fields.text("weights_fingerprint"),
         vocabulary_fingerprint=fields.text("vocabulary_fingerprint"),
         tokenizer_fingerprint=fields.text("tokenizer_fingerprint", ""),
         dtype=fields.text("dtype", ""),
         created=fields.instant("created"),
         deadline=fields.instant("deadline", 0.0),
+        priority=check_priority(fields.integer("priority", 0)),
+        parent=fields.text("parent", ""),
     )
 
 
@@ -195,6 +202,9 @@ class _Fields:
     def whole(self, name: str, most: int = MOST_WHOLE, default: int | None = None) -> int:
         value = self._fields.get(name, None if default is None else int(default))
         return bounded(name, _typed(name, value, int), most)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        return _typed(name, self._fields.get(name, default), int)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._fields.get(name, default)

@@ -39,6 +39,7 @@ records = st.builds(
     stop=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     drafting=st.booleans(),
     ngram=st.booleans(),
+    echo=st.booleans(),
     weights_fingerprint=st.text(max_size=9),
     vocabulary_fingerprint=st.text(max_size=9),
     tokenizer_fingerprint=st.text(max_size=9),
