@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import hashlib
+import secrets
+from dataclasses import dataclass, field
 
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.keys import Keys, read_keys
+from specwire.rpc.keys import Keys, read_keys, read_secret
+
+SALT_BYTES = 32
+SCOPE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +21,23 @@ class Access:
     drafter_keys: tokens of the drafters that dial in.
     sessions: how many a tenant may have running at once; None for no limit.
     tokens_per_minute: prompt and output together, for each tenant; None for no limit.
+    cache_salt: of `cache_scope`. Between orchestrators with equal ones a tenant's sessions share verifiers' caches.
     """
 
     keys: Keys | None = None
     drafter_keys: Keys | None = None
     sessions: int | None = None
     tokens_per_minute: int | None = None
+    cache_salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for flag, value in (("sessions", self.sessions), ("tokens", self.tokens_per_minute)):
             if value is not None and value < 1:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
+
+    def cache_scope(self, tenant: str) -> bytes:
+        """What names a tenant to verifiers: who does not know the salt can neither tell who it is nor make it up."""
+        return hashlib.blake2b(tenant.encode(), key=self.cache_salt, digest_size=SCOPE_BYTES).digest()
 
 
 def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +47,20 @@ def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
     )
+    group.add_argument(
+        "--cache-salt",
+        metavar="FILE",
+        help="holds a secret, like a token; a tenant's cache is shared between orchestrators with the same one",
+    )
 
 
 def access_of(args: argparse.Namespace, drafter_keys: str | None = None) -> Access:
     """Who may call, and draft with a key in the file `drafter_keys`. InvalidParameter names the flag that is wrong."""
+    salt = read_secret("--cache-salt", args.cache_salt)
     return Access(
         keys=read_keys("--api-keys", args.api_keys),
         drafter_keys=read_keys("--drafter-keys", drafter_keys),
         sessions=args.tenant_sessions,
         tokens_per_minute=args.tenant_tokens,
+        cache_salt=hashlib.sha256(salt.encode()).digest() if salt else secrets.token_bytes(SALT_BYTES),
     )

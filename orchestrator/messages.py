@@ -17,9 +17,15 @@ from specwire.v1 import draft_pb2, verify_pb2
 
 
 def open_verifier(
-    effect: OpenVerifier, record: SessionRecord, handle: int, fence: int, ledger_us: int, deadline: float | None
+    effect: OpenVerifier,
+    record: SessionRecord,
+    handle: int,
+    fence: int,
+    ledger_us: int,
+    deadline: float | None,
+    scope: bytes,
 ) -> verify_pb2.Open:
-    """`deadline`: seconds left, None for none."""
+    """`deadline`: seconds left, None for none. `scope`: of the cache."""
     return verify_pb2.Open(
         handle=handle,
         session_id=record.session_id,
@@ -35,6 +41,8 @@ def open_verifier(
         ledger_us=ledger_us,
         no_ngram=not record.ngram,
         epoch=epoch(record, fence, effect.attach),
+        cache_scope=scope,
+        priority=record.priority,
     )
 
 

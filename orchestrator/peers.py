@@ -154,6 +154,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         return self.up and not self.draining
 
     @property
+    def has_room(self) -> bool:
+        """As far as is known here: others may have sessions there, too."""
+        return self.info is not None and len(self.subjects) < self.info.slots
+
+    @property
     def expected_back(self) -> bool:
         """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them."""
         if self._lost_at is None or self._failures >= HOPELESS_FAILURES:
@@ -203,6 +208,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
                     subject.on_refused_by_verifier(refused)
+
+    def forget(self, session_id: str) -> None:
+        """The session was deleted: nothing of it is to stay there."""
+        if self.up:
+            self.link.send(verify_pb2.ConnectVerifyRequest(forgotten=[session_id]))
 
     def close(self, handle: int) -> None:
         if self.subjects.pop(handle, None) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from orchestrator.driver import SessionDriver
+from orchestrator.homes import Homes
 from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import (
@@ -53,6 +54,7 @@ class Pool:
         ]
         self._drafter_links = [drafter_link(a, tls, token) for a in options.drafters]
         self.drafters = [self._drafter(link) for link in self._drafter_links]
+        self._homes = Homes()
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
@@ -137,6 +139,7 @@ class Pool:
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
             peer = self._verifier_for(driver)
             if peer is not None and peer.info is not None:
+                self._homes.note(driver.record.session_id, peer)
                 driver.use_verifier(peer)
         for _ in range(driver.drafters_missing):
             free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
@@ -146,11 +149,18 @@ class Pool:
             driver.drafters.add(chosen)
 
     def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
-        """The one that has the session already, while it is expected back; else the one with the fewest sessions."""
+        """The one that has the session already, while it is expected back; the one that had its parent; or the one with
+        the fewest sessions.
+        """
         former = driver.verifying.former
         if former is not None and (former.takes_sessions or former.expected_back):
             return former if former.takes_sessions else None
-        return least_loaded(self.verifiers)
+        return self._homes.of(driver.record.parent) or least_loaded(self.verifiers)
+
+    def forget(self, session_id: str) -> None:
+        """The session was deleted. A verifier that cannot be reached now keeps what it has until it needs the room."""
+        for verifier in self.verifiers:
+            verifier.forget(session_id)
 
     def require_target(self) -> Target:
         """The served model, once a verifier has said what it is. Raises StatusError (UNAVAILABLE)."""

@@ -206,6 +206,7 @@ class Orchestrator:
             await driver.ended(DELETE_LIMIT_S)
         with store_statuses():
             await self.store.delete(session_id)
+        self.pool.forget(session_id)
         left = self.sessions.pop(session_id, None)
         if left is not None:
             gone = deleted(session_id)

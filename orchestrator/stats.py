@@ -32,12 +32,13 @@ class DrafterStats:
 
 @dataclass(slots=True)
 class SessionStats:
-    """Instants are the loop's clock in seconds."""
+    """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward."""
 
     started: float
     first_token: float | None = None
     ended: float | None = None
     target_forwards: int = 0
+    cached_tokens: int = 0
     proposed: int = 0
     proposed_ngram: int = 0
     accepted_ngram: int = 0

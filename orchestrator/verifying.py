@@ -107,6 +107,8 @@ class Verifying:
     # What it says
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
+        if not self._owner.output.tokens:
+            self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
         self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
@@ -179,7 +181,10 @@ class Verifying:
 
     def _open(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
         left = self._timers.left("deadline")
-        return messages.open_verifier(effect, self._record, self._handle, self._owner.fence, self._ledger_us, left)
+        scope = self._options.access.cache_scope(self._record.tenant)
+        return messages.open_verifier(
+            effect, self._record, self._handle, self._owner.fence, self._ledger_us, left, scope
+        )
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:
         if self.peer is not None:

@@ -109,12 +109,19 @@ def add_token_argument(parser: argparse.ArgumentParser, whom: str, variable: boo
 def read_token(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> str:
     """The token in --token-file, else in the environment where it is given, else ""; InvalidParameter if it is none."""
     if args.token_file is not None:
-        token = _private_text("--token-file", args.token_file).strip()
-        _check_token("--token-file", args.token_file, token)
-        return token
+        return read_secret("--token-file", args.token_file)
     token = (environment or {}).get(TOKEN_VARIABLE, "")
     if token:
         _check_token(TOKEN_VARIABLE, "its value", token)
+    return token
+
+
+def read_secret(flag: str, file: str | None) -> str:
+    """The token that is all of a file; "" without one. InvalidParameter if it is none."""
+    if file is None:
+        return ""
+    token = _private_text(flag, file).strip()
+    _check_token(flag, file, token)
     return token
 
 
