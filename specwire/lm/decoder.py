@@ -60,8 +60,10 @@ class Decoder(nn.Module):
     head_norms: list[torch.Tensor]
     biases: list[torch.Tensor | None]
 
-    def __init__(self, shape: Shape, model: Model, cache: torch.Tensor) -> None:
+    def __init__(self, shape: Shape, model: Model, cache: torch.Tensor, apart: bool = False) -> None:
+        """apart: nothing but matrix products is computed for several rows at once (`specwire.lm.apart`)."""
         super().__init__()
+        self.apart = apart
         self.layers, self.heads, self.kv_heads, self.head_dim, self.epsilon = shape
         self.cache = cache
         self.embedding, self.rotations = model.embedding, model.rotations
@@ -126,7 +128,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """Map x (rows, hidden) to (rows, hidden)."""
         heads = self._multiply(4 * layer, self._normed(2 * layer, x)).view(x.size(0), -1, self.head_dim)
-        heads = self._rotated(layer, heads, rotation)
+        heads = self._turned(layer, heads, rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)
         fresh = heads.narrow(1, self.heads, 2 * self.kv_heads).transpose(0, 1)
         parts: list[torch.Tensor] = []
@@ -140,7 +142,23 @@ class Decoder(nn.Module):
             begin += count
         x = x + self._multiply(4 * layer + 1, torch.cat(parts))
         gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
-        return x + self._multiply(4 * layer + 3, functional.silu(gate).mul_(up))
+        return x + self._multiply(4 * layer + 3, self._activated(gate).mul_(up))
+
+    def _activated(self, gate: torch.Tensor) -> torch.Tensor:
+        if not self.apart:
+            return functional.silu(gate)
+        parts: list[torch.Tensor] = []
+        for row in range(gate.size(0)):
+            parts.append(functional.silu(gate.narrow(0, row, 1)))
+        return torch.cat(parts)
+
+    def _turned(self, layer: int, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        if not self.apart:
+            return self._rotated(layer, heads, rotation)
+        parts: list[torch.Tensor] = []
+        for row in range(heads.size(0)):
+            parts.append(self._rotated(layer, heads.narrow(0, row, 1), rotation.narrow(0, row, 1)))
+        return torch.cat(parts)
 
     def _rotated(self, layer: int, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """Turn queries and keys (rows, heads + 2 kv_heads, head_dim) by their positions, in float32; values pass."""
@@ -175,11 +193,25 @@ class Decoder(nn.Module):
 
         On CPUs by way of the length of x, sqrt(n) times as long: five operations where PyTorch takes eight.
         """
+        if not self.apart:
+            return self._normed_together(index, x)
+        parts: list[torch.Tensor] = []
+        for row in range(x.size(0)):
+            parts.append(self._normed_together(index, x.narrow(0, row, 1)))
+        return torch.cat(parts)
+
+    def _normed_together(self, index: int, x: torch.Tensor) -> torch.Tensor:
         weight = self.norms[index]
         if not self.spelt_out:
             return functional.rms_norm(x, [x.size(-1)], weight, self.epsilon)
         length = torch.hypot(torch.linalg.vector_norm(x, 2.0, -1, True, dtype=torch.float32), self.least)
         return x.div(length).mul_(weight).to(x.dtype)
+
+    @torch.jit.unused
+    def products(self) -> tuple[nn.Module, list[Weights], torch.dtype]:
+        """How rows are multiplied with which layers, and the rows' dtype."""
+        layers = [Weights(*each) for each in zip(self.weights, self.biases, strict=True)]
+        return self.linear, layers, self.embedding.dtype
 
     def _multiply(self, index: int, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x, self.weights[index], self.biases[index])

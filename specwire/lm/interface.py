@@ -42,6 +42,7 @@ class ModelInfo:
     Attributes:
         architecture: the model's class, such as LlamaForCausalLM.
         runtime: what computes the forwards: torch, openvino, or scripted.
+        deterministic: logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
         weights_fingerprint: sha256 (hex) over dtype, configuration and weights. Not over device and runtime: they round
@@ -62,6 +63,7 @@ class ModelInfo:
     weights_fingerprint: str
     vocabulary_fingerprint: str
     runtime: str = TORCH
+    deterministic: bool = False
     tokenizer_json: bytes = field(default=b"", repr=False)
     chat_template: str = field(default="", repr=False)
     special_tokens: dict[str, str] = field(default_factory=dict, repr=False, hash=False)

@@ -15,6 +15,8 @@ from specwire.lm.linear import Weights
 from specwire.lm.windows import window_of
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Positions of a slot of the cache are a multiple of this where rows are computed apart.
+ALIGNED = 32
 # Rotations whose table does not depend on the length of the text.
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -26,13 +28,16 @@ class Unsuited(Exception):
 class LlamaRunner:
     """`Runner` with weights taken from a Hugging Face model of one of MODEL_TYPES; the model can be freed after."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, context: int, vocabulary: int) -> None:
-        """Raises Unsuited for a model that only looks like the family."""
+    def __init__(self, model: PreTrainedModel, slots: int, context: int, vocabulary: int, apart: bool = False) -> None:
+        """apart: as `Decoder`. Raises Unsuited for a model that only looks like the family."""
         shape = shape_of(model)
         weights = model_of(model, shape, context, vocabulary)
-        size = (shape.layers, slots, 2 * shape.kv_heads, context, shape.head_dim)
+        # Kernels may go by where their arguments lie: then every slot begins at a cache line.
+        room = -(-context // ALIGNED) * ALIGNED if apart else context
+        size = (shape.layers, slots, 2 * shape.kv_heads, room, shape.head_dim)
         self._cache = torch.zeros(size, dtype=weights.embedding.dtype, device=weights.embedding.device)
-        self._decode = compiled(Decoder(shape, weights, self._cache))
+        self.decoder = Decoder(shape, weights, self._cache, apart)
+        self._decode = compiled(self.decoder)
 
     @property
     def compiled(self) -> bool:

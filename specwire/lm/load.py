@@ -18,6 +18,7 @@ def load_model(
     threads: int | None = None,
     lean: bool = True,
     runtime: str = TORCH,
+    deterministic: bool = False,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -30,6 +31,9 @@ def load_model(
         runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
             weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
             the model, else torch. A scripted model ignores it.
+        deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
+            computed with it (`specwire.lm.apart`; cpu and torch only). The same bits come from the same machine, build
+            and number of threads. A scripted model always does so.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -43,8 +47,10 @@ def load_model(
         return ScriptedLM.parse(spec, slots=slots, context=context)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
     from specwire.lm.pretrained import load_pretrained
+    from specwire.lm.runners import How
 
-    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, lean=lean, runtime=runtime)
+    how = How(runtime, lean, deterministic)
+    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, how=how)
 
 
 def _set_threads(threads: int | None) -> None:

@@ -13,17 +13,17 @@ from specwire.lm.cached import CachedLM
 from specwire.lm.checks import check_kind, check_model, check_rotation, check_window, context_of, first_line
 from specwire.lm.describe import read_text, weights_fingerprint
 from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
-from specwire.lm.runners import Sizes, runner_for
+from specwire.lm.runners import How, Sizes, runner_for
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_pretrained(
-    spec: str, *, slots: int, dtype: str, device: str, context: int | None, lean: bool, runtime: str
-) -> LanguageModel:
+def load_pretrained(spec: str, *, slots: int, dtype: str, device: str, context: int | None, how: How) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
     target = _device(device)
+    if how.deterministic and target.type != "cpu":
+        raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     config = _config(spec)
     check_kind(config)
     positions = context_of(config, context)
@@ -32,8 +32,8 @@ def load_pretrained(
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
     info, unassigned = _describe(spec, model, config, dtype, positions)
-    runner, used = runner_for(model, Sizes(slots, positions, info.vocabulary), runtime, lean)
-    return CachedLM(runner, replace(info, runtime=used), slots, unassigned)
+    runner, used = runner_for(model, Sizes(slots, positions, info.vocabulary), how)
+    return CachedLM(runner, replace(info, runtime=used, deterministic=how.deterministic), slots, unassigned)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specwire.lm.apart import ALONE, Apart, agreeing_widths
 from specwire.lm.cached import Runner
 from specwire.lm.checks import deviation, first_line
 from specwire.lm.hugging_face import HuggingFaceRunner
@@ -29,21 +30,31 @@ class Sizes(NamedTuple):
     vocabulary: int
 
 
-def runner_for(model: PreTrainedModel, sizes: Sizes, runtime: str, lean: bool) -> tuple[Runner, str]:
-    """The runner, and the runtime that it is of; ModelError if the model cannot be served by `runtime`."""
-    if runtime == TORCH:
-        return _torch_runner(model, sizes, lean), TORCH
+class How(NamedTuple):
+    """How a model is to be computed; see `specwire.lm.load.load_model`."""
+
+    runtime: str = TORCH
+    lean: bool = True
+    deterministic: bool = False
+
+
+def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
+    """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime."""
+    if how.runtime == TORCH:
+        return _torch_runner(model, sizes, how), TORCH
     try:
-        return _openvino_runner(model, sizes), OPENVINO
+        return _openvino_runner(model, sizes, how), OPENVINO
     except ModelError as reason:
-        if runtime != AUTO:
+        if how.runtime != AUTO:
             raise
         logger.info("%s is served by torch: %s", type(model).__name__, reason)
-        return _torch_runner(model, sizes, lean), TORCH
+        return _torch_runner(model, sizes, how), TORCH
 
 
-def _openvino_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
+def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """ModelError where OpenVINO is not installed, does not take the model, or computes something else."""
+    if how.deterministic:
+        raise ModelError("runtime: openvino rounds by what it computes together; deterministic needs torch")
     first = next(model.parameters())
     if first.device.type != "cpu":
         raise ModelError(f"runtime: openvino computes on cpu here, not on {first.device}")
@@ -78,22 +89,24 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
-def _torch_runner(model: PreTrainedModel, sizes: Sizes, lean: bool) -> Runner:
+def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    if lean and model.config.model_type in MODEL_TYPES:
-        runner = _lean_runner(model, sizes)
+    if how.lean and model.config.model_type in MODEL_TYPES:
+        runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
     try:
-        return _generic_runner(model, sizes, alone=False)
+        return _generic_runner(model, sizes, how, alone=False)
     except ModelError as reason:
         logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
-    return _generic_runner(model, sizes, alone=True)
+    return _generic_runner(model, sizes, how, alone=True)
 
 
-def _generic_runner(model: PreTrainedModel, sizes: Sizes, alone: bool) -> Runner:
+def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
     window = window_of(model.config, sizes.context)
-    generic = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
+    generic: Runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
+    if how.deterministic:
+        generic = Apart(generic, ALONE, sizes.slots)
     name = type(model).__name__
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
@@ -107,9 +120,9 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, alone: bool) -> Runner
     return generic
 
 
-def _lean_runner(model: PreTrainedModel, sizes: Sizes) -> Runner | None:
+def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
-        runner = LlamaRunner(model, *sizes)
+        runner = _apart(model, sizes) if how.deterministic else LlamaRunner(model, *sizes)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None
@@ -120,3 +133,10 @@ def _lean_runner(model: PreTrainedModel, sizes: Sizes) -> Runner | None:
         "%s is served by its own modules: our decoder is off by %.1f tolerances", type(model).__name__, error
     )
     return None
+
+
+def _apart(model: PreTrainedModel, sizes: Sizes) -> Runner:
+    runner = LlamaRunner(model, sizes.slots + 1, sizes.context, sizes.vocabulary, apart=True)
+    widths = agreeing_widths(*runner.decoder.products())
+    logger.info("rows are computed in blocks of %s", ", ".join(map(str, widths)))
+    return Apart(runner, widths, spare=sizes.slots)

@@ -16,7 +16,7 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.cached import CachedLM
 from specwire.lm.openvino_runner import Numbers, OpenvinoRunner
-from specwire.lm.runners import Sizes, runner_for
+from specwire.lm.runners import How, Sizes, runner_for
 from tests.lm.models import ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 
@@ -177,7 +177,7 @@ def test_what_openvino_cannot_serve_is_refused_in_a_sentence(tmp_path: Path) -> 
     with pytest.raises(ModelError, match="runtime: openvino computes on cpu here, not on meta"):
         with torch.device("meta"):
             unplaced = build(config("llama"))
-        runner_for(unplaced, Sizes(1, 48, VOCABULARY), "openvino", lean=True)
+        runner_for(unplaced, Sizes(1, 48, VOCABULARY), How("openvino"))
     with pytest.raises(ModelError, match=r"openvino serves the Llama family \(.*\), not GPT2LMHeadModel"):
         load_model(save(build(config("gpt2")), tmp_path / "gpt2"), slots=1, runtime="openvino")
     with pytest.raises(ModelError, match="runtime: must be one of torch, openvino, auto, not 'onnx'"):

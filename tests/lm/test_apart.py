@@ -1,0 +1,133 @@
+"""With `deterministic` a row's bits depend on its text alone, whatever was computed with it, before it and where."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, PreTrainedConfig
+
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.apart import ALONE, WIDTHS, Apart, agreeing_widths
+from specwire.lm.cached import CachedLM
+from specwire.lm.hugging_face import HuggingFaceRunner
+from specwire.lm.linear import Weights
+from specwire.lm.llama import LlamaRunner
+from tests.lm.families import ALONE as ALIBI
+from tests.lm.families import SERVED, SLIDING
+from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save
+
+LENGTH = 40
+# Long sums, for which the kernels here go another way where there is a single row.
+LONG = LlamaConfig(**{**ROTARY, "hidden_size": 64, "intermediate_size": 1408})
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": config("llama-biased-tied"),
+    "long": LONG,
+    "qwen3": config("qwen3"),
+    **{name: family.config() for name, family in (("moe", SERVED[-1]), ("sliding", SLIDING[3]), ("alibi", ALIBI[0]))},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _alone(lm: LanguageModel, text: list[int]) -> torch.Tensor:
+    """Every token in a forward of its own."""
+    return torch.cat([lm.forward([Feed(0, position, [token], 1)]) for position, token in enumerate(text)])
+
+
+def _mixed(lm: LanguageModel, texts: list[list[int]], seed: int) -> torch.Tensor:
+    """Logits (texts, LENGTH, vocabulary) of the texts in random company, in windows, with rollbacks."""
+    choice = random.Random(seed)
+    found = torch.full((len(texts), LENGTH, lm.info.vocabulary), torch.nan)
+    held = [0] * len(texts)
+    while min(held) < LENGTH:
+        feeds = []
+        for slot in choice.sample(range(len(texts)), choice.randint(1, len(texts))):
+            start = choice.randint(max(0, held[slot] - 3), min(held[slot], LENGTH - 1))
+            stop = min(LENGTH, start + choice.choice((1, 1, 2, 5, 19)))
+            feeds.append(Feed(slot, start, texts[slot][start:stop], stop - start))
+            held[slot] = stop
+        rows = lm.forward(feeds)
+        for feed, part in zip(feeds, rows.split([feed.wanted for feed in feeds]), strict=True):
+            found[feed.slot, feed.start : feed.stop] = part
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_have_the_same_bits_alone_and_in_any_company(kind: str, dtype: str, tmp_path: Path) -> None:
+    folder = save(build(MODELS[kind]), tmp_path)
+    lone, shared = (
+        load_model(folder, slots=slots, dtype=dtype, context=context, deterministic=True)
+        for slots, context in ((1, CONTEXT), (3, CONTEXT - 5))
+    )
+    assert lone.info.deterministic
+    choice = random.Random(3)
+    texts = [[choice.randrange(VOCABULARY) for _ in range(LENGTH)] for _ in range(3)]
+    expected = torch.stack([_alone(lone, text) for text in texts])
+    assert torch.equal(_mixed(shared, texts, seed=1), expected)
+    assert torch.equal(_mixed(shared, texts, seed=2), expected)
+
+
+def test_what_was_prefilled_goes_on_as_what_was_decided_token_by_token(tmp_path: Path) -> None:
+    folder = save(build(LONG), tmp_path)
+    first, second = (load_model(folder, slots=2, deterministic=True) for _ in range(2))
+    text = [(11 * index + 4) % VOCABULARY for index in range(LENGTH)]
+    expected = _alone(first, text)
+    second.forward([Feed(1, 0, text[:33], 0)])
+    assert torch.equal(second.forward([Feed(1, 33, text[33:], 7)]), expected[33:])
+
+
+def test_without_it_rows_may_depend_on_their_company(tmp_path: Path) -> None:
+    """Else the tests above would show nothing."""
+    lm = load_model(save(build(config("qwen3")), tmp_path), slots=1, lean=False)
+    text = [(11 * index + 4) % VOCABULARY for index in range(LENGTH)]
+    alone = _alone(lm, text)
+    assert not torch.equal(lm.forward([Feed(0, 0, text, LENGTH)]), alone)
+    assert not lm.info.deterministic
+
+
+@pytest.mark.parametrize(("lean", "runner"), [(True, LlamaRunner), (False, HuggingFaceRunner)])
+def test_blocks_are_for_our_own_decoder(lean: bool, runner: type, tmp_path: Path) -> None:
+    lm = load_model(save(build(config("llama")), tmp_path), slots=1, lean=lean, deterministic=True)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, Apart)
+    assert isinstance(lm.runner.runner, runner)
+    assert lean or lm.runner.widths == ALONE
+
+
+class Fickle(nn.Module):
+    """Rows of blocks of at least `many`, or in place `place`, come out a little different."""
+
+    def __init__(self, many: int, place: int | None = None) -> None:
+        super().__init__()
+        self.many, self.place = many, place
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = torch.stack([weight @ row for row in x])
+        if len(x) < self.many:
+            y = y * (1 + 2**-20)
+        if self.place is not None and len(x) > self.place:
+            y[self.place] *= 1 + 2**-20
+        return y
+
+
+def test_only_widths_that_agree_with_the_widest_are_taken() -> None:
+    layers = [Weights(torch.randn(24, 16), None), Weights(torch.randn(8, 24), torch.randn(8))]
+    assert agreeing_widths(Fickle(1), layers, torch.float32) == WIDTHS
+    assert agreeing_widths(Fickle(3), layers, torch.float32) == (16, 8, 4)
+    assert agreeing_widths(Fickle(1, place=2), layers, torch.float32) == ALONE
+
+
+def test_what_cannot_be_deterministic_is_refused(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    with pytest.raises(ModelError, match=r"deterministic: is known to hold on cpu only, not on meta"):
+        load_model(folder, slots=1, device="meta", deterministic=True)
+    with pytest.raises(ModelError, match="deterministic needs torch"):
+        load_model(folder, slots=1, runtime="openvino", deterministic=True)
