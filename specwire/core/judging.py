@@ -124,10 +124,10 @@ def excess(target: Target, row: int, scale: Number, weights: Weights) -> Number:
     """Sum over x of (scale p(x) - q(x))+. Beyond the weights' ids q is 0."""
     shares = target.probabilities(row, weights.ids)
     total = weights.total
-    inside: Number = 0
+    scaled: Number = max(scale * (1 - sum(shares)) * total, 0)
     for p, weight in zip(shares, weights.weights, strict=True):
-        inside += max(scale * p * total - weight, 0)
-    return inside / total + max(scale * (1 - sum(shares)), 0)
+        scaled += max(scale * p * total - weight, 0)
+    return scaled / total
 
 
 def by_relaxing(acceptance: Acceptance, target: Target, window: Sequence[Draft], late: Draft | None = None) -> Decision:
