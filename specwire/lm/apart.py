@@ -76,7 +76,7 @@ def agreeing_widths(multiply: nn.Module, layers: Sequence[Weights], dtype: torch
     order shows in some of the thousands of sums.
     """
     shapes = {(tuple(layer.weight.shape), layer.bias is None): layer for layer in layers}
-    widths = WIDTHS
+    widths: tuple[int, ...] = WIDTHS
     for layer in shapes.values():
         widths = tuple(width for width in widths if width in _agreeing(multiply, layer, dtype))
     return widths or ALONE
