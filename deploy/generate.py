@@ -231,6 +231,7 @@ def as_object(completion: Completion) -> dict[str, object]:
             "proposed_ngram": stats.proposed_ngram,
             "accepted_ngram": stats.accepted_ngram,
             "plan": stats.plan,
+            "cached_tokens": stats.cached_tokens,
             "drafters": [asdict(drafter) for drafter in stats.drafters],
         },
     }

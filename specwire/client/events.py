@@ -128,6 +128,7 @@ class Stats:
     accepted_ngram: int = 0
     plan: str = ""
     drafters: tuple[DrafterStats, ...] = ()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +313,7 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         accepted_ngram=message.accepted_ngram,
         plan=message.plan,
         drafters=tuple(DrafterStats(d.source, d.model, d.proposed, d.accepted, d.plan) for d in message.drafters),
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     request_id: str
     provisional: bool
     parent: str
+    priority: int
 
 
 def generate_request(
@@ -59,6 +60,7 @@ def generate_request(
     request_id: str = "",
     provisional: bool = False,
     parent: str = "",
+    priority: int = 0,
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -75,6 +77,7 @@ def generate_request(
         request_id: a repeated id joins the running session instead of starting another.
         provisional: True asks for Provisional events, too: drafts, before the target has decided.
         parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
+        priority: among the tenant's sessions that wait for a place, the greater number goes first; from -100 to 100.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
@@ -93,6 +96,7 @@ def generate_request(
         request_id=_text("request_id", request_id),
         provisional=provisional,
         parent=_text("parent", parent),
+        priority=_signed("priority", priority),
     )
     if seed is not None:
         request.sampling.seed = _unsigned("seed", seed, bits=64)
@@ -129,6 +133,12 @@ def watch_request(session_id: str, from_position: int, prefix_hash: int | None) 
     if prefix_hash is not None:
         request.prefix_hash = _unsigned("prefix_hash", prefix_hash, bits=64)
     return request
+
+
+def _signed(field: str, value: int) -> int:
+    if not -(1 << 31) <= value < 1 << 31:
+        raise invalid(field, f"must be a whole number of 32 bits, not {value}")
+    return value
 
 
 def _unsigned(field: str, value: int, bits: int = 32) -> int:
