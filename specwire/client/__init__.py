@@ -9,6 +9,7 @@ from specwire.client.events import (
     DrafterStats,
     Event,
     Finished,
+    PromptEcho,
     Provisional,
     SamplingInForce,
     SessionState,
@@ -17,6 +18,7 @@ from specwire.client.events import (
     Step,
     Timings,
 )
+from specwire.core.logprobs import TokenLogprobs
 from specwire.rpc.tls import ClientTls
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "DrafterStats",
     "Event",
     "Finished",
+    "PromptEcho",
     "Provisional",
     "SamplingInForce",
     "SessionState",
@@ -36,4 +39,5 @@ __all__ = [
     "Stats",
     "Step",
     "Timings",
+    "TokenLogprobs",
 ]

@@ -29,6 +29,7 @@ from specwire.client.requests import (
     addresses_of,
     generate_request,
     request_id,
+    single_options,
     watch_request,
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
@@ -172,6 +173,22 @@ class AsyncClient:
         async for event in self.generate(prompt, timeout=timeout, **options):
             gathering.add(event)
         return gathering.completion()
+
+    async def complete_many(
+        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+    ) -> list[Completion]:
+        """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
+
+        Where one fails, so does the call.
+        """
+        wanted = single_options(n, options)
+        tasks = [asyncio.ensure_future(self.complete(prompt, timeout=timeout, **each)) for each in wanted]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def watch(
         self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, Unpack
@@ -28,6 +29,7 @@ from specwire.client.requests import (
     addresses_of,
     generate_request,
     request_id,
+    single_options,
     watch_request,
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
@@ -172,6 +174,18 @@ class Client:
         for event in self.generate(prompt, timeout=timeout, **options):
             gathering.add(event)
         return gathering.completion()
+
+    def complete_many(
+        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+    ) -> list[Completion]:
+        """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
+
+        Where one fails, so does the call, once the others have ended.
+        """
+        wanted = single_options(n, options)
+        with ThreadPoolExecutor(n, thread_name_prefix="specwire-completion") as pool:
+            pending = [pool.submit(self.complete, prompt, timeout=timeout, **each) for each in wanted]
+            return [each.result() for each in pending]
 
     def watch(
         self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S

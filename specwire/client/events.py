@@ -10,8 +10,9 @@ import grpc
 from specwire.client.errors import SpecwireError
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.convert import outcomes_from_wire, reason_from_wire
+from specwire.rpc.convert import logprobs_from_wire, outcomes_from_wire, reason_from_wire
 from specwire.v1 import common_pb2, generation_pb2, verify_pb2
 
 
@@ -24,6 +25,21 @@ class SamplingInForce:
     top_p: float
     seed: int
     rule: str
+    choice: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """What the output goes on behind."""
+
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class Started:
     """The session exists; whoever knows `session_id` may watch and cancel it.
 
     prompt_hash: `specwire.core.text.hash_of` the prompt's tokens; None from a service that does not say.
+    prompt: only where it was asked for (`echo`).
     """
 
     session_id: str
@@ -38,6 +55,7 @@ class Started:
     sampling: SamplingInForce
     received_ns: int
     prompt_hash: int | None = None
+    prompt: PromptEcho | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,7 @@ class Chunk:
     """Durable tokens at absolute positions position, position + 1, ... and the text that they release.
 
     text_ends: for each token, where its text ends in the whole output, in code points.
+    logprobs: one per token where they were asked for, else none.
     """
 
     position: int
@@ -81,6 +100,7 @@ class Chunk:
     text_ends: tuple[int, ...]
     timings: Timings | None
     received_ns: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +179,8 @@ class Completion:
     finish_reason: FinishReason
     message: str
     stats: Stats
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: PromptEcho | None = None
 
     @property
     def seed(self) -> int:
@@ -190,6 +212,7 @@ class Gathering:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         match event:
@@ -199,6 +222,7 @@ class Gathering:
                 self.texts.append(event.text)
                 self.tokens += event.tokens
                 self.outcomes += event.outcomes
+                self.logprobs += event.logprobs
             case Finished():
                 self.texts.append(event.text)
                 self.finished = event
@@ -216,6 +240,8 @@ class Gathering:
             finish_reason=self.finished.reason,
             message=self.finished.message,
             stats=self.finished.stats,
+            logprobs=tuple(self.logprobs),
+            prompt=self.started.prompt,
         )
 
 
@@ -242,12 +268,27 @@ def event_from_wire(message: Response) -> Event:
 
 def _started(message: generation_pb2.Started, received_ns: int) -> Started:
     prompt_hash = message.prompt_hash if message.HasField("prompt_hash") else None
-    return Started(message.session_id, message.prompt_tokens, _sampling(message.sampling), received_ns, prompt_hash)
+    prompt = PromptEcho(tuple(message.prompt.tokens), message.prompt.text) if message.HasField("prompt") else None
+    sampling = _sampling(message.sampling)
+    return Started(message.session_id, message.prompt_tokens, sampling, received_ns, prompt_hash, prompt)
 
 
 def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
     top_p = message.top_p if message.HasField("top_p") else 1.0
-    return SamplingInForce(message.temperature, message.top_k, top_p, message.seed, message.rule)
+    return SamplingInForce(
+        message.temperature,
+        message.top_k,
+        top_p,
+        message.seed,
+        message.rule,
+        choice=message.choice,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
 
 
 def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
@@ -259,7 +300,14 @@ def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
         text_ends=tuple(message.text_ends),
         timings=_timings(message.timings) if message.HasField("timings") else None,
         received_ns=received_ns,
+        logprobs=_logprobs(message),
     )
+
+
+def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
+    if len(message.logprobs) not in (0, len(message.tokens)):
+        raise InvalidParameter("logprobs", f"{len(message.logprobs)} for {len(message.tokens)} tokens")
+    return logprobs_from_wire(message.logprobs)
 
 
 def _provisional(message: generation_pb2.Provisional, received_ns: int) -> Provisional:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from specwire.client.errors import invalid
@@ -11,6 +11,9 @@ from specwire.v1 import common_pb2, generation_pb2
 
 TIMEOUT_S = 300.0
 REQUEST_ID_BYTES = 18
+SEED_BITS = 64
+# Of one prompt at a time.
+MOST_COMPLETIONS = 64
 
 Prompt = str | Sequence[int]
 
@@ -20,6 +23,12 @@ DRAFTING = {
     (True, False): generation_pb2.DRAFTING_DRAFTERS,
     (False, True): generation_pb2.DRAFTING_NGRAM,
     (False, False): generation_pb2.DRAFTING_OFF,
+}
+
+LOGPROBS_OF = {
+    "": common_pb2.LOGPROBS_OF_UNSPECIFIED,
+    "model": common_pb2.LOGPROBS_OF_MODEL,
+    "processed": common_pb2.LOGPROBS_OF_PROCESSED,
 }
 
 
@@ -41,6 +50,16 @@ class Options(TypedDict, total=False):
     provisional: bool
     parent: str
     priority: int
+    choice: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    logprobs: int | None
+    logprobs_of: str
+    echo: bool
 
 
 def generate_request(
@@ -61,6 +80,16 @@ def generate_request(
     provisional: bool = False,
     parent: str = "",
     priority: int = 0,
+    choice: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    min_tokens: int = 0,
+    logprobs: int | None = None,
+    logprobs_of: str = "",
+    echo: bool = False,
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -78,18 +107,39 @@ def generate_request(
         provisional: True asks for Provisional events, too: drafts, before the target has decided.
         parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
         priority: among the tenant's sessions that wait for a place, the greater number goes first; from -100 to 100.
+        choice: index of this completion among those of one prompt and seed; see `complete_many`.
+        min_p: keep ids at least this times as probable as the most probable one; 0 keeps all.
+        repetition_penalty: of ids in prompt or output, as in transformers; 1 is none.
+        presence_penalty, frequency_penalty: of ids in the output, as OpenAI's; 0 is none.
+        logit_bias: added to the logits of these ids.
+        min_tokens: before so many, no id that would end the text is drawn.
+        logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
+        logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
+        echo: True asks for the prompt, in Started.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
     """
     request = generation_pb2.GenerateRequest(
         sampling=common_pb2.Sampling(
-            temperature=temperature, top_k=_unsigned("top_k", top_k), top_p=top_p, rule=_text("rule", rule)
+            temperature=temperature,
+            top_k=_unsigned("top_k", top_k),
+            top_p=top_p,
+            rule=_text("rule", rule),
+            choice=_unsigned("choice", choice),
+            min_p=min_p,
+            repetition_penalty=None if repetition_penalty == 1.0 else repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias={_unsigned("logit_bias", token): bias for token, bias in (logit_bias or {}).items()},
+            logprobs=None if logprobs is None else _unsigned("logprobs", logprobs),
+            logprobs_of=_logprobs_of(logprobs_of),
         ),
         stopping=common_pb2.Stopping(
             max_tokens=_unsigned("max_tokens", max_tokens),
             stop_ids=[_unsigned("stop_ids", token) for token in stop_ids],
             ignore_eos=ignore_eos,
+            min_tokens=_unsigned("min_tokens", min_tokens),
         ),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
         drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
@@ -97,6 +147,7 @@ def generate_request(
         provisional=provisional,
         parent=_text("parent", parent),
         priority=_signed("priority", priority),
+        echo=echo,
     )
     if seed is not None:
         request.sampling.seed = _unsigned("seed", seed, bits=64)
@@ -106,6 +157,28 @@ def generate_request(
         request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
         request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
     return request
+
+
+def _logprobs_of(name: str) -> common_pb2.LogprobsOf:
+    if name not in LOGPROBS_OF:
+        raise invalid("logprobs_of", f"must be model or processed, not {name!r}")
+    return LOGPROBS_OF[name]
+
+
+def single_options(n: int, options: Options) -> list[Options]:
+    """What each of n completions of one prompt is asked for: they share a seed, drawn here if there is none.
+
+    Raises:
+        SpecwireError: INVALID_ARGUMENT, n or what makes sense for one only.
+    """
+    if not 1 <= n <= MOST_COMPLETIONS:
+        raise invalid("n", f"must be from 1 to {MOST_COMPLETIONS}, not {n}")
+    for name in ("choice", "request_id"):
+        if options.get(name):
+            raise invalid(name, f"is of one completion, not of several: {options.get(name)!r}")
+    seed = options.get("seed")
+    seed = secrets.randbits(SEED_BITS) if seed is None else seed
+    return [Options(**{**options, "seed": seed, "choice": choice}) for choice in range(n)]
 
 
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
