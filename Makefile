@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
-EXTRAS := lm,ray,embedded-redis,openvino,bench,dev
+EXTRAS := lm,ray,embedded-redis,http,openvino,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.

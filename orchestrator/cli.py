@@ -9,7 +9,15 @@ import json
 from orchestrator import server
 from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.keeping import add_log_arguments
-from orchestrator.options import OrchestratorOptions, add_drafters_per_session
+from orchestrator.options import (
+    NO_HTTP,
+    OrchestratorOptions,
+    add_drafters_per_session,
+    add_http_arguments,
+    and_http,
+    chat_template_of,
+    http_of,
+)
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
@@ -27,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
     )
     add_serving_arguments(parser, "verifiers and drafters")
+    add_http_arguments(parser, NO_HTTP)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
@@ -70,6 +79,8 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
         plan=args.plan,
+        http=http_of(args),
+        chat_template=chat_template_of(args),
     )
 
 
@@ -83,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     def ready(running: server.RunningOrchestrator) -> str:
         if args.json:
-            return json.dumps({"service": "orchestrate", "address": running.address})
-        return f"specwire orchestrate: ready on {running.address}"
+            return json.dumps({"service": "orchestrate", "address": running.address, "http": running.http})
+        return f"specwire orchestrate: ready on {running.address}{and_http(running.http)}"
 
     return asyncio.run(run_until_signalled(lambda: server.start(options), ready, "orchestrate", grace))

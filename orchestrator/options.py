@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S
@@ -12,10 +14,12 @@ from orchestrator.store.opening import MEMORY
 from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.options import host_of, is_loopback
-from specwire.rpc.process import check_exposure
+from specwire.rpc.options import exposure, host_of, is_loopback
+from specwire.rpc.process import check_exposure, check_listen
 from specwire.rpc.tls import ClientTls, ServerTls
 
+# What --http says for no HTTP.
+NO_HTTP = "none"
 # A year: no log is kept for ever.
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
@@ -38,6 +42,48 @@ def check_drafters_per_session(count: int) -> None:
         raise InvalidParameter("drafters-per-session", f"must be from 1 to {MOST_DRAFTERS}, not {count}")
 
 
+def add_http_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """What `http_of` reads."""
+    group = parser.add_argument_group("HTTP, as OpenAI's API is called (docs/HTTP.md)")
+    group.add_argument("--http", default=default, metavar="ADDR", help="HOST:PORT, or none (default: %(default)s)")
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="Jinja template of chats (default: the model's, if it has one)"
+    )
+
+
+def http_of(args: argparse.Namespace) -> str:
+    """Where to listen for HTTP; "" for nowhere. InvalidParameter where it is no address, or HTTP is not installed."""
+    return check_http("" if args.http == NO_HTTP else args.http)
+
+
+def check_http(address: str, tls: ServerTls | None = None, insecure: bool = True) -> str:
+    """`address`; InvalidParameter where it cannot be listened on for HTTP."""
+    if address:
+        check_listen(address, "http")
+        exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
+        if exposed is not None:
+            raise InvalidParameter("http", exposed)
+        if not all(importlib.util.find_spec(name) for name in ("jinja2", "starlette", "uvicorn")):
+            raise InvalidParameter("http", "needs the extra: pip install 'specwire[http]', or --http none")
+    return address
+
+
+def and_http(url: str | None) -> str:
+    """What a ready line says of it."""
+    return f" and {url}" if url is not None else ""
+
+
+def chat_template_of(args: argparse.Namespace) -> str:
+    """The template in the file --chat-template; "" without one. InvalidParameter where it cannot be read."""
+    if args.chat_template is None:
+        return ""
+    try:
+        return Path(args.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidParameter("--chat-template", f"{args.chat_template} cannot be read: {reason}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class OrchestratorOptions:
     """Addresses are HOST:PORT; times are seconds.
@@ -55,6 +101,8 @@ class OrchestratorOptions:
     durability: what the log must survive, by name (`orchestrator.store.durability`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.
+    http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
+    chat_template: Jinja source in place of the model's own; "" takes that.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
     """
 
@@ -79,6 +127,8 @@ class OrchestratorOptions:
     session_ttl: float = 3600.0
     retention: float = RETENTION_S
     plan: str = "auto"
+    http: str = ""
+    chat_template: str = ""
 
     def __post_init__(self) -> None:
         certified = self.tls is not None and self.tls.client_ca is not None
@@ -88,6 +138,7 @@ class OrchestratorOptions:
             self._check_drafters_are_near()
         self._check_tokens()
         check_exposure(self.listen, self.tls, self.insecure)
+        check_http(self.http, self.tls, self.insecure)
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from typing import Protocol
 
 from orchestrator.api import GenerationApi
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
@@ -22,18 +24,33 @@ HUB = draft_pb2.DESCRIPTOR.services_by_name["DraftHubService"].full_name
 LAST_WORDS_S = 1.0
 
 
-class RunningOrchestrator:
-    """`address` is where clients call."""
+class RunningHttp(Protocol):
+    """The HTTP server, which needs an extra."""
 
-    def __init__(self, orchestrator: Orchestrator, hub: DraftHub, server: RunningServer) -> None:
+    @property
+    def url(self) -> str: ...
+    async def stop(self, grace: float) -> None: ...
+
+
+class RunningOrchestrator:
+    """`address` is where clients call, `http` where they do so by HTTP: a URL, None for nowhere."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, hub: DraftHub, server: RunningServer, http: RunningHttp | None = None
+    ) -> None:
         self.orchestrator = orchestrator
         self._hub = hub
         self._server = server
+        self._http = http
         self._stopped = False
 
     @property
     def address(self) -> str:
         return self._server.address
+
+    @property
+    def http(self) -> str | None:
+        return None if self._http is None else self._http.url
 
     async def failed(self) -> str:
         """Never returns: lost peers come back, a lost log is waited for."""
@@ -48,6 +65,8 @@ class RunningOrchestrator:
         await self._server.set_serving(False)
         await self.orchestrator.drain(grace)
         self._hub.leave()
+        if self._http is not None:
+            await self._http.stop(LAST_WORDS_S)
         await self._server.stop(min(grace, LAST_WORDS_S))
         await self.orchestrator.stop()
 
@@ -60,17 +79,28 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     """
     store = await open_store(options.redis_url, durability=options.durability)
     orchestrator = Orchestrator(options, store)
-    try:
+    async with AsyncExitStack() as started:
+        started.push_async_callback(orchestrator.stop)
         await orchestrator.start()
+        http = await _serve_http(orchestrator)
+        if http is not None:
+            started.push_async_callback(http.stop, 0.0)
         hub = DraftHub(orchestrator)
         access = options.access
         services = [_generation(GenerationApi(orchestrator), access.keys), _drafters(hub, access.drafter_keys)]
         offered = services if options.accept_drafters else services[:1]
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
-    except BaseException:
-        await orchestrator.stop()
-        raise
-    return RunningOrchestrator(orchestrator, hub, server)
+        started.pop_all()
+    return RunningOrchestrator(orchestrator, hub, server, http)
+
+
+async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:
+    options = orchestrator.options
+    if not options.http:
+        return None
+    from orchestrator.http.server import serve as serve_http  # an extra: only whoever wants it needs it
+
+    return await serve_http(orchestrator, options.http, options.tls, options.chat_template)
 
 
 def _generation(api: GenerationApi, keys: Keys | None) -> Service:

@@ -27,6 +27,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.base import deleted
 from orchestrator.tenants import Allowances, no_session
+from orchestrator.totals import Totals
 from specwire.rpc.errors import StatusError
 from specwire.text import OutputText
 
@@ -55,6 +56,7 @@ class Orchestrator:
         self._ownership = Ownership(
             store, self.owner, options.store_timeout, self._scanner_of, self._take_up, self._forget, self._can_drive
         )
+        self.totals = Totals()
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._leases: asyncio.Task[None] | None = None
@@ -279,9 +281,18 @@ class Orchestrator:
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session a little for readers that come back; the log keeps it for longer."""
         self._settle(driver)
+        if driver.output.end is not None:
+            self.totals.count(driver.stats, driver.output.end.reason)
         ended = [s for s, d in self.sessions.items() if d.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]
+
+    @property
+    def unready(self) -> str | None:
+        """Why new sessions are not wanted here now, or None."""
+        if self._draining:
+            return "the orchestrator is stopping"
+        return None if self.pool.decides else "no verifier is there"
 
     async def drain(self, grace: float) -> None:
         """Take no new sessions; give those that are driven here `grace` seconds to end, then leave the rest to others.

@@ -56,6 +56,8 @@ async def stack(
     durability: str = "",
     detach_grace: float = 30.0,
     drafters_per_session: int = 1,
+    http: str = "",
+    chat_template: str = "",
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
         verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
@@ -75,6 +77,8 @@ async def stack(
             detach_grace=detach_grace,
             accept_drafters=accept_drafters,
             drafters_per_session=drafters_per_session,
+            http=http,
+            chat_template=chat_template,
         )
         orchestrator = await server.start(known)
         parts.push_async_callback(orchestrator.stop, 0.0)

@@ -1,0 +1,245 @@
+"""From sessions' events to an answer: one JSON object, or a stream of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from orchestrator.http.errors import failure_of
+from orchestrator.http.resuming import Place
+from orchestrator.http.shapes import Json, Shape, Told
+from orchestrator.http.streams import DONE, event
+from orchestrator.http.wishes import Wish
+from orchestrator.replies import Part
+from specwire.rpc.errors import StatusError
+from specwire.text.tokens import TokenBytes
+from specwire.v1 import common_pb2
+from specwire.v1 import generation_pb2 as pb
+
+Events = AsyncGenerator[tuple[int, Part], None]
+
+REASONS = {
+    common_pb2.FINISH_REASON_EOS: "stop",
+    common_pb2.FINISH_REASON_STOP_ID: "stop",
+    common_pb2.FINISH_REASON_STOP_STRING: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
+FAILURES = {
+    common_pb2.FINISH_REASON_CANCELLED: (grpc.StatusCode.CANCELLED, "the session was cancelled"),
+    common_pb2.FINISH_REASON_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed"),
+}
+OUTCOMES = {
+    common_pb2.OUTCOME_ACCEPTED: "accepted",
+    common_pb2.OUTCOME_RECOVERED: "recovered",
+    common_pb2.OUTCOME_BONUS: "bonus",
+    common_pb2.OUTCOME_DIRECT: "direct",
+}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One session, as far as it has been told.
+
+    before: what its text begins with. end: where the newest token's text ends in the output, in code points.
+    """
+
+    before: str
+    text: str = ""
+    end: int = 0
+    chunks: list[pb.Chunk] = field(default_factory=list)
+    stats: pb.Stats = field(default_factory=pb.Stats)
+    started: pb.Started = field(default_factory=pb.Started)
+    reason: str | None = None
+    place: Place | None = None
+
+
+class Answer:
+    """One request's answer.
+
+    before: for each choice, what its text begins with (`echo`). place: where its reader has come to before.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        wish: Wish,
+        model: str,
+        names: TokenBytes,
+        before: Sequence[str],
+        place: Place | None = None,
+    ) -> None:
+        self._shape = shape
+        self._wish = wish
+        self._names = names
+        self._model = model
+        self._id = shape.prefix + secrets.token_hex(16)
+        self._created = int(time.time())
+        self._choices = [Choice(text, text) for text in before]
+        self._place = place
+
+    # All at once
+
+    async def whole(self, events: Events) -> Json:
+        """The answer when everything is there. Raises what a session fails with."""
+        async with aclosing(events):
+            async for index, part in events:
+                self._gather(self._choices[index], part)
+        choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
+        return {**self._envelope(self._shape.whole, choices), "usage": self._usage()}
+
+    def _gather(self, choice: Choice, part: Part) -> None:
+        match part:
+            case pb.Started():
+                choice.started = part
+            case pb.Chunk():
+                choice.text += part.text
+                choice.chunks.append(part)
+            case pb.Finished():
+                choice.text += part.text
+                self._finish(choice, part)
+
+    def _finish(self, choice: Choice, part: pb.Finished) -> None:
+        choice.stats = part.stats
+        choice.reason = REASONS.get(part.reason)
+        if choice.reason is None:
+            code, message = FAILURES.get(part.reason, (grpc.StatusCode.ABORTED, part.message))
+            raise StatusError(code, message)
+
+    def _answered(self, index: int, choice: Choice) -> Json:
+        more = {**_opening(choice.started), "stats": figures(choice.stats)}
+        if self._wish.details:
+            more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
+            more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
+        told = self._told(choice, choice.chunks)
+        return self._choice(index, self._shape.answer(choice.text), told, choice.reason, more)
+
+    # As it comes
+
+    async def stream(self, events: Events) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; a failure is the last one but [DONE]."""
+        try:
+            async with aclosing(events):
+                async for index, part in events:
+                    for told in self._events(index, self._choices[index], part):
+                        yield told
+            if self._wish.include_usage:
+                yield event({**self._envelope(self._shape.part, []), "usage": self._usage()})
+        except Exception as error:
+            yield event(failure_of(error).body())
+        yield DONE
+
+    def _events(self, index: int, choice: Choice, part: Part) -> list[bytes]:
+        match part:
+            case pb.Started():
+                return self._first(index, choice, part)
+            case pb.Chunk():
+                return self._chunk(index, choice, part)
+            case pb.Provisional():
+                guess = {"position": part.position, "tokens": list(part.tokens), "text": part.text}
+                return [self._part(index, self._shape.delta(""), None, None, {"provisional": guess})]
+            case pb.Finished():
+                return self._last(index, choice, part)
+
+    def _first(self, index: int, choice: Choice, part: pb.Started) -> list[bytes]:
+        choice.started = part
+        if self._wish.template.request_id:
+            choice.place = self._place or Place.start(part)
+        told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
+        if choice.before:
+            told.append(self._part(index, self._shape.delta(choice.before)))
+        return told
+
+    def _chunk(self, index: int, choice: Choice, part: pb.Chunk) -> list[bytes]:
+        told = self._told(choice, [part])
+        if choice.place is not None:
+            choice.place = choice.place.behind(part)
+        elif not (part.text or told or self._wish.details):
+            return []
+        more = _details(part) if self._wish.details else None
+        return [self._part(index, self._shape.delta(part.text), told, None, more, choice.place)]
+
+    def _last(self, index: int, choice: Choice, part: pb.Finished) -> list[bytes]:
+        self._finish(choice, part)
+        told = [self._part(index, self._shape.delta(part.text))] if part.text else []
+        more = {"stats": figures(part.stats)}
+        return [*told, self._part(index, self._shape.last(), None, choice.reason, more)]
+
+    # Parts of both
+
+    def _told(self, choice: Choice, chunks: Sequence[pb.Chunk]) -> Told | None:
+        if not self._wish.logprobs:
+            return None
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        logprobs = [known for chunk in chunks for known in chunk.logprobs]
+        ends = [end for chunk in chunks for end in chunk.text_ends]
+        begins = [choice.end, *ends][: len(ends)]
+        choice.end = ends[-1] if ends else choice.end
+        return Told(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+
+    def _part(
+        self,
+        index: int,
+        content: Json,
+        told: Told | None = None,
+        reason: str | None = None,
+        more: Json | None = None,
+        place: Place | None = None,
+    ) -> bytes:
+        choice = self._choice(index, content, told, reason, more)
+        return event(self._envelope(self._shape.part, [choice]), str(place) if place is not None else None)
+
+    def _choice(self, index: int, content: Json, told: Told | None, reason: str | None, more: Json | None) -> Json:
+        logprobs = None if told is None else self._shape.logprobs(told, self._names)
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        return choice if more is None else {**choice, "specwire": more}
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+    def _usage(self) -> Json:
+        """Several choices of one prompt share it."""
+        stats = [choice.stats for choice in self._choices]
+        prompt = sum(each.prompt_tokens for each in stats[:: self._wish.n])
+        completion = sum(each.output_tokens for each in stats)
+        accepted = sum(each.accepted_prediction for each in stats)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: self._wish.n])},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(each.proposed_prediction for each in stats) - accepted,
+            },
+        }
+
+
+def _opening(started: pb.Started) -> Json:
+    return {"session_id": started.session_id, "seed": started.sampling.seed, "rule": started.sampling.rule}
+
+
+def _details(chunk: pb.Chunk) -> Json:
+    return {
+        "position": chunk.position,
+        "tokens": list(chunk.tokens),
+        "outcomes": [OUTCOMES.get(outcome, "") for outcome in chunk.outcomes],
+        "text_ends": list(chunk.text_ends),
+    }
+
+
+def figures(message: Message) -> Json:
+    """A message of numbers and texts as JSON; unlike protobuf's own, 64-bit numbers stay numbers."""
+    return {known.name: _plain(getattr(message, known.name)) for known in message.DESCRIPTOR.fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return figures(value)
+    return value if isinstance(value, int | float | str) else [_plain(each) for each in value]

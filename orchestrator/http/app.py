@@ -1,0 +1,42 @@
+"""The routes of the HTTP front door."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestrator.http.completions import Completions
+from orchestrator.http.endpoint import Answering, Endpoint
+from orchestrator.http.errors import failure_of
+from orchestrator.http.info import Info
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.service import Service
+
+
+def application(service: Service) -> Starlette:
+    """All endpoints. Health, readiness and version are open to everybody, as gRPC's health checks are."""
+    completions, info, metrics = Completions(service), Info(service), Metrics(service)
+
+    def route(method: str, path: str, answer: Answering, guarded: bool = True) -> Route:
+        return Route(path, Endpoint(service, answer, path, guarded, metrics.observe), methods=[method])
+
+    routes = [
+        route("POST", "/v1/completions", completions.complete),
+        route("POST", "/v1/chat/completions", completions.chat),
+        route("GET", "/v1/models", info.models),
+        route("GET", "/v1/models/{model:path}", info.model),
+        route("POST", "/tokenize", info.tokenize),
+        route("POST", "/detokenize", info.detokenize),
+        route("GET", "/metrics", metrics.answer),
+        route("GET", "/health", info.health, guarded=False),
+        route("GET", "/ready", info.ready, guarded=False),
+        route("GET", "/version", info.version, guarded=False),
+    ]
+    # Starlette's own 404 and 405; endpoints deal with their failures themselves.
+    return Starlette(routes=routes, exception_handlers={404: _refuse, 405: _refuse})
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    return failure_of(error).response()

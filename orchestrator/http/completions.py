@@ -1,0 +1,137 @@
+"""/v1/completions and /v1/chat/completions: begun as gRPC's Generate begins sessions, answered as OpenAI's API does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from orchestrator.completions import merged, single_requests
+from orchestrator.http.answers import Answer, Events
+from orchestrator.http.chat import take_messages
+from orchestrator.http.fields import Fields, is_ids, parse, shown
+from orchestrator.http.resuming import Place
+from orchestrator.http.service import Call, Served, Service
+from orchestrator.http.shapes import ChatShape, CompletionShape, Shape
+from orchestrator.http.streams import EventStream
+from orchestrator.http.wishes import MOST_CHOICES, Wish, take_chat, take_completion
+from orchestrator.replies import Part
+from specwire.core.sampling import InvalidParameter
+from specwire.v1 import generation_pb2 as pb
+
+REQUEST_ID = "x-specwire-request-id"
+LAST_EVENT_ID = "last-event-id"
+
+Prompt = str | list[int]
+
+
+class Completions:
+    """The endpoints; each takes a call and gives a response."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def chat(self, call: Call) -> ASGIApp:
+        fields = Fields(parse(call.body))
+        messages = take_messages(fields)
+        add_prompt = fields.flag("add_generation_prompt", default=True)
+        more = take_template_values(fields)
+        wish = take_chat(fields, call.headers.get(REQUEST_ID, ""))
+        fields.end()
+        served = self._service.served(wish.model)
+        prompt = self._service.template(served).render(messages, add_prompt, more)
+        return await self._answer(call, ChatShape(), wish, served, [prompt])
+
+    async def complete(self, call: Call) -> ASGIApp:
+        fields = Fields(parse(call.body))
+        prompts = prompts_of(fields.take("prompt"))
+        wish = take_completion(fields, call.headers.get(REQUEST_ID, ""))
+        fields.end()
+        served = self._service.served(wish.model)
+        return await self._answer(call, CompletionShape(), wish, served, prompts)
+
+    async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:
+        requests = sessions_of(wish, prompts)
+        place = _place(call, wish)
+        reached = None if place is None else (place.position, place.hash)
+        generate = self._service.generating.generate
+        events = merged([generate(each, call.tenant, wish.timeout, reached) for each in requests])
+        echoed = [_echo(each, served) if wish.echo and place is None else "" for each in requests]
+        answer = Answer(shape, wish, served.name, served.names, echoed, place)
+        if wish.stream:
+            return EventStream(answer.stream(await begun(events)))
+        return _json(await answer.whole(events))
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return JSONResponse(content)
+
+
+def take_template_values(fields: Fields) -> dict[str, Any]:
+    """chat_template_kwargs: values that the model's template takes beside the messages."""
+    inner = fields.inner("chat_template_kwargs")
+    return {} if inner is None else {name: inner.take(name) for name in inner.names()}
+
+
+def prompts_of(value: object) -> list[Prompt]:
+    """A string, a list of token ids, or several of either. InvalidParameter of `prompt`."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_ids(value):
+            return [value]
+        if all(isinstance(each, str) or (is_ids(each) and each) for each in value):
+            return list(value)
+    message = f"must be a string, a list of token ids, or a list of such, and not empty; not {shown(value)}"
+    raise InvalidParameter("prompt", message)
+
+
+def sessions_of(wish: Wish, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
+    """What each session is asked for, those of one prompt side by side."""
+    if len(prompts) * wish.n > MOST_CHOICES:
+        message = f"{len(prompts)} prompts with {wish.n} choices each make more than {MOST_CHOICES}"
+        raise InvalidParameter("prompt" if wish.n == 1 else "n", message)
+    if len(prompts) > 1 and wish.template.request_id:
+        raise InvalidParameter("request_id", f"stands for one session, so there must be one prompt, not {len(prompts)}")
+    return [each for prompt in prompts for each in single_requests(wish.request(prompt))]
+
+
+def _place(call: Call, wish: Wish) -> Place | None:
+    """Where a caller that comes back has come to; only a stream with a request id says where it is."""
+    shown_id = call.headers.get(LAST_EVENT_ID)
+    if shown_id is None or not wish.stream:
+        return None
+    if not wish.template.request_id:
+        raise InvalidParameter("Last-Event-ID", "needs the request_id of the request that it resumes")
+    return Place.parse(shown_id)
+
+
+def _echo(request: pb.GenerateRequest, served: Served) -> str:
+    if request.WhichOneof("prompt") == "text":
+        return request.text
+    return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))
+
+
+async def begun(events: Events) -> Events:
+    """The same events, once there is more than that sessions have started: what is refused by then has a status."""
+    head: list[tuple[int, Part]] = []
+    try:
+        async for index, part in events:
+            head.append((index, part))
+            if not isinstance(part, pb.Started):
+                break
+    except BaseException:
+        await events.aclose()
+        raise
+    return _chained(head, events)
+
+
+async def _chained(head: Sequence[tuple[int, Part]], events: Events) -> AsyncGenerator[tuple[int, Part], None]:
+    async with aclosing(events):
+        for each in head:
+            yield each
+        async for each in events:
+            yield each

@@ -1,0 +1,111 @@
+"""One HTTP endpoint: who calls, the body, the answer, what went wrong, and that nobody works for who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.http.errors import INVALID, Failure, failure_of
+from orchestrator.http.service import Call, Service
+from orchestrator.tenants import ANONYMOUS
+from specwire.rpc.errors import StatusError
+
+# As much as a gRPC message.
+MOST_BODY_BYTES = 16 * 1024 * 1024
+BODY_LIMIT_S = 30.0
+
+Answering = Callable[[Call], Awaitable[ASGIApp]]
+# Is told the route and the status of every answer.
+Observer = Callable[[str, int], None]
+
+
+class Endpoint:
+    """An ASGI application. answer: what it does. guarded: callers need a key, where keys are asked for."""
+
+    def __init__(self, service: Service, answer: Answering, route: str, guarded: bool, observe: Observer) -> None:
+        self._service = service
+        self._answer = answer
+        self._route = route
+        self._guarded = guarded
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        told = self._observed(send)
+        try:
+            call = await self._call(scope, receive)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            await failure_of(error).response()(scope, receive, told)
+            return
+        await unless_disconnected(receive, self._respond(call, scope, receive, told))
+
+    async def _call(self, scope: Scope, receive: Receive) -> Call:
+        request = Request(scope, receive)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        try:
+            tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
+        except StatusError:
+            await read_body(request, keep=False)  # a connection that is closed on its sender loses the answer
+            raise
+        body = await read_body(request) if scope["method"] == "POST" else b""
+        return Call(tenant, body, headers, dict(request.query_params), dict(request.path_params))
+
+    async def _respond(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._answer(call)
+        except Exception as error:
+            response = failure_of(error).response()
+        await response(scope, receive, send)
+
+    def _observed(self, send: Send) -> Send:
+        async def observing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._observe(self._route, message["status"])
+            await send(message)
+
+        return observing
+
+
+async def read_body(request: Request, keep: bool = True) -> bytes:
+    """The whole body, within BODY_LIMIT_S; empty where it is not to be kept.
+
+    Raises:
+        Failure: 413, it is too long; 408, it did not come.
+    """
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BODY_BYTES:
+                    raise Failure(
+                        413, f"body: more than {MOST_BODY_BYTES} bytes", INVALID, None, "too_large", close=True
+                    )
+                if keep:
+                    body += part
+    except TimeoutError:
+        message = f"body: did not come within {BODY_LIMIT_S:g} s"
+        raise Failure(408, message, INVALID, None, "timeout", close=True) from None
+    return bytes(body)
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:
+    """Do `work`, whose caller may leave: then it is cancelled at once."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

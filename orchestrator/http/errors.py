@@ -1,0 +1,105 @@
+"""What an HTTP caller is told when something fails: {"error": {message, type, param, code}} and a status.
+
+Statuses of gRPC become those that google.rpc.Code names for HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import grpc
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from orchestrator.statuses import status_of_store
+from orchestrator.store import StoreError
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
+
+logger = logging.getLogger(__name__)
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+# Status, type and code. Codes are those of OpenAI's API where it has one.
+OF_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, INVALID, "invalid_value"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, INVALID, "failed_precondition"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error", "invalid_api_key"),
+    grpc.StatusCode.NOT_FOUND: (404, INVALID, "not_found"),
+    grpc.StatusCode.ABORTED: (409, SERVER, "aborted"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    grpc.StatusCode.CANCELLED: (499, INVALID, "cancelled"),
+    grpc.StatusCode.DATA_LOSS: (500, SERVER, "data_loss"),
+    grpc.StatusCode.UNAVAILABLE: (503, SERVER, "unavailable"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, SERVER, "deadline_exceeded"),
+}
+INTERNAL = (500, SERVER, "internal_error")
+
+# Fields of the wire that have another name here.
+NAMES = {"stop_ids": "stop_token_ids"}
+
+
+class Failure(Exception):
+    """An answer that is an error. param: the field that is wrong. retry_after: seconds. close: the connection, too."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.close = close
+
+    def body(self) -> dict[str, object]:
+        error = {"message": clipped(self.message), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))  # whole seconds, by RFC 9110
+        if self.close:
+            headers["Connection"] = "close"
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What the caller is told of `error`. What is a failure of our own is logged, and told in a neutral sentence."""
+    match error:
+        case Failure():
+            return error
+        case InvalidParameter():
+            return _invalid(error)
+        case StatusError():
+            status, kind, code = OF_STATUS.get(error.code, INTERNAL)
+            return Failure(status, error.message, kind, None, code, error.retry_after)
+        case StoreError():
+            status, kind, code = OF_STATUS.get(status_of_store(error), INTERNAL)
+            return Failure(status, str(error), kind, None, code)
+        case HTTPException():
+            return Failure(error.status_code, str(error.detail), INVALID, None, "not_found")
+        case _:
+            logger.error("an HTTP request failed", exc_info=error)
+            status, kind, code = INTERNAL
+            return Failure(status, NEUTRAL_MESSAGE, kind, None, code)
+
+
+def _invalid(error: InvalidParameter) -> Failure:
+    status, kind, code = OF_STATUS[grpc.StatusCode.INVALID_ARGUMENT]
+    field = error.field
+    return Failure(status, str(error), kind, NAMES.get(field, field), code)

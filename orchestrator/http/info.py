@@ -1,0 +1,89 @@
+"""The small endpoints: models, health, version, tokens."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.http.chat import take_messages
+from orchestrator.http.completions import take_template_values
+from orchestrator.http.fields import Fields, parse
+from orchestrator.http.service import Call, Service
+from orchestrator.requests import encoded
+from specwire.core.sampling import InvalidParameter
+
+PACKAGE = "specwire"
+
+
+class Info:
+    """Each takes a call and gives a response."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, _: Call) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, call: Call) -> Response:
+        self._service.served(call.path["model"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        served = self._service.served()
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._service.started,
+            "owned_by": PACKAGE,
+            "root": served.name,
+            "parent": None,
+            "max_model_len": served.target.info.context,
+        }
+
+    async def health(self, _: Call) -> Response:
+        """The process answers; whether it can generate is `ready`'s."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _: Call) -> Response:
+        reason = self._service.orchestrator.unready
+        return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+    async def version(self, _: Call) -> Response:
+        return JSONResponse({"version": installed_version()})
+
+    async def tokenize(self, call: Call) -> Response:
+        """`prompt`, or `messages` as the model's chat template writes them, as the model's tokens."""
+        fields = Fields(parse(call.body))
+        served = self._service.served(fields.text("model"))
+        prompt = fields.text("prompt")
+        if prompt is None:
+            messages, add_prompt = take_messages(fields), fields.flag("add_generation_prompt", default=True)
+            more = take_template_values(fields)
+            prompt = self._service.template(served).render(messages, add_prompt, more)
+        fields.fixed("add_special_tokens", False)
+        with_texts = fields.flag("return_token_strs")
+        fields.end()
+        tokens = await encoded(prompt, served.target)
+        texts = [served.names.text(token) for token in tokens] if with_texts else None
+        context = served.target.info.context
+        return JSONResponse({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts})
+
+    async def detokenize(self, call: Call) -> Response:
+        fields = Fields(parse(call.body))
+        served = self._service.served(fields.text("model"))
+        tokens = fields.ids("tokens")
+        fields.end()
+        vocabulary = served.target.info.vocabulary
+        for token in tokens:
+            if token >= vocabulary:
+                raise InvalidParameter("tokens", f"token id {token} is outside 0..{vocabulary - 1}")
+        return JSONResponse({"prompt": served.target.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+def installed_version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

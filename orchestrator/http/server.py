@@ -1,0 +1,186 @@
+"""Runs the HTTP front door: uvicorn on the orchestrator's own loop, with our signals, our sockets and our deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.http.app import application
+from orchestrator.http.errors import INVALID, Failure
+from orchestrator.http.service import Service, check_template
+from orchestrator.sessions import Orchestrator
+from specwire.rpc.options import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
+from specwire.rpc.server import ListenError, parse_listen
+from specwire.rpc.tls import ServerTls
+
+logger = logging.getLogger(__name__)
+
+# A request's line and headers together.
+MOST_HEADER_BYTES = 16 * 1024
+# For a new connection's first request, and for the next one on a connection that is kept.
+FIRST_REQUEST_S = 30.0
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+# What answers that are cancelled at the end of a stop may take to be gone.
+CANCEL_LIMIT_S = 1.0
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 connection, with gRPC's bounds on what waits for a client that does not read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast(asyncio.Transport, transport)
+        super().connection_made(made)
+        made.set_write_buffer_limits(high=READ_AHEAD_BYTES)
+        _notice_dead_peers(made.get_extra_info("socket"))
+        self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
+
+    def _close_unused(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._first.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or has too long headers, is told so as every other error is."""
+        body = Failure(400, msg, INVALID, None, "invalid_http").response()
+        head = [*body.raw_headers, (b"connection", b"close")]
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in head)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + bytes(body.body))
+        self.transport.close()
+
+
+def _notice_dead_peers(connected: socket.socket) -> None:
+    """As gRPC's pings do: a client that is gone without a word is noticed within 10 s."""
+    every, timeout = PING_EVERY_MS // 1000, PING_TIMEOUT_MS // 1000
+    with suppress(OSError, AttributeError):  # not every system has all of these
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, timeout)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the process (`specwire.rpc.process`)."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """A server that listens. `address`: HOST:PORT as a client on this machine dials it; `url`: with its scheme."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, tls: ServerTls | None) -> None:
+        host, port = listening.getsockname()[:2]
+        dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+        self.url = f"{'http' if tls is None else 'https'}://{self.address}"
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        )
+        config.load()
+        config.ssl = None if tls is None else _context(tls)
+        self._server = _Server(config)
+        self._listening = listening
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+
+    async def started(self) -> None:
+        """Until connections are taken."""
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise ListenError(f"http: the server on {self.address} ended")
+            await asyncio.sleep(0.01)
+
+    async def stop(self, grace: float) -> None:
+        """Take no connection any more, give answers that are under way `grace` seconds, cancel the rest. Idempotent."""
+        self._server.should_exit = True
+        try:
+            async with asyncio.timeout(grace):
+                await asyncio.shield(self._serving)
+        except TimeoutError:
+            await self._cancel()
+
+    async def _cancel(self) -> None:
+        """Answers whose clients do not take them."""
+        tasks = list(self._server.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        for connection in list(self._server.server_state.connections):
+            cast(Connection, connection).transport.abort()
+        self._server.force_exit = True
+        await asyncio.wait({self._serving, *tasks}, timeout=CANCEL_LIMIT_S)
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._listening.close()
+
+
+async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chat_template: str = "") -> HttpServer:
+    """Listen for HTTP.
+
+    Raises:
+        ListenError: the address cannot be used. TemplateInvalid: the template does not compile.
+    """
+    check_template(chat_template)
+    server = HttpServer(application(Service(orchestrator, chat_template)), _bind(listen), tls)
+    await server.started()
+    return server
+
+
+def _bind(listen: str) -> socket.socket:
+    host, port = parse_listen(listen)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(f"http: cannot listen on {listen}: {error.strerror}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: what a client does not read soon keeps its session from being decided ahead.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, READ_AHEAD_BYTES)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise ListenError(f"http: cannot listen on {listen}: {error.strerror}") from error
+    return bound
+
+
+def _context(tls: ServerTls) -> ssl.SSLContext:
+    """Python reads certificates from files only; these are private and gone when this returns."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory(prefix="specwire-tls-") as folder:
+        certificate, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
+        certificate.write_bytes(tls.certificate)
+        key.touch(mode=0o600)
+        key.write_bytes(tls.key)
+        context.load_cert_chain(certificate, key)
+    if tls.client_ca is not None:
+        context.load_verify_locations(cadata=tls.client_ca.decode("ascii", "ignore"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
