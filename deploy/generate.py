@@ -16,19 +16,29 @@ from deploy.comparison import from_the_text
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.render import Painter, wants_colour
+from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.terminal import Tail, is_terminal
 from deploy.up import progress
-from specwire.client import AsyncClient, Chunk, Completion, Event, Finished, Provisional, SpecwireError
+from specwire.client import (
+    AsyncClient,
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    PromptEcho,
+    Provisional,
+    SpecwireError,
+    Started,
+)
 from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
-from specwire.core.sampling import InvalidParameter, Rule, Sampling, resolve_rule
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import say
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 
-DEFAULT_TOKENS = 128
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 
 
@@ -41,6 +51,7 @@ class Request:
 
     prompt: str
     options: Options
+    n: int
     timeout: float
     address: str | None
     own: StackOptions
@@ -52,14 +63,7 @@ class Request:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
     parser.add_argument("--prompt-file", metavar="F", help="read the prompt from a file, - for stdin")
-    parser.add_argument("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="default: %(default)s")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens, 0 all")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the most probable mass P")
-    parser.add_argument("--stop", action="append", default=[], metavar="S", help="end before S; may be repeated")
-    parser.add_argument("--seed", type=int, metavar="S", help="of the noise (default: drawn, and told)")
-    parser.add_argument("--rule", default="", metavar="R", help=f"{' or '.join(Rule)} (default: by the temperature)")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
+    add_sampling_arguments(parser)
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
     parser.add_argument(
         "--address",
@@ -87,31 +91,15 @@ def run(args: argparse.Namespace) -> int:
 
 def request_of(args: argparse.Namespace) -> Request:
     """Return what the command line asks for; InvalidParameter names what is wrong."""
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed or 0)
-    resolve_rule(args.rule, sampling)
-    if args.max_tokens < 1:
-        raise InvalidParameter("max_tokens", f"must be at least 1, not {args.max_tokens}")
+    options = sampling_options(args)
     if not 0 < args.timeout < float("inf"):
         raise InvalidParameter("timeout", f"must be a positive number of seconds, not {args.timeout}")
-    if not all(args.stop):
-        raise InvalidParameter("stop", "must not be empty")
     own = stack_options(args)
     given = args.target is not None or args.draft is not None
     if given and args.address is not None:
         raise InvalidParameter("address", "names a running stack, --target and --draft one to start")
-    options = Options(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        stop=args.stop,
-        seed=args.seed,
-        rule=args.rule,
-        drafting=not args.no_draft,
-        ngram=not args.no_ngram,
-        ignore_eos=args.ignore_eos,
-        provisional=args.provisional and not args.json and is_terminal(),
-    )
+    options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
+    options["provisional"] = args.provisional and not args.json and is_terminal()
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
     tls = client_tls(args)
     if address is not None and not all(each.strip() for each in address.split(",")):
@@ -123,7 +111,7 @@ def request_of(args: argparse.Namespace) -> Request:
         check_token_is_safe(each.strip(), tls, token)
     if token and address is None:
         raise InvalidParameter("--token-file", "is shown to a running stack: give --address")
-    return Request(_prompt(args), options, args.timeout, address, own, args.json, tls, token)
+    return Request(_prompt(args), options, args.n, args.timeout, address, own, args.json, tls, token)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -150,17 +138,33 @@ async def _generate(request: Request, folder: Path) -> int:
         AsyncClient(address, tls=request.tls, token=request.token) as client,
     ):
         try:
-            completion = await _stream(client, request)
+            completions = await _complete(client, request)
         except SpecwireError as error:
             raise StackError(error.message) from None
-    if request.as_json:
-        print(json.dumps(as_object(completion)))
-    else:
-        say(summary(completion))
-    if completion.finish_reason is FinishReason.ERROR:
-        say(f"specwire generate: error: {completion.message}")
+    for completion in completions:
+        if request.as_json:
+            print(json.dumps(as_object(completion)))
+        else:
+            say(summary(completion))
+    for failed in (each for each in completions if each.finish_reason is FinishReason.ERROR):
+        say(f"specwire generate: error: {failed.message}")
         return 1
     return 0
+
+
+async def _complete(client: AsyncClient, request: Request) -> list[Completion]:
+    """One is shown as it comes; several are, one after the other, once all are there."""
+    if request.n == 1:
+        return [await _stream(client, request)]
+    completions = await client.complete_many(request.prompt, request.n, timeout=request.timeout, **request.options)
+    if not request.as_json:
+        for completion in completions:
+            print(f"[{completion.sampling.choice}] {_echoed(completion.prompt)}{completion.text}")
+    return completions
+
+
+def _echoed(prompt: PromptEcho | None) -> str:
+    return "" if prompt is None else prompt.text
 
 
 @asynccontextmanager
@@ -193,14 +197,15 @@ async def _stream(client: AsyncClient, request: Request) -> Completion:
 def _shown(event: Event, painter: Painter, tail: Tail) -> str:
     """Return what an event makes a terminal, or a file, get."""
     match event:
+        case Started():
+            echoed = _echoed(event.prompt)
+            return tail.decided(echoed, echoed)
         case Chunk():
             return tail.decided(event.text, painter.chunk(event))
         case Provisional():
             return tail.show(event.text)
         case Finished():
             return tail.decided(event.text, painter.text(event.text)) + tail.show("") + "\n"
-        case _:
-            return ""
 
 
 def tokens_per_second(completion: Completion) -> float:
@@ -213,11 +218,14 @@ def as_object(completion: Completion) -> dict[str, object]:
     """Return the completion as --json prints it."""
     stats = completion.stats
     return {
+        **({} if completion.prompt is None else {"prompt": completion.prompt.text}),
         "text": completion.text,
         "tokens": list(completion.tokens),
         "prompt_tokens": completion.prompt_tokens,
         "finish_reason": completion.finish_reason.name.lower(),
+        **({} if completion.sampling.logprobs is None else {"logprobs": _logprobs(completion)}),
         "seed": completion.seed,
+        "choice": completion.sampling.choice,
         "rule": completion.sampling.rule,
         "stats": {
             "tokens_per_second": round(tokens_per_second(completion), 2),
@@ -235,6 +243,10 @@ def as_object(completion: Completion) -> dict[str, object]:
             "drafters": [asdict(drafter) for drafter in stats.drafters],
         },
     }
+
+
+def _logprobs(completion: Completion) -> list[dict[str, object]]:
+    return [{"logprob": each.logprob, "top": [list(pair) for pair in each.top]} for each in completion.logprobs]
 
 
 def summary(completion: Completion) -> str:

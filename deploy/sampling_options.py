@@ -1,0 +1,103 @@
+"""How tokens are drawn, and when a text ends: options of `specwire generate`, checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from specwire.client.requests import MOST_COMPLETIONS, Options
+from specwire.core.limits import Stopping
+from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Rule, Sampling, resolve_rule
+
+DEFAULT_TOKENS = 128
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="default: %(default)s")
+    add("--min-tokens", type=int, default=0, metavar="N", help="draw no id that ends the text before")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    add("--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens, 0 all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="keep the most probable mass P")
+    add("--min-p", type=float, default=0.0, metavar="P", help="keep what is P times as probable as the best")
+    add("--repetition-penalty", type=float, default=1.0, metavar="F", help="of prompt and output; 1 is none")
+    add("--presence-penalty", type=float, default=0.0, metavar="F", help="of what the output holds; 0 is none")
+    add("--frequency-penalty", type=float, default=0.0, metavar="F", help="for each time; 0 is none")
+    add("--logit-bias", action="append", default=[], metavar="ID=B", help="add B to an id's logit; may be repeated")
+    add("--stop", action="append", default=[], metavar="S", help="end before S; may be repeated")
+    add("--stop-id", action="append", type=int, default=[], metavar="ID", help="end behind ID; may be repeated")
+    add("--ignore-eos", action="store_true", help="go on after the end of the text")
+    add("--seed", type=int, metavar="S", help="of the noise (default: drawn, and told)")
+    add("-n", "--n", type=int, default=1, metavar="N", help="completions of the prompt (default: %(default)s)")
+    add("--rule", default="", metavar="R", help=f"{' or '.join(Rule)} (default: by the temperature)")
+    add(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help=f"with --json: of each token, and of the N best (0 to {MOST_LOGPROBS})",
+    )
+    add("--logprobs-of", choices=("model", "processed"), help="the model's own (default), or what is drawn from")
+    add("--echo", action="store_true", help="show the prompt, too")
+
+
+def sampling_options(args: argparse.Namespace) -> Options:
+    """What the command line asks for; InvalidParameter names what is wrong."""
+    _check(args)
+    return Options(
+        max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=dict(map(_bias, args.logit_bias)),
+        stop=args.stop,
+        stop_ids=args.stop_id,
+        ignore_eos=args.ignore_eos,
+        seed=args.seed,
+        rule=args.rule,
+        logprobs=args.logprobs,
+        logprobs_of=args.logprobs_of or "",
+        echo=args.echo,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What a service would refuse, too, and what makes no sense here."""
+    resolve_rule(args.rule, _sampling(args))
+    Stopping(args.max_tokens, frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
+    if not all(args.stop):
+        raise InvalidParameter("stop", "must not be empty")
+    if not 1 <= args.n <= MOST_COMPLETIONS:
+        raise InvalidParameter("n", f"must be from 1 to {MOST_COMPLETIONS}, not {args.n}")
+    if args.n > 1 and args.provisional:
+        raise InvalidParameter("provisional", f"is shown of one completion, so n must be 1, not {args.n}")
+    if args.logprobs is not None and not args.json:
+        raise InvalidParameter("logprobs", "are told with --json only")
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    sampling = Sampling(
+        args.temperature,
+        args.top_k,
+        args.top_p,
+        args.seed or 0,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=tuple(sorted(map(_bias, args.logit_bias))),
+        logprobs=args.logprobs,
+    )
+    return sampling if args.logprobs_of is None else replace(sampling, logprobs_of=LogprobsOf[args.logprobs_of.upper()])
+
+
+def _bias(given: str) -> tuple[int, float]:
+    token, _, bias = given.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise InvalidParameter("logit_bias", f"must be ID=B, not {given!r}") from None
