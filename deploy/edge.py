@@ -15,7 +15,14 @@ from deploy.options import DEFAULT_LISTEN
 from deploy.stack import check_free
 from orchestrator.access import access_of
 from orchestrator.cli import add_serving_arguments
-from orchestrator.options import OrchestratorOptions
+from orchestrator.options import (
+    NO_HTTP,
+    OrchestratorOptions,
+    add_http_arguments,
+    and_http,
+    chat_template_of,
+    http_of,
+)
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.keys import read_token
@@ -51,6 +58,11 @@ class RunningEdge:
     def address(self) -> str:
         return self._serving.address
 
+    @property
+    def http(self) -> str | None:
+        """The URL where it is called by HTTP; None where it is not."""
+        return self._serving.http
+
     async def failed(self) -> str:
         """Never returns: a lost verifier comes back, and a drafter is not needed."""
         return await self._serving.failed()
@@ -68,6 +80,8 @@ async def start(options: EdgeOptions) -> RunningEdge:
         StackError, ModelError, StartError, StoreUnavailable, ListenError: one sentence on what is missing.
     """
     check_free(options.serving.listen)
+    if options.serving.http:
+        check_free(options.serving.http, "http")
     share_interpreter()
     async with AsyncExitStack() as parts:
         local = LocalDrafter(*await draft_service.server.load(options.drafting))
@@ -99,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_serving_arguments(parser, "verifiers")
+    add_http_arguments(parser, NO_HTTP)
 
 
 def options_of(args: argparse.Namespace) -> EdgeOptions:
@@ -131,6 +146,8 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
+        http=http_of(args),
+        chat_template=chat_template_of(args),
     )
     return EdgeOptions(drafting, serving)
 
@@ -153,7 +170,7 @@ def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:
     url = options.serving.redis_url
     log = "log in memory: lost in a crash" if url == MEMORY else f"log {without_password(url)}"
     return (
-        f"specwire edge: ready on {running.address} "
+        f"specwire edge: ready on {running.address}{and_http(running.http)} "
         f"(draft {options.drafting.model}, verifier {', '.join(options.serving.verifiers)}, {log})"
     )
 
@@ -163,6 +180,7 @@ def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
     ready = {
         "service": "edge",
         "address": running.address,
+        "http": running.http,
         "draft": options.drafting.model,
         "verifiers": options.serving.verifiers,
         "redis": without_password(url),

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import demo_pair
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
-from orchestrator.options import add_drafters_per_session, check_drafters_per_session
+from orchestrator.options import add_drafters_per_session, check_drafters_per_session, check_http
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_exposure, check_listen
 from specwire.rpc.tls import ServerTls
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
+DEFAULT_HTTP = "127.0.0.1:8000"
 ANY_PORT = "127.0.0.1:0"
 DRAIN_GRACE = 1.0
 VERIFIER, DRAFTER = "verifier", "drafter"
@@ -38,7 +39,7 @@ class StackOptions:
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
         ngram: the verifier proposes from the text itself, too.
-        insecure, tls, access: see OrchestratorOptions; all but the orchestrator is reached on loopback only.
+        insecure, tls, access, http, chat_template: see OrchestratorOptions; all but it is reached on loopback only.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
@@ -64,10 +65,13 @@ class StackOptions:
     start_timeout: float = 600.0
     more_drafts: tuple[str, ...] = ()
     drafters_per_session: int = 1
+    http: str = ""
+    chat_template: str = ""
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
+        check_http(self.http, self.tls, self.insecure)
         self.services()  # validates what they are given
         check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:

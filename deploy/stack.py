@@ -35,6 +35,7 @@ class Stack:
 
     Attributes:
         address: HOST:PORT of the orchestrator.
+        http: the URL where it is called by HTTP; None where it is not.
         services: the address of each hosted service by its role.
         redis_url: of the session log, without a password.
     """
@@ -42,6 +43,7 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         self.options = options
         self.address = ""
+        self.http: str | None = None
         self.services: dict[str, str] = {}
         self.redis_url = ""
         self._cleanup = AsyncExitStack()
@@ -68,6 +70,8 @@ class Stack:
 
     async def _start(self, directory: Path, report: Report) -> None:
         check_free(self.options.listen)
+        if self.options.http:
+            check_free(self.options.http, "http")
         self._check_durability()
         async with asyncio.TaskGroup() as starts:
             redis = starts.create_task(self._start_redis(directory, report))
@@ -120,11 +124,13 @@ class Stack:
             tls=self.options.tls,
             access=self.options.access,
             peer_timeout=RELOAD_LIMIT,
+            http=self.options.http,
+            chat_template=self.options.chat_template,
         )
         running = await orchestrator.server.start(options)
         self._cleanup.push_async_callback(running.stop, self.options.grace)
         self._failures.append(running.failed)
-        self.address = running.address
+        self.address, self.http = running.address, running.http
 
 
 async def start(options: StackOptions, directory: Path, report: Report) -> Stack:
@@ -144,8 +150,8 @@ async def start(options: StackOptions, directory: Path, report: Report) -> Stack
     return stack
 
 
-def check_free(listen: str) -> None:
-    """StackError if `listen` cannot be listened on: known before the models load, not after."""
+def check_free(listen: str, field: str = "listen") -> None:
+    """StackError of `field` if `listen` cannot be listened on: known before the models load, not after."""
     host, port = parse_listen(listen)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -154,7 +160,7 @@ def check_free(listen: str) -> None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        raise StackError(f"listen: {listen} cannot be used: {error.strerror}") from None
+        raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
 
 
 def _first_cause(error: Exception) -> BaseException:

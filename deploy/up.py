@@ -10,8 +10,16 @@ from pathlib import Path
 
 from deploy import stack
 from deploy.entry import run_owned
-from deploy.options import DEFAULT_LISTEN, StackOptions, add_stack_arguments, stack_options
+from deploy.options import (
+    ANY_PORT,
+    DEFAULT_HTTP,
+    DEFAULT_LISTEN,
+    StackOptions,
+    add_stack_arguments,
+    stack_options,
+)
 from orchestrator.access import access_of, add_tenant_arguments
+from orchestrator.options import add_http_arguments, and_http, chat_template_of, http_is_installed, http_of
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import add_listening_arguments, drain_grace, say
 from specwire.rpc.tls import server_tls
@@ -22,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
     )
+    add_http_arguments(parser, "", f"{DEFAULT_HTTP}, or any free port where --listen takes one")
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
@@ -32,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         options = replace(
             stack_options(args),
             listen=args.listen,
+            http=_http(args),
+            chat_template=chat_template_of(args),
             insecure=args.insecure,
             tls=server_tls(args),
             access=access_of(args),
@@ -61,17 +72,28 @@ def progress(line: str) -> None:
     say(f"specwire: {line}")
 
 
+def _http(args: argparse.Namespace) -> str:
+    """Where to listen for HTTP. It is on unless it cannot be; whoever asks for it is told why it cannot."""
+    if args.http or http_is_installed():
+        any_port = args.listen.endswith(":0")
+        args.http = args.http or (ANY_PORT if any_port else DEFAULT_HTTP)
+        return http_of(args)
+    say("specwire up: no HTTP: it needs the extra, pip install 'specwire[http]'")
+    return ""
+
+
 def _ready_line(running: stack.Stack) -> str:
     options = running.options
     draft = f"draft {', '.join((options.draft, *options.more_drafts))}" if options.draft else "no draft"
-    return f"specwire: ready on {running.address} (target {options.target}, {draft}, log {running.redis_url})"
+    where = f"{running.address}{and_http(running.http)}"
+    return f"specwire: ready on {where} (target {options.target}, {draft}, log {running.redis_url})"
 
 
 def _ready_object(running: stack.Stack) -> str:
     options = running.options
     ready = {
         "address": running.address,
-        "http": None,
+        "http": running.http,
         "redis": running.redis_url,
         "target": options.target,
         "draft": options.draft,

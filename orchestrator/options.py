@@ -42,10 +42,12 @@ def check_drafters_per_session(count: int) -> None:
         raise InvalidParameter("drafters-per-session", f"must be from 1 to {MOST_DRAFTERS}, not {count}")
 
 
-def add_http_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    """What `http_of` reads."""
+def add_http_arguments(parser: argparse.ArgumentParser, default: str, meaning: str = "") -> None:
+    """What `http_of` reads. meaning: of the default, for people."""
     group = parser.add_argument_group("HTTP, as OpenAI's API is called (docs/HTTP.md)")
-    group.add_argument("--http", default=default, metavar="ADDR", help="HOST:PORT, or none (default: %(default)s)")
+    group.add_argument(
+        "--http", default=default, metavar="ADDR", help=f"HOST:PORT, or none (default: {meaning or default})"
+    )
     group.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template of chats (default: the model's, if it has one)"
     )
@@ -63,9 +65,13 @@ def check_http(address: str, tls: ServerTls | None = None, insecure: bool = True
         exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
         if exposed is not None:
             raise InvalidParameter("http", exposed)
-        if not all(importlib.util.find_spec(name) for name in ("jinja2", "starlette", "uvicorn")):
+        if not http_is_installed():
             raise InvalidParameter("http", "needs the extra: pip install 'specwire[http]', or --http none")
     return address
+
+
+def http_is_installed() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("jinja2", "starlette", "uvicorn"))
 
 
 def and_http(url: str | None) -> str:

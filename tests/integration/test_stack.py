@@ -45,7 +45,8 @@ def stack(host: str) -> Iterator[Command]:
 def address(stack: Command) -> str:
     ready = json.loads(stack.line() or f'"{stack.said()}"')
     assert ready["redis"].startswith("unix://")
-    assert ready == {**ready, "http": None, "target": TARGET, "draft": DRAFT}
+    assert ready["http"].startswith("http://127.0.0.1:")
+    assert ready == {**ready, "target": TARGET, "draft": DRAFT}
     return str(ready["address"])
 
 
