@@ -16,11 +16,13 @@ from queue import Empty
 from specwire.core.costs import StepCosts
 from specwire.core.scheduler import Share, schedule
 from specwire.lm import Feed, LanguageModel
+from verify_service import relief
 from verify_service.clock import monotonic_us
 from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
 from verify_service.inbox import Inbox
 from verify_service.parts import Choice, Part, choices
 from verify_service.reception import Reception
+from verify_service.relief import Budget, ShortOfMemory
 from verify_service.roster import Held
 from verify_service.scoring import Scorer
 from verify_service.waiting import Patience
@@ -85,6 +87,7 @@ class Engine:
         self._now_us = now_us
         self._patient = patient
         self._pauses = Pauses(now_us())
+        self._budget = Budget()
 
     def run(self) -> None:
         """Until a Stop arrives."""
@@ -107,7 +110,8 @@ class Engine:
             for held in runnable.values()
         ]
         waited_us = self._pauses.waited_us
-        plan = schedule(candidates, self._now_us(), self.costs.step, patient=self._patient, waited_us=waited_us)
+        V, rows = self.costs.step, self._budget.prefill_rows
+        plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
         self._flush()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
@@ -163,15 +167,37 @@ class Engine:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
         try:
             self._forward([Part.of(share, held) for share, held in shares])
+        except ShortOfMemory as short:
+            self._relieve(shares, short)
         except Exception:
             logger.exception("a step failed")
-            for _, held in shares:
-                if self.roster.contains(held):
-                    self.reception.fail(held, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+            self._fail(shares, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
         self._flush()
 
+    def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
+        for _, held in shares:
+            if self.roster.contains(held):
+                self.reception.fail(held, code, message)
+
+    def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
+        """Nothing was decided. Prompts are fed in smaller chunks from the next step on; without any, each session is
+        tried alone, and one that is too large by itself is given up.
+        """
+        logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
+        for _, held in shares:
+            self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
+        if self._budget.lower([share for share, _ in shares]):
+            return
+        if len(shares) == 1:
+            self._fail(shares, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+            return
+        for share, held in shares:
+            if self.roster.contains(held) and held.session.room > 0:
+                self._compute([(share, held)])
+
     def _forward(self, parts: Sequence[Part]) -> None:
-        told, timings = self._choose(parts)
+        with relief.watched():
+            told, timings = self._choose(parts)
         failed = self.lm.failed
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
@@ -183,7 +209,7 @@ class Engine:
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        told = choices(logits, parts)
+        told = choices(logits, parts, apart=self.lm.info.deterministic)
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(

@@ -71,10 +71,13 @@ class Choice(NamedTuple):
     judge: Judge | None
 
 
-def choices(logits: torch.Tensor, parts: Sequence[Part]) -> list[Choice]:
-    """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other."""
+def choices(logits: torch.Tensor, parts: Sequence[Part], apart: bool = False) -> list[Choice]:
+    """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other.
+
+    apart: see `choose`.
+    """
     rows = [part.rows() for part in parts]
-    chosen = choose(logits, [row for each in rows for row in each])
+    chosen = choose(logits, [row for each in rows for row in each], apart)
     told, start = [], 0
     for part, each in zip(parts, rows, strict=True):
         tokens, own = chosen[start : start + len(each)], logits[start : start + len(each)]

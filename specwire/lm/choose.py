@@ -41,17 +41,20 @@ class RowSampling:
 
 
 @torch.inference_mode()
-def choose(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = False) -> list[int]:
     """The target's token for each row, a function of the row's logits and its RowSampling alone.
 
     Args:
         logits: (rows, vocabulary), any float type. A masked id has -inf.
+        apart: also to the last bit of the noise, whose logarithms kernels may round by where in a batch they stand.
 
     Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
     log p is used without its normaliser, which is the same for all ids of a row.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
+    if apart and len(rows) > 1:
+        return [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     if all(row.sampling.temperature == 0.0 and not row.adjusted for row in rows):
         return _greedy(logits, rows)
     chosen = [0] * len(rows)
