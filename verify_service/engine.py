@@ -209,7 +209,7 @@ class Engine:
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        told = choices(logits, parts, apart=self.lm.info.deterministic)
+        told = choices(logits, parts)
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(

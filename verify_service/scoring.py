@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from specwire.lm import Feed, LanguageModel
+from verify_service import relief
 from verify_service.commands import Code, Refusal, Scoring
 from verify_service.reception import Reception
+from verify_service.relief import ShortOfMemory
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,11 @@ class Scorer:
         """One forward of the first text."""
         job = self._jobs[0]
         try:
-            answer = None if job.request.cancelled else self._advance(job)
+            with relief.watched():
+                answer = None if job.request.cancelled else self._advance(job)
+        except ShortOfMemory as short:
+            logger.warning("short of memory for scoring: %s", short)
+            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
         except Exception:
             logger.exception("scoring failed")
             answer = Refusal(0, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
