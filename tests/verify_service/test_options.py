@@ -1,0 +1,186 @@
+"""Every sampling option is exact with speculation on: texts and reports are those of the target alone, whatever comes.
+
+The oracle counts the text anew at each position and processes the logits by `specwire.core.sampling`, which
+tests/core/test_sampling.py holds against transformers; it knows nothing of windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specwire.core.acceptance import choose
+from specwire.core.history import History
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.logprobs import TokenLogprobs, report
+from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
+from specwire.core.verification import Allowance
+from specwire.lm import LanguageModel, load_model
+from tests.verify_service.rig import FAR, Rig, chain, opening
+
+VOCABULARY = 12
+# Loops, so that penalties have something to do; ends often, so that minima have.
+MODEL = f"scripted:4:vocab={VOCABULARY}:memory=1:spread=4:eos=0.15"
+PROMPT = (5, 6, 7, 5)
+END = 0
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 0, 3]),
+    top_p=st.sampled_from([1.0, 0.83]),
+    min_p=st.sampled_from([0.0, 0.11]),
+    seed=st.integers(0, 99),
+    choice=st.integers(0, 2),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.9, -0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -0.3]),
+    logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -2.0, 1.5]), max_size=3).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    logprobs=st.sampled_from([0, 3]),
+    logprobs_of=st.sampled_from(LogprobsOf),
+)
+stoppings = st.builds(
+    Stopping,
+    max_tokens=st.integers(12, 24),
+    stop_ids=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+    ignore_eos=st.booleans(),
+    min_tokens=st.sampled_from([0, 0, 5, 12]),
+)
+
+
+def alone(
+    lm: LanguageModel, sampling: Sampling, stopping: Stopping
+) -> tuple[list[int], list[TokenLogprobs], FinishReason]:
+    """What the target alone decides behind the prompt, and reports."""
+    script = lm.script  # type: ignore[attr-defined]  # of the scripted model
+    text, reports, ends = list(PROMPT), [], stopping.stop_ids | (frozenset() if stopping.ignore_eos else {END})
+    prefix = 0
+    for token in PROMPT:
+        prefix = script.extend(prefix, token)
+    while True:
+        output = text[len(PROMPT) :]
+        logits = script.logits(prefix).astype(np.float64)
+        seen = History(PROMPT, output).seen() if sampling.penalised else None
+        banned = tuple(ends) if len(output) < stopping.min_tokens else ()
+        token = choose(logits, len(text), sampling, seen, banned)
+        of_model = sampling.logprobs_of is LogprobsOf.MODEL
+        log_p = log_probabilities(logits, *((Sampling(),) if of_model else (sampling, seen, banned)))
+        reports.append(report(log_p, token, sampling.logprobs or 0))
+        text.append(token)
+        prefix = script.extend(prefix, token)
+        if token in ends:
+            reason = FinishReason.EOS if token == END and not stopping.ignore_eos else FinishReason.STOP_ID
+            return text[len(PROMPT) :], reports, reason
+        if len(output) + 1 == stopping.max_tokens:
+            return text[len(PROMPT) :], reports, FinishReason.LENGTH
+
+
+def told(rig: Rig) -> list[TokenLogprobs]:
+    """All reports of session 1 in the order of the verdicts, a connection's tail before what follows it."""
+    verdicts = [
+        each.verdict
+        for reported in rig.reports
+        for each in (*(each for admitted in reported.admitted for each in admitted.tail), *reported.decided)
+    ]
+    return [each for verdict in verdicts for each in verdict.logprobs]
+
+
+def proposing(rig: Rig, guess: Callable[[int], Sequence[int]]) -> Callable[[], None]:
+    """Before each step, a new chain behind what is decided: the guesses of what follows."""
+    number = 0
+
+    def propose() -> None:
+        nonlocal number
+        done = rig.tokens.get(1)
+        if done is not None and 1 not in rig.finished:
+            number += 1
+            rig.propose(1, chain(number, [*PROMPT, *done], guess(len(done))))
+
+    return propose
+
+
+def close(got: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> bool:
+    """The ids are equal, the values but for the last bit: torch and numpy sum in different orders."""
+    pairs = list(zip(got, expected, strict=True))
+    same_ids = all([t for t, _ in a.top] == [t for t, _ in b.top] for a, b in pairs)
+    values = [(a.logprob, b.logprob) for a, b in pairs] + [
+        (x, y) for a, b in pairs for (_, x), (_, y) in zip(a.top, b.top, strict=True)
+    ]
+    return same_ids and all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in values)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(samplings, stoppings, st.data())
+def test_no_option_depends_on_proposals(sampling: Sampling, stopping: Stopping, data: st.DataObject) -> None:
+    """Nothing proposed, right guesses, wrong ones, and right ones that go wrong somewhere."""
+    lm = load_model(MODEL, slots=1, context=64)
+    tokens, reports, reason = alone(lm, sampling, stopping)
+    wrong = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=6))
+    right = data.draw(st.integers(0, 5))
+    guesses: list[Callable[[int], Sequence[int]]] = [
+        lambda _: (),
+        lambda done: tokens[done : done + 6],
+        lambda _: wrong,
+        lambda done: [*tokens[done : done + right], *wrong],
+    ]
+    for ngram, guess in zip((False, False, True, False), guesses, strict=True):
+        rig = Rig(MODEL, slots=1, context=64, ngram=ngram)
+        rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling), stopping=stopping),))
+        rig.run(proposing(rig, guess))
+        assert (rig.tokens[1], rig.finished[1]) == (tokens, reason)
+        assert close(told(rig), reports)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(samplings, stoppings, st.integers(0, 24))
+def test_a_session_that_goes_on_from_the_log_has_the_same_options(
+    sampling: Sampling, stopping: Stopping, cut: int
+) -> None:
+    """At another verifier: counts are a function of the text, minima of where the output began."""
+    lm = load_model(MODEL, slots=1, context=64)
+    tokens, reports, reason = alone(lm, sampling, stopping)
+    known = tokens[: min(cut, len(tokens) - 1)]
+    rig = Rig(MODEL, slots=1, context=64)
+    rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling, decided=known), stopping=stopping, attach=2),))
+    rig.run(proposing(rig, lambda done: tokens[len(known) + done :][:6]) if not known else lambda: None)
+    assert (known + rig.tokens[1], rig.finished[1]) == (tokens, reason)
+    assert close(told(rig), reports[len(known) :])
+
+
+def test_what_a_lost_link_left_behind_is_reported_with_it() -> None:
+    """The tail of a resumed session brings the reports of its tokens, and cuts them as it cuts the tokens."""
+    sampling = Sampling(repetition_penalty=1.3, presence_penalty=0.5, logprobs=2)
+    stopping = Stopping(20, ignore_eos=True)
+    tokens, reports, _ = alone(load_model(MODEL, slots=1, context=64), sampling, stopping)
+    rig = Rig(MODEL, slots=1, context=64)
+    first = replace(opening(1, PROMPT, sampling=sampling, allowance=Allowance(4, 14)), stopping=stopping)
+    rig.tick(opens=(first,))
+    rig.run(proposing(rig, lambda done: tokens[done : done + 4]))
+    assert rig.tokens[1] == tokens[:10]
+    rig.engine.reception.link_lost(0)
+    rig.reports.clear()
+    rig.tick(1, opens=(replace(first, attach=2, tokens=(*PROMPT, *tokens[:7]), allowance=FAR),))
+    rig.positions.clear()
+    rig.run()
+    resumed = [admitted for reported in rig.reports for admitted in reported.admitted]
+    assert [admitted.resumed for admitted in resumed] == [True]
+    assert close(told(rig), reports[7:])
+
+
+@pytest.mark.parametrize("least", [0, 3, 6])
+def test_no_id_that_ends_the_text_is_drawn_before_the_minimum(least: int) -> None:
+    """Everything wants to end it: the end of sequence by its logit, another id by a bias, both as stop ids."""
+    sampling = Sampling(logit_bias=((0, 90.0), (3, 100.0)))
+    rig = Rig(MODEL, slots=1, context=64)
+    stopping = Stopping(9, frozenset({3}), min_tokens=least)
+    rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling), stopping=stopping),))
+    rig.run(proposing(rig, lambda _: [3] * 6))
+    assert (len(rig.tokens[1]), rig.tokens[1][-1], rig.finished[1]) == (least + 1, 3, FinishReason.STOP_ID)
+    assert not {0, 3} & set(rig.tokens[1][:least])
