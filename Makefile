@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -99,6 +99,9 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
 	$(BIN)/ruff format -q $(CODE)
+
+node: ## install what the Node.js example needs (its test runs where this is done)
+	npm ci --prefix examples/node --silent --no-audit --no-fund --ignore-scripts
 
 proto: $(STAMP) ## regenerate specwire/v1 from proto/
 	$(BIN)/python -m scripts.proto

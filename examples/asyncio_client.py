@@ -1,0 +1,43 @@
+"""Stream a completion from another service, asyncio and nothing but grpcio and proto/: ADDRESS PROMPT.
+
+Should the stream break, the text goes on where it stopped: the session lives in the log, not in the connection.
+"""
+
+import asyncio
+import sys
+import uuid
+
+import grpc
+
+from specwire.v1 import generation_pb2 as pb
+from specwire.v1.generation_pb2_grpc import GenerationServiceStub
+
+
+async def stream(address: str, prompt: str, max_tokens: int = 60) -> None:
+    request = pb.GenerateRequest(text=prompt, stopping={"max_tokens": max_tokens}, request_id=str(uuid.uuid4()))
+    session, position = "", 0
+    async with grpc.aio.insecure_channel(address) as channel:
+        service = GenerationServiceStub(channel)
+        call = service.Generate(request, timeout=60)
+        while True:
+            try:
+                async for event in call:
+                    if event.HasField("started") and not session:
+                        session, position = event.started.session_id, event.started.prompt_tokens
+                    elif event.HasField("chunk"):
+                        position = event.chunk.position + len(event.chunk.tokens)
+                        print(event.chunk.text, end="", flush=True)
+                    elif event.HasField("finished"):
+                        print(event.finished.text)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or not session:
+                    raise
+            await asyncio.sleep(0.2)
+            call = service.Watch(
+                pb.WatchRequest(session_id=session, from_position=position, take_over=True), timeout=60
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(stream(sys.argv[1], sys.argv[2]))
