@@ -212,11 +212,11 @@ class Reception:
 
     def seat(self) -> None:
         """Give those who wait a slot, each in turn, as long as there is one."""
-        while (held := self.waiting.next(each for each in self.roster if not each.waiting)) is not None:
+        while self.waiting and (held := self.waiting.next(self.roster.served)) is not None:
             slot = self._slot_for(held)
             if slot is None:
                 return
-            self.waiting.remove(held)
+            self.waiting.took_turn(held)
             self._seat(held, slot)
 
     def _seat(self, held: Held, slot: int) -> None:
@@ -258,6 +258,7 @@ class Reception:
             self._lm.info.vocabulary,
             ngram=self._ngram and opening.ngram,
             epoch=opening.epoch,
+            prediction=opening.prediction,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session

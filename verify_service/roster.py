@@ -73,6 +73,11 @@ class Roster:
         """Sessions that are served now; idle ones give way and do not count."""
         return len(self._by_id) - len(self._idle)
 
+    @property
+    def served(self) -> list[Held]:
+        """Those that have a slot, and give way to nobody."""
+        return [held for held in self if not (held.waiting or held.session_id in self._idle)]
+
     def get(self, link: int, handle: int) -> Held | None:
         return self._by_handle.get((link, handle))
 

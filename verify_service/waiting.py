@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
 from specwire.core.admission import Waiting, next_in_turn
 from verify_service.roster import Held
+
+# Tenants whose latest turn is remembered.
+REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +26,30 @@ class WaitingRoom:
     """Invariant: holds exactly the roster's sessions that have no slot."""
 
     def __init__(self) -> None:
-        self._arrivals = count()
+        self._numbers = count()
         self._held: dict[Waiting, Held] = {}
+        self._latest: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, held: Held) -> None:
-        self._held[Waiting(held.scope, held.priority, next(self._arrivals))] = held
+        self._held[Waiting(held.scope, held.priority, next(self._numbers))] = held
 
     def remove(self, held: Held) -> None:
         self._held = {turn: each for turn, each in self._held.items() if each is not held}
 
-    def next(self, seated: Iterable[Held]) -> Held | None:
-        """Whose turn it is, given those that have slots."""
-        turn = next_in_turn(self._held, Counter(each.scope for each in seated)) if self._held else None
+    def next(self, served: Iterable[Held]) -> Held | None:
+        """Whose turn it is, given those that are served now."""
+        if not self._held:
+            return None
+        turn = next_in_turn(self._held, Counter(each.scope for each in served), self._latest)
         return None if turn is None else self._held[turn]
+
+    def took_turn(self, held: Held) -> None:
+        """It has a slot now."""
+        self.remove(held)
+        self._latest[held.scope] = next(self._numbers)
+        self._latest.move_to_end(held.scope)
+        if len(self._latest) > REMEMBERED:
+            self._latest.popitem(last=False)

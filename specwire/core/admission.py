@@ -26,10 +26,16 @@ class Waiting:
     arrival: int
 
 
-def next_in_turn(waiting: Iterable[Waiting], places: Mapping[bytes, int]) -> Waiting | None:
+def next_in_turn(
+    waiting: Iterable[Waiting], places: Mapping[bytes, int], latest: Mapping[bytes, int]
+) -> Waiting | None:
     """The one that goes first: of the scope with the fewest `places`, the most urgent, then the one that came first.
 
-    A scope is a tenant. Priorities order what one tenant has waiting; none gets ahead of another by claiming to be
-    urgent.
+    Of scopes with as many places it is the one whose `latest` turn is longest ago. A scope is a tenant. Priorities
+    order what one tenant has waiting; none gets ahead of another by claiming to be urgent.
     """
-    return min(waiting, key=lambda each: (places.get(each.scope, 0), -each.priority, each.arrival), default=None)
+
+    def key(each: Waiting) -> tuple[int, int, int, int]:
+        return places.get(each.scope, 0), latest.get(each.scope, -1), -each.priority, each.arrival
+
+    return min(waiting, key=key, default=None)

@@ -18,6 +18,7 @@ from specwire.core.verification import Allowance
 from specwire.lm import LanguageModel, load_model
 from verify_service.commands import Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.engine import DETACH_GRACE_US, Engine, Rest
+from verify_service.waiting import Patience
 
 FLAT = {1: 1000.0, 32: 1000.0}
 GREEDY = Sampling()
@@ -47,11 +48,14 @@ class Rig:
         context: int = 512,
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
+        patience: Patience = Patience(),  # noqa: B008 # frozen
     ) -> None:
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0
         costs = StepCosts(ForwardTimes(FLAT))
-        self.engine = Engine(self.lm, costs, self._take, self._clock, ngram=ngram, detach_grace_us=detach_grace_us)
+        self.engine = Engine(
+            self.lm, costs, self._take, self._clock, ngram=ngram, detach_grace_us=detach_grace_us, patience=patience
+        )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}
         self.finished: dict[int, FinishReason] = {}
