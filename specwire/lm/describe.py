@@ -64,10 +64,10 @@ def _special_tokens(spec: str) -> dict[str, str]:
     return {k: text for k, text in contents.items() if k.endswith("_token") and isinstance(text, str)}
 
 
-def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, dtype: str) -> str:
-    """sha256 (hex) over dtype, configuration and every tensor by name."""
+def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, precision: str) -> str:
+    """sha256 (hex) over precision (dtype and quantization), configuration and every tensor by name."""
     entries = {key: value for key, value in config.to_dict().items() if key not in INCIDENTAL}
-    digest = hashlib.sha256(json.dumps([dtype, entries], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps([precision, entries], sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

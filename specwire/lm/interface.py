@@ -10,6 +10,8 @@ import torch
 
 # What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
 TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
+# What weights may be rounded to beyond the dtype.
+NONE, INT8 = QUANTIZATIONS = ("none", "int8")
 
 
 class ModelError(ValueError):
@@ -45,8 +47,10 @@ class ModelInfo:
         deterministic: logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
-        weights_fingerprint: sha256 (hex) over dtype, configuration and weights. Not over device and runtime: they round
-            differently, as another machine does, and a session may move from one to the other all the same.
+        quantization: of the linear layers' weights: none or int8 (`specwire.lm.int8`).
+        weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Not over device and
+            runtime: they round differently, as another machine does, and a session may move from one to the other all
+            the same.
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
         tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
         chat_template: Jinja source, empty if the model has none.
@@ -64,6 +68,7 @@ class ModelInfo:
     vocabulary_fingerprint: str
     runtime: str = TORCH
     deterministic: bool = False
+    quantization: str = NONE
     tokenizer_json: bytes = field(default=b"", repr=False)
     chat_template: str = field(default="", repr=False)
     special_tokens: dict[str, str] = field(default_factory=dict, repr=False, hash=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specwire.lm.interface import RUNTIMES, TORCH, LanguageModel, ModelError
+from specwire.lm.interface import NONE, QUANTIZATIONS, RUNTIMES, TORCH, LanguageModel, ModelError
 from specwire.lm.scripted import PREFIX, ScriptedLM
 
 
@@ -19,6 +19,7 @@ def load_model(
     lean: bool = True,
     runtime: str = TORCH,
     deterministic: bool = False,
+    quantization: str = NONE,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -34,6 +35,8 @@ def load_model(
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.apart`; cpu and torch only). The same bits come from the same machine, build
             and number of threads. A scripted model always does so.
+        quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.int8`). A scripted model
+            ignores it.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -42,6 +45,8 @@ def load_model(
         raise ModelError(f"slots: must be at least 1, not {slots}")
     if runtime not in RUNTIMES:
         raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return ScriptedLM.parse(spec, slots=slots, context=context)
@@ -49,7 +54,7 @@ def load_model(
     from specwire.lm.pretrained import load_pretrained
     from specwire.lm.runners import How
 
-    how = How(runtime, lean, deterministic)
+    how = How(runtime, lean, deterministic, quantization)
     return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, how=how)
 
 

@@ -18,6 +18,7 @@ from openvino._offline_transformations import (
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
+from specwire.lm.int8 import rounded
 from specwire.lm.stateless import Stateless
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
@@ -61,6 +62,18 @@ def paged(stateless: Stateless) -> openvino.Model:
     paged_attention_transformation(graph)
     _select_rows(graph)
     return graph
+
+
+def round_weights(graph: openvino.Model) -> None:
+    """Put integers and scales in the place of each product's weights, as OpenVINO recognises compressed ones."""
+    for node in graph.get_ordered_ops():
+        source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
+        if source is None or source.get_type_name() != "Constant":
+            continue
+        integers, scale = rounded(torch.tensor(source.data))
+        wide = opset.convert(opset.constant(integers.numpy(), dtype=openvino.Type.i8), "f32")
+        node.input(1).replace_source_output(opset.multiply(wide, opset.constant(scale.numpy())).output(0))
+    graph.validate_nodes_and_infer_types()
 
 
 def _start_empty(graph: openvino.Model, stateless: Stateless) -> None:

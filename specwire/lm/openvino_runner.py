@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specwire.lm.interface import Feed
 from specwire.lm.llama import model_of, shape_of
 from specwire.lm.openvino_decoder import OpenvinoDecoder
-from specwire.lm.openvino_graph import ROWS, paged
+from specwire.lm.openvino_graph import ROWS, paged, round_weights
 from specwire.lm.steady import FEW, SteadyRows, price_of_change
 
 DEVICE = "CPU"
@@ -34,16 +34,26 @@ class OpenvinoRunner:
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
     def __init__(
-        self, model: PreTrainedModel, slots: int, context: int, vocabulary: int, dtype: torch.dtype, threads: int
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        context: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        threads: int,
+        int8: bool = False,
     ) -> None:
-        """Compute in `dtype` with the weights of a model that is in float32.
+        """Compute in `dtype` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
         """
         shape = shape_of(model)
         decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary))
-        compiled = openvino.Core().compile_model(paged(decoder), DEVICE, _options(dtype, threads))
+        graph = paged(decoder)
+        if int8:
+            round_weights(graph)
+        compiled = openvino.Core().compile_model(graph, DEVICE, _options(dtype, threads))
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         # Positions of a page, as this processor's kernels want it.
@@ -134,4 +144,6 @@ def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,
+        # Only weights are rounded: where these are integers it would round activations too.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }

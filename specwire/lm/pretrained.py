@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from specwire.lm.cached import CachedLM
 from specwire.lm.checks import check_kind, check_model, check_rotation, check_window, context_of, first_line
 from specwire.lm.describe import read_text, weights_fingerprint
-from specwire.lm.interface import LanguageModel, ModelError, ModelInfo
+from specwire.lm.interface import NONE, LanguageModel, ModelError, ModelInfo
 from specwire.lm.runners import How, Sizes, runner_for
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 
@@ -31,9 +31,9 @@ def load_pretrained(spec: str, *, slots: int, dtype: str, device: str, context: 
     check_rotation(config, positions)
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
-    info, unassigned = _describe(spec, model, config, dtype, positions)
+    info, unassigned = _describe(spec, model, config, dtype, positions, how)
     runner, used = runner_for(model, Sizes(slots, positions, info.vocabulary), how)
-    return CachedLM(runner, replace(info, runtime=used, deterministic=how.deterministic), slots, unassigned)
+    return CachedLM(runner, replace(info, runtime=used), slots, unassigned)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -83,7 +83,7 @@ def _location(spec: str) -> str:
 
 
 def _describe(
-    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, context: int
+    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, context: int, how: How
 ) -> tuple[ModelInfo, list[int]]:
     """What the model is, and the ids of its vocabulary that no token has."""
     text = read_text(_location(spec))
@@ -98,13 +98,19 @@ def _describe(
         eos_ids=_eos_ids(model),
         dtype=dtype,
         device=str(next(model.parameters()).device),
-        weights_fingerprint=weights_fingerprint(model, config, dtype),
+        weights_fingerprint=weights_fingerprint(model, config, _precision(dtype, how)),
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
         special_tokens=text.special_tokens,
+        deterministic=how.deterministic,
+        quantization=how.quantization,
     )
     return info, sorted(set(range(vocabulary)) - tokens.keys())
+
+
+def _precision(dtype: str, how: How) -> str:
+    return dtype if how.quantization == NONE else f"{dtype} {how.quantization}"
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

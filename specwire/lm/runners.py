@@ -13,7 +13,8 @@ from specwire.lm.apart import ALONE, Apart, agreeing_widths
 from specwire.lm.cached import Runner
 from specwire.lm.checks import deviation, first_line
 from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.interface import AUTO, OPENVINO, TORCH, ModelError
+from specwire.lm.int8 import check_int8, round_layers
+from specwire.lm.interface import AUTO, INT8, NONE, OPENVINO, TORCH, ModelError
 from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.windows import window_of
 
@@ -36,10 +37,16 @@ class How(NamedTuple):
     runtime: str = TORCH
     lean: bool = True
     deterministic: bool = False
+    quantization: str = NONE
 
 
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
-    """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime."""
+    """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
+
+    Under int8 the model's linear layers are rounded meanwhile.
+    """
+    if how.quantization == INT8:
+        check_int8(model)
     if how.runtime == TORCH:
         return _torch_runner(model, sizes, how), TORCH
     try:
@@ -70,7 +77,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
     try:
-        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads())
+        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization == INT8)
+        _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
@@ -91,6 +99,7 @@ def _last_line(error: BaseException) -> str:
 
 def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
+    _round(model, how)
     if how.lean and model.config.model_type in MODEL_TYPES:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
@@ -100,6 +109,11 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     except ModelError as reason:
         logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
     return _generic_runner(model, sizes, how, alone=True)
+
+
+def _round(model: PreTrainedModel, how: How) -> None:
+    if how.quantization == INT8:
+        round_layers(model)
 
 
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:

@@ -1,0 +1,79 @@
+"""Weights in 8 bits: the same integers for every runtime, a fingerprint of their own, refused where they miss most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.int8 import FEW, Int8Linear, rounded
+from tests.lm.families import SERVED
+from tests.lm.models import VOCABULARY, build, config, save
+
+TEXT = [(7 * index + 3) % VOCABULARY for index in range(24)]
+
+
+def test_each_row_has_its_own_scale_and_is_rounded_to_the_nearest() -> None:
+    integers, scale = rounded(torch.tensor([[1.27, -0.50, 0.004], [0.0, 0.0, 0.0], [-25.4, 12.7, 0.09]]))
+    assert integers.tolist() == [[127, -50, 0], [0, 0, 0], [-127, 64, 0]]
+    torch.testing.assert_close(scale[[0, 2], 0], torch.tensor([0.01, 0.2]))
+
+
+@pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_multiplies_with_what_the_integers_stand_for(rows: int, biased: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    linear = nn.Linear(48, 32, bias=biased).to(dtype)
+    layer = Int8Linear(linear)
+    x = torch.randn(2, rows, 48).to(dtype)
+    weight = layer.integers.float() * layer.scale.float()[:, None]
+    expected = nn.functional.linear(x.float(), weight, None if linear.bias is None else linear.bias.float())
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(layer(x).float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def _logits(lm: LanguageModel) -> torch.Tensor:
+    lm.forward([Feed(0, 0, TEXT[:13], 0)])
+    return lm.forward([Feed(0, 13, TEXT[13:], 11)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
+def test_runtimes_agree_on_the_rounded_model(kind: str, dtype: str, tmp_path: Path) -> None:
+    folder = save(build(config(kind)), tmp_path)
+    whole = _logits(load_model(folder, slots=1))
+    torch_lm, openvino_lm = (
+        load_model(folder, slots=1, dtype=dtype, quantization="int8", runtime=runtime, threads=1)
+        for runtime in ("torch", "openvino")
+    )
+    on_torch, on_openvino = _logits(torch_lm), _logits(openvino_lm)
+    scale = float(whole.abs().max())
+    assert float((on_torch - on_openvino).abs().max()) < scale * (1e-4 if dtype == "float32" else 1 / 16)
+    assert float((on_torch - whole).abs().max()) > scale * 1e-3  # it was rounded
+    assert openvino_lm.info.runtime == "openvino"
+    assert torch_lm.info.quantization == openvino_lm.info.quantization == "int8"
+    assert torch_lm.info.weights_fingerprint == openvino_lm.info.weights_fingerprint
+
+
+def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    kinds = [(dtype, quantization) for dtype in ("float32", "bfloat16") for quantization in ("none", "int8")]
+    infos = [load_model(folder, slots=1, dtype=dtype, quantization=quantization).info for dtype, quantization in kinds]
+    assert len({info.weights_fingerprint for info in infos}) == len(kinds)
+    assert len({info.vocabulary_fingerprint for info in infos}) == 1
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Qwen3-MoE"])
+def test_weights_outside_of_linear_layers_are_refused(name: str, tmp_path: Path) -> None:
+    family = next(family for family in SERVED if family.name == name)
+    with pytest.raises(ModelError, match=r"int8 rounds linear layers, and \w+ keeps .* outside of them"):
+        load_model(save(build(family.config()), tmp_path), slots=1, quantization="int8")
+
+
+def test_an_unknown_quantization_is_named() -> None:
+    with pytest.raises(ModelError, match="quantization: must be one of none, int8, not 'int4'"):
+        load_model("scripted:1", slots=1, quantization="int4")
