@@ -40,6 +40,7 @@ def open_verifier(
         vocabulary_fingerprint=record.vocabulary_fingerprint,
         ledger_us=ledger_us,
         no_ngram=not record.ngram,
+        prediction=record.prediction,
         epoch=epoch(record, fence, effect.attach),
         cache_scope=scope,
         priority=record.priority,

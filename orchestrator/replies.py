@@ -114,6 +114,8 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         accepted_at=known.accepted_at[:positions],
         proposed_ngram=known.proposed_ngram,
         accepted_ngram=known.accepted_ngram,
+        proposed_prediction=known.proposed_prediction,
+        accepted_prediction=known.accepted_prediction,
         plan=known.plan,
         drafters=[_drafter(each) for each in known.drafters],
         cached_tokens=known.cached_tokens,

@@ -11,7 +11,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
 from specwire.core.admission import check_priority
-from specwire.core.limits import Stopping, check_prompt
+from specwire.core.limits import Stopping, check_prediction, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
 from specwire.text import check_stops, encode
@@ -48,6 +48,7 @@ async def record_of(
         stop=checked_stop(tuple(request.stop)),
         drafting=drafting,
         ngram=ngram,
+        prediction=await prediction_tokens(request, target),
         echo=request.echo,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
@@ -64,6 +65,18 @@ async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target)
     if kind == "text":
         return await encoded(request.text, target)
     return list(request.tokens.ids) if kind == "tokens" else []
+
+
+async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[int, ...]:
+    """What the output may look like, none without a prediction; one that is too long is refused unread."""
+    if request.WhichOneof("prediction") == "prediction_text":
+        size, most = len(request.prediction_text.encode()), target.most_prompt_bytes
+        if size > most:
+            raise InvalidParameter("prediction", f"{size} bytes of text are more than a context holds (at most {most})")
+        tokens = await encoded(request.prediction_text, target)
+    else:
+        tokens = list(request.prediction_tokens.ids)
+    return check_prediction(tokens, target.info.vocabulary, target.info.context)
 
 
 async def encoded(text: str, target: Target) -> list[int]:

@@ -42,6 +42,8 @@ class SessionStats:
     proposed: int = 0
     proposed_ngram: int = 0
     accepted_ngram: int = 0
+    proposed_prediction: int = 0
+    accepted_prediction: int = 0
     drafters: list[DrafterStats] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
@@ -68,6 +70,9 @@ class SessionStats:
         if verdict.kind is SourceKind.NGRAM:
             self.proposed_ngram += tested
             self.accepted_ngram += accepted
+        elif verdict.kind is SourceKind.PREDICTION:
+            self.proposed_prediction += tested
+            self.accepted_prediction += accepted
         for index in range(min(tested, accepted + 1, MOST_POSITIONS)):
             self.tested_at[index] += 1
             self.accepted_at[index] += index < accepted

@@ -35,6 +35,8 @@ def add(total: SessionStats, more: SessionStats) -> None:
     total.proposed += more.proposed
     total.proposed_ngram += more.proposed_ngram
     total.accepted_ngram += more.accepted_ngram
+    total.proposed_prediction += more.proposed_prediction
+    total.accepted_prediction += more.accepted_prediction
     total.outcomes = total.outcomes + more.outcomes
     total.tested_at = [a + b for a, b in zip(total.tested_at, more.tested_at, strict=True)]
     total.accepted_at = [a + b for a, b in zip(total.accepted_at, more.accepted_at, strict=True)]

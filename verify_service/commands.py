@@ -40,6 +40,7 @@ class Opening:
     """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
 
     ngram: the verifier may propose from the text itself. epoch: see `specwire.core.epoch`.
+    prediction: what the output may look like.
     scope: whose sessions may share its cache. priority: whose turn it is within a scope.
     """
 
@@ -58,6 +59,7 @@ class Opening:
     epoch: int = 0
     scope: bytes = b""
     priority: int = 0
+    prediction: tuple[int, ...] = ()
 
     @property
     def generation(self) -> tuple[int, int]:

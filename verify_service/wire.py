@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc
 
 from specwire.core.admission import check_priority
-from specwire.core.limits import Stopping
+from specwire.core.limits import Stopping, check_prediction
 from specwire.core.sampling import InvalidParameter
 from specwire.core.verification import Allowance
 from specwire.rpc.convert import (
@@ -81,6 +81,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         message.epoch,
         _scope(message.cache_scope),
         check_priority(message.priority),
+        check_prediction(message.prediction, info.vocabulary, info.context),
     )
 
 

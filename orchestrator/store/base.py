@@ -107,6 +107,7 @@ class SessionRecord:
     """What a session was asked for; never changes.
 
     drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
+    prediction: what else it may guess from; not in the log, for no text depends on it.
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
@@ -124,6 +125,7 @@ class SessionRecord:
     stop: tuple[str, ...] = ()
     drafting: bool = True
     ngram: bool = True
+    prediction: tuple[int, ...] = ()
     echo: bool = False
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""

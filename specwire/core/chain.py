@@ -28,6 +28,7 @@ class SourceKind(IntEnum):
 
     DRAFTER = 1
     NGRAM = 2
+    PREDICTION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,16 @@ def check_min_tokens(stopping: Stopping, eos_ids: frozenset[int], vocabulary: in
         raise InvalidParameter("min_tokens", f"{stopping.min_tokens}: each of the {vocabulary} ids ends the text")
 
 
+def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tuple[int, ...]:
+    """What a client says the output may look like. Raises InvalidParameter."""
+    if len(tokens) > context:
+        raise InvalidParameter("prediction", f"at most {context} tokens are allowed, the context, not {len(tokens)}")
+    for token in tokens:
+        if token >= vocabulary:
+            raise InvalidParameter("prediction", f"token id {token} is outside 0..{vocabulary - 1}")
+    return tuple(tokens)
+
+
 def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
     """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
     if not tokens:

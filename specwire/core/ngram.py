@@ -10,7 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from specwire.core.chain import SourceKind
 from specwire.core.speed import AcceptanceByPosition
 
 LEAST, MOST = 2, 4
@@ -23,7 +25,7 @@ READ_AT_ONCE = 2048
 GUESSED = 16
 
 
-class _Occurrences:
+class Occurrences:
     """Where the n-grams of one length ended. Invariant: `_earlier` has one entry for each end that was read."""
 
     def __init__(self, n: int) -> None:
@@ -78,7 +80,7 @@ class NgramIndex:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
-        self._lengths = [_Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self._lengths = [Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
         self.done = 0
 
     @property
@@ -157,6 +159,18 @@ class Guess:
     position: int
     tokens: tuple[int, ...]
     acceptance: AcceptanceByPosition
+    kind: SourceKind = SourceKind.NGRAM
+
+
+class Index(Protocol):
+    """Where the text's last tokens stood before, and what followed; `complete` once it has taken in all there is."""
+
+    @property
+    def complete(self) -> bool: ...
+    def read(self) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    def match(self) -> Match | None: ...
+    def following(self, match: Match, most: int) -> tuple[int, ...]: ...
 
 
 class NgramSource:
@@ -169,11 +183,20 @@ class NgramSource:
     Args:
         tokens: the session's text, which grows at its end.
         most: tokens of a guess.
+        index: where they are looked up, if not in the text itself. priors: see PRIORS. kind: what its guesses are.
     """
 
-    def __init__(self, tokens: Sequence[int], most: int = GUESSED) -> None:
-        self.index = NgramIndex(tokens)
-        self.acceptance = [AcceptanceByPosition(prior=prior) for prior in PRIORS]
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        most: int = GUESSED,
+        index: Index | None = None,
+        priors: Sequence[float] = PRIORS,
+        kind: SourceKind = SourceKind.NGRAM,
+    ) -> None:
+        self.index = NgramIndex(tokens) if index is None else index
+        self.acceptance = [AcceptanceByPosition(prior=prior) for prior in priors]
+        self._kind = kind
         self._tokens = tokens
         self._most = most
         self.guess: Guess | None = None
@@ -195,7 +218,7 @@ class NgramSource:
         if match is None:
             return None
         alike = self.acceptance[bisect_right(SHORTEST, match.length) - 1]
-        return Guess(len(self._tokens), self.index.following(match, self._most), alike)
+        return Guess(len(self._tokens), self.index.following(match, self._most), alike, self._kind)
 
     def text_grew(self) -> None:
         """Hold the guess that is followed against the text."""

@@ -158,7 +158,7 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
         guessed, guessed_rate = _widest(candidate, acceptance, len(tokens), rows, expected, V)
         gains = guessed_rate > max(rate, LEAST_GAIN * (expected + 1.0) / V(rows + 1))
         if gains or (not drafted and _probes(candidate, acceptance, rows, guessed, V)):
-            return guessed, SourceKind.NGRAM
+            return guessed, candidate.guess.kind
     return drafted, SourceKind.DRAFTER
 
 
@@ -204,7 +204,7 @@ def _bears(candidate: Candidate, rows: int, window: int, V: V) -> bool:
 
 
 def _expected(candidate: Candidate, share: Share) -> float:
-    if share.kind is SourceKind.NGRAM and candidate.guess is not None:
+    if share.kind is not SourceKind.DRAFTER and candidate.guess is not None:
         return _tokens(candidate.guess.acceptance, share.window)
     return _tokens(candidate.acceptance, share.window)
 
@@ -247,6 +247,6 @@ def _more(candidate: Candidate, share: Share, awaited: Awaited) -> tuple[int, fl
     window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
     wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
     gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
-    if gain <= 0.0 and share.kind is SourceKind.NGRAM:
+    if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
         return 0, 0.0
     return wider - share.window, gain

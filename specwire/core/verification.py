@@ -16,6 +16,7 @@ from specwire.core.ledger import Ledger
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.ngram import Guess, NgramSource
+from specwire.core.prediction import PredictedSource
 from specwire.core.sampling import Rule, Sampling
 from specwire.core.tail import Tail, Verdict
 from specwire.core.text import Text, extend_hash
@@ -50,7 +51,7 @@ class VerifySession:
     ledger: Ledger = field(default_factory=Ledger)
     finish: FinishReason | None = None
     trusting: bool = True
-    ngram: NgramSource | None = None
+    ngram: NgramSource | PredictedSource | None = None
     tail: Tail = field(default_factory=Tail)
     history: History | None = None
 
@@ -65,17 +66,19 @@ class VerifySession:
         vocabulary: int,
         ngram: bool = False,
         epoch: int = 0,
+        prediction: Sequence[int] = (),
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
         ngram: guess from the text itself too, under a rule that looks at no proposal: under others a token would have
             to be drawn from a known distribution to be tested, and a guess from the text is not.
         epoch: see `specwire.core.epoch`.
+        prediction: what the client expects of the output; guessed from as from the text.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
-            session.ngram = NgramSource(session.text.tokens)
+            session.ngram = _own_source(session.text.tokens, prompt_length, prediction)
         if sampling.penalised:
             session.history = History(tokens[:prompt_length], tokens[prompt_length:])
         if len(tokens) > prompt_length:
@@ -221,7 +224,7 @@ class VerifySession:
             decision = decide(chosen, window, None if late is None else late.token)
         kept, self.finish = self.ending.cut(position, decision.tokens)
         decision = decision.clipped(kept)
-        if kind is SourceKind.NGRAM and self.ngram is not None:
+        if kind is not SourceKind.DRAFTER and self.ngram is not None:
             self.ngram.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested)
         self.text.extend(decision.tokens)
@@ -244,3 +247,7 @@ class VerifySession:
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
         if self.sampling.guessed:
             self.chains.learn(self.position, decision.tokens, tested)
+
+
+def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[int]) -> NgramSource | PredictedSource:
+    return PredictedSource(tokens, prompt_length, prediction) if prediction else NgramSource(tokens)

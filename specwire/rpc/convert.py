@@ -201,9 +201,12 @@ def kind_to_wire(kind: SourceKind) -> common_pb2.SourceKind:
     return cast("common_pb2.SourceKind", int(kind))
 
 
+_KINDS = frozenset(SourceKind)
+
+
 def kind_from_wire(value: int) -> SourceKind:
     """Unknown ones count as drafters, so that a newer verifier's do no harm."""
-    return SourceKind.NGRAM if value == common_pb2.SOURCE_KIND_NGRAM else SourceKind.DRAFTER
+    return SourceKind(value) if value in _KINDS else SourceKind.DRAFTER
 
 
 def reason_to_wire(reason: FinishReason | None) -> common_pb2.FinishReason:
