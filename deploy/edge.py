@@ -128,6 +128,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         dtype=args.dtype,
         device=args.device,
         runtime=args.runtime,
+        quantization=args.quantization,
         threads=args.draft_threads,
         slots=args.slots,
     )

@@ -11,7 +11,14 @@ from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
 from orchestrator.options import add_drafters_per_session, check_drafters_per_session, check_http
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES, ModelServiceOptions, add_runtime_argument, check_exposure, check_listen
+from specwire.rpc.process import (
+    DTYPES,
+    ModelServiceOptions,
+    add_deterministic_argument,
+    add_runtime_argument,
+    check_exposure,
+    check_listen,
+)
 from specwire.rpc.tls import ServerTls
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
@@ -38,6 +45,7 @@ class StackOptions:
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
+        quantization: of both models' weights. deterministic: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
         insecure, tls, access, http, chat_template: see OrchestratorOptions; all but it is reached on loopback only.
         grace: seconds for which sessions may go on when the stack stops.
@@ -53,6 +61,8 @@ class StackOptions:
     listen: str = ANY_PORT
     dtype: str = "float32"
     runtime: str = "torch"
+    quantization: str = "none"
+    deterministic: bool = False
     target_threads: int = 1
     draft_threads: int = 1
     slots: int = 16
@@ -82,6 +92,8 @@ class StackOptions:
             self.target,
             dtype=self.dtype,
             runtime=self.runtime,
+            quantization=self.quantization,
+            deterministic=self.deterministic,
             threads=self.target_threads,
             slots=self.slots,
             ngram=self.ngram,
@@ -92,7 +104,12 @@ class StackOptions:
         models = [self.draft, *self.more_drafts] if self.draft is not None else []
         return {
             DRAFTER if number == 1 else f"{DRAFTER}-{number}": ModelServiceOptions(
-                model, dtype=self.dtype, runtime=self.runtime, threads=self.draft_threads, slots=self.slots
+                model,
+                dtype=self.dtype,
+                runtime=self.runtime,
+                quantization=self.quantization,
+                threads=self.draft_threads,
+                slots=self.slots,
             )
             for number, model in enumerate(models, 1)
         }
@@ -126,6 +143,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     add_runtime_argument(group)
+    add_deterministic_argument(group)
     group.add_argument(
         "--target-threads",
         type=int,
@@ -155,6 +173,8 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         listen=listen,
         dtype=args.dtype,
         runtime=args.runtime,
+        quantization=args.quantization,
+        deterministic=args.deterministic,
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,

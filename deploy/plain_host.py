@@ -128,12 +128,14 @@ class PlainService:
             o.device,
             "--runtime",
             o.runtime,
+            "--quantization",
+            o.quantization,
             "--threads",
             str(o.threads),
             "--slots",
             str(o.slots),
         ]
         context = [] if o.context is None else ["--context", str(o.context)]
-        own = [] if o.ngram else ["--no-ngram"]
+        own = [*([] if o.ngram else ["--no-ngram"]), *(["--deterministic"] if o.deterministic else [])]
         module = MODULES[kind_of(self.role)]
         return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]

@@ -126,6 +126,7 @@ def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2
             dtype=options.dtype,
             device=options.device,
             runtime=options.runtime,
+            quantization=options.quantization,
             context=options.context,
             threads=options.threads,
         )

@@ -29,7 +29,16 @@ MOST_JOINED = 64
 MOST_SAID_BYTES = 1 << 20
 # Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything. Not
 # the host: to claim the verifier's would change how every session is paced.
-STRINGS = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint", "vocabulary_fingerprint")
+STRINGS = (
+    "model",
+    "architecture",
+    "dtype",
+    "quantization",
+    "device",
+    "runtime",
+    "weights_fingerprint",
+    "vocabulary_fingerprint",
+)
 NUMBERS = ("vocabulary", "context", "slots")
 MOST_CHARACTERS = 1024
 SHOWN = 64

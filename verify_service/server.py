@@ -9,7 +9,15 @@ from typing import Any
 
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import ModelServiceOptions, add_model_arguments, run_model_service, say, share_interpreter
+from specwire.rpc.process import (
+    ModelServiceOptions,
+    add_deterministic_argument,
+    add_model_arguments,
+    check_deterministic,
+    run_model_service,
+    say,
+    share_interpreter,
+)
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
@@ -106,6 +114,8 @@ def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) ->
             dtype=options.dtype,
             device=options.device,
             runtime=options.runtime,
+            quantization=options.quantization,
+            deterministic=options.deterministic,
             context=options.context,
             threads=options.threads,
         )
@@ -124,6 +134,7 @@ def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) ->
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    add_deterministic_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -146,11 +157,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
         check_grace(args.detach_grace)
+        check_deterministic(args.deterministic, args.runtime)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
 
     def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
-        return start(replace(options, ngram=args.ngram), args.patient, args.detach_grace)
+        options = replace(options, ngram=args.ngram, deterministic=args.deterministic)
+        return start(options, args.patient, args.detach_grace)
 
     return run_model_service(args, "verify", serve_with)

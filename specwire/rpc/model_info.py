@@ -38,6 +38,12 @@ class Described(Protocol):
     def runtime(self) -> str: ...
 
     @property
+    def quantization(self) -> str: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    @property
     def weights_fingerprint(self) -> str: ...
 
     @property
@@ -64,6 +70,8 @@ def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoRe
         dtype=info.dtype,
         device=info.device,
         runtime=info.runtime,
+        quantization=info.quantization,
+        deterministic=info.deterministic,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         tokenizer_hash=hashlib.sha256(info.tokenizer_json).hexdigest(),

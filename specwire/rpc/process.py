@@ -38,6 +38,7 @@ STOP_LIMIT = 10.0
 GIVE_UP_LIMIT = 5.0
 DTYPES = ("float32", "bfloat16")
 RUNTIMES = ("torch", "openvino", "auto")
+QUANTIZATIONS = ("none", "int8")
 ANY_PORT = "127.0.0.1:0"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -77,6 +78,8 @@ class ModelServiceOptions:
         tls: encrypt what is listened on.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
+        quantization: of the linear layers' weights, none or int8.
+        deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
     """
 
     model: str
@@ -91,6 +94,8 @@ class ModelServiceOptions:
     tls: ServerTls | None = None
     keys: Keys | None = None
     ngram: bool = True
+    quantization: str = "none"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -103,6 +108,11 @@ class ModelServiceOptions:
             raise InvalidParameter("device", "must not be empty")
         if self.runtime not in RUNTIMES:
             raise InvalidParameter("runtime", f"must be one of {', '.join(RUNTIMES)}, not {self.runtime!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise InvalidParameter(
+                "quantization", f"must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
+        check_deterministic(self.deterministic, self.runtime)
         for field, value in (("threads", self.threads), ("slots", self.slots)):
             if not 1 <= value <= 1024:
                 raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
@@ -119,6 +129,12 @@ def check_listen(listen: str, field: str = "listen") -> None:
     _, colon, port = listen.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidParameter(field, f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
+
+
+def check_deterministic(deterministic: bool, runtime: str) -> None:
+    """InvalidParameter for a runtime that rounds by what it computes together."""
+    if deterministic and runtime == "openvino":
+        raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
 
 
 def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
@@ -148,6 +164,20 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
         default="torch",
         choices=RUNTIMES,
         help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can (default: torch)",
+    )
+    parser.add_argument(
+        "--quantization",
+        default="none",
+        choices=QUANTIZATIONS,
+        help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+    )
+
+
+def add_deterministic_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)",
     )
 
 
@@ -184,6 +214,7 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         dtype=args.dtype,
         device=args.device,
         runtime=args.runtime,
+        quantization=args.quantization,
         threads=args.threads,
         slots=args.slots,
         context=args.context,
