@@ -20,6 +20,7 @@ def load_model(
     runtime: str = TORCH,
     deterministic: bool = False,
     quantization: str = NONE,
+    kv_memory: int | None = None,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -37,6 +38,7 @@ def load_model(
             and number of threads. A scripted model always does so.
         quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.int8`). A scripted model
             ignores it.
+        kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -51,11 +53,13 @@ def load_model(
     if spec.startswith(PREFIX):
         return ScriptedLM.parse(spec, slots=slots, context=context)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
+    from specwire.lm.kv_memory import KvMemory
     from specwire.lm.pretrained import load_pretrained
     from specwire.lm.runners import How
 
     how = How(runtime, lean, deterministic, quantization)
-    return load_pretrained(spec, slots=slots, dtype=dtype, device=device, context=context, how=how)
+    size = slots if kv_memory is None else KvMemory(kv_memory)
+    return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how)
 
 
 def _set_threads(threads: int | None) -> None:

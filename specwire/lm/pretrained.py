@@ -13,13 +13,17 @@ from specwire.lm.cached import CachedLM
 from specwire.lm.checks import check_kind, check_model, check_rotation, check_window, context_of, first_line
 from specwire.lm.describe import read_text, weights_fingerprint
 from specwire.lm.interface import NONE, LanguageModel, ModelError, ModelInfo
+from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of
+from specwire.lm.memory import out_of_memory
 from specwire.lm.runners import How, Sizes, runner_for
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_pretrained(spec: str, *, slots: int, dtype: str, device: str, context: int | None, how: How) -> LanguageModel:
+def load_pretrained(
+    spec: str, *, slots: int | KvMemory, dtype: str, device: str, context: int | None, how: How
+) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
     target = _device(device)
     if how.deterministic and target.type != "cpu":
@@ -29,11 +33,19 @@ def load_pretrained(spec: str, *, slots: int, dtype: str, device: str, context: 
     positions = context_of(config, context)
     check_window(config, positions)
     check_rotation(config, positions)
+    count = slots_of(slots, config, positions, _dtype(dtype))
     model = _weights(spec, _dtype(dtype), target)
     check_model(model)
     info, unassigned = _describe(spec, model, config, dtype, positions, how)
-    runner, used = runner_for(model, Sizes(slots, positions, info.vocabulary), how)
-    return CachedLM(runner, replace(info, runtime=used), slots, unassigned)
+    try:
+        runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        size = readable(count * positions * position_bytes(config, _dtype(dtype)))
+        message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
+        raise ModelError(message) from error
+    return CachedLM(runner, replace(info, runtime=used), count, unassigned)
 
 
 def _dtype(name: str) -> torch.dtype:
