@@ -1,0 +1,192 @@
+"""Sessions alone, and then in random mixes: do the texts stay the same?
+
+The engine itself is driven, without network and in virtual time: which sessions share a forward, how wide their windows
+are, what is proposed and when a session moves to another verifier, which prefills what the first one had decided, are
+all drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specwire.core.chain import Proposal
+from specwire.core.costs import StepCosts
+from specwire.core.limits import Stopping
+from specwire.core.sampling import Sampling
+from specwire.core.speed import ForwardTimes
+from specwire.core.text import hash_of
+from specwire.core.verification import Allowance
+from specwire.lm import LanguageModel
+from verify_service.commands import Opening, Proposed, Reports, Tick
+from verify_service.engine import Engine
+
+Text = list[int]
+
+FAR = 1 << 20
+MOST_STEPS = 100_000
+# Of each session at each step: that something is proposed, and that it moves.
+PROPOSED, MOVED = 0.5, 0.03
+MOST_RIGHT, MOST_WRONG = 6, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A session: what is asked for."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    tokens: int
+
+
+class Place:
+    """A verifier's engine, and what it has decided. Every look at the clock takes a microsecond."""
+
+    def __init__(self, lm: LanguageModel, row_us: float, ngram: bool) -> None:
+        """row_us: what a row more costs a forward, by which windows are chosen."""
+        costs = StepCosts(ForwardTimes({1: 1000.0, 32: 1000.0 + 31 * row_us}))
+        self.slots, self._lm = lm.slots, lm
+        self.texts: dict[int, Text] = {}
+        self._now_us = 0.0
+        self._engine = Engine(lm, costs, self._take, self._clock, ngram=ngram)
+
+    def open(self, handle: int, case: Case, decided: Text) -> None:
+        self.texts[handle] = list(decided)
+        opening = Opening(
+            handle=handle,
+            session_id=f"session-{handle}",
+            fence=1,
+            attach=1,
+            tokens=(*case.prompt, *decided),
+            prompt_length=len(case.prompt),
+            sampling=case.sampling,
+            stopping=Stopping(case.tokens, frozenset()),
+            allowance=Allowance(0, FAR, False),
+        )
+        self._engine.inbox.put(Tick(0, self._now_us, opens=(opening,)))
+
+    def propose(self, handle: int, chain: int, text: Sequence[int], tokens: Sequence[int]) -> None:
+        proposal = Proposal(0, chain, len(text), 0, tuple(tokens), hash_of(text))
+        self._engine.inbox.put(Tick(0, self._now_us, proposals=(Proposed(handle, proposal),)))
+
+    def close(self, handle: int) -> Text:
+        self._engine.inbox.put(Tick(0, self._now_us, closes=(handle,)))
+        return self.texts.pop(handle)
+
+    def step(self) -> None:
+        rest = self._engine.step()
+        if rest is not None and rest.waiting:
+            self._now_us = max(self._now_us, rest.until_us)
+
+    def empty(self) -> None:
+        """Leave the model as it was found."""
+        for slot in range(self.slots):
+            self._lm.discard(slot)
+
+    def _clock(self) -> float:
+        self._now_us += 1.0
+        return self._now_us
+
+    def _take(self, reports: Reports) -> None:
+        for report in reports.values():
+            for refusal in report.refused:
+                raise RuntimeError(f"a session was refused: {refusal.message}")
+            for decided in report.decided:
+                if decided.handle in self.texts:
+                    self.texts[decided.handle] += decided.verdict.tokens
+
+
+def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
+    """Each session's text when nobody else is there and nothing is proposed."""
+    place, texts = Place(lm, 1000.0, ngram=False), []
+    for handle, case in enumerate(cases, 1):
+        place.open(handle, case, [])
+        for _ in range(MOST_STEPS):
+            if len(place.texts[handle]) >= case.tokens:
+                break
+            place.step()
+        texts.append(place.close(handle))
+    place.step()
+    place.empty()
+    return texts
+
+
+@dataclass(slots=True)
+class Mix:
+    """One random mix: sessions come, share steps, are drafted for, move between places, and go."""
+
+    places: Sequence[Place]
+    cases: Sequence[Case]
+    known: Sequence[Text]
+    choice: random.Random
+    texts: dict[int, Text] = field(default_factory=dict)
+    # Of the sessions that run: index -> where, and its handle there.
+    at: dict[int, tuple[Place, int]] = field(default_factory=dict)
+    handles: int = 0
+
+    def run(self) -> list[Text]:
+        coming = list(range(len(self.cases)))
+        self.choice.shuffle(coming)
+        for _ in range(MOST_STEPS):
+            while coming and self.choice.random() < 0.5 and self._free():
+                self._open(coming.pop(), [])
+            for index in list(self.at):
+                self._trouble(index)
+            for place in self.places:
+                place.step()
+            if not coming and not self.at:
+                break
+        return [self.texts[index] for index in range(len(self.cases))]
+
+    def _free(self) -> list[Place]:
+        held = [place for place, _ in self.at.values()]
+        return [place for place in self.places if held.count(place) < place.slots]
+
+    def _open(self, index: int, decided: Text) -> None:
+        self.handles += 1
+        place = self.choice.choice(self._free())
+        self.at[index] = place, self.handles
+        place.open(self.handles, self.cases[index], decided)
+
+    def _trouble(self, index: int) -> None:
+        """End, move or propose for one session, or leave it alone."""
+        case, (place, handle) = self.cases[index], self.at[index]
+        decided = place.texts[handle]
+        if len(decided) >= case.tokens:
+            del self.at[index]
+            self.texts[index] = place.close(handle)
+        elif self.choice.random() < MOVED:
+            del self.at[index]
+            self._open(index, place.close(handle))
+        elif self.choice.random() < PROPOSED:
+            right = self.known[index][len(decided) : len(decided) + self.choice.randint(0, MOST_RIGHT)]
+            wrong = [self.choice.randrange(1, 64) for _ in range(self.choice.randint(0, MOST_WRONG))]
+            if right or wrong:
+                place.propose(handle, len(decided) + 1, [*case.prompt, *decided], [*right, *wrong])
+
+
+def together(lms: Sequence[LanguageModel], cases: Sequence[Case], known: Sequence[Text], seed: int) -> list[Text]:
+    """Each session's text in a random mix over these models, of which `known` texts are proposed, right and wrong."""
+    choice = random.Random(seed)
+    places = [Place(lm, choice.choice((0.0, 30.0, 200.0)), ngram=choice.random() < 0.5) for lm in lms]
+    texts = Mix(places, cases, known, choice).run()
+    for place in places:
+        place.empty()
+    return texts
+
+
+def differing(one: Sequence[Text], other: Sequence[Text]) -> tuple[int, int]:
+    """Tokens that differ, and tokens compared: of each pair of texts up to the first that differs."""
+    flips, compared = 0, 0
+    for first, second in zip(one, other, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
+        flips += at is not None
+        compared += len(first) if at is None else at + 1
+    return flips, compared
+
+
+def samplings(count: int) -> list[Sampling]:
+    """Greedy, and coupled with and without filters, by turns."""
+    kinds = [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.95}, {"temperature": 0.7, "top_k": 20}]
+    return [Sampling(**kinds[index % len(kinds)], seed=index) for index in range(count)]  # type: ignore[arg-type]
