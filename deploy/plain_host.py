@@ -136,6 +136,8 @@ class PlainService:
             str(o.slots),
         ]
         context = [] if o.context is None else ["--context", str(o.context)]
+        if o.kv_memory is not None:
+            sizes += ["--kv-memory", str(o.kv_memory)]
         own = [*([] if o.ngram else ["--no-ngram"]), *(["--deterministic"] if o.deterministic else [])]
         module = MODULES[kind_of(self.role)]
         return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from draft_service.dialling import DiallingDrafter
 from draft_service.drafter import Book, Drafter
@@ -29,10 +30,15 @@ from specwire.rpc.process import (
 )
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.telemetry.listener import MetricsListener, listen
+from specwire.telemetry.metrics import Registry
+from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 # For links to say that they end. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
+# Whose figures they are.
+DRAFTER = "drafter"
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
@@ -45,11 +51,13 @@ class RunningDrafter:
         servicer: DraftServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
+        metrics: MetricsListener | None = None,
     ) -> None:
         self._drafter = drafter
         self._servicer = servicer
         self._server = server
         self.info = info
+        self.metrics = metrics
 
     @property
     def address(self) -> str:
@@ -63,6 +71,8 @@ class RunningDrafter:
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
         await self._drafter.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
 
 
 async def start(options: ModelServiceOptions) -> RunningDrafter:
@@ -72,19 +82,20 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
-    drafter, reception = await load(options)
+    registry = Registry()
+    drafter, reception = await load(options, registry)
     servicer = DraftServicer(reception)
     service = Service(
         SERVICE,
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
         options.admission,
     )
-    try:
+    async with AsyncExitStack() as started:
+        started.push_async_callback(drafter.stop)
+        metrics = await _listen(registry, options.metrics, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-    except BaseException:
-        await drafter.stop()
-        raise
-    return RunningDrafter(drafter, servicer, server, reception.info)
+        started.pop_all()
+    return RunningDrafter(drafter, servicer, server, reception.info, metrics)
 
 
 async def dial_in(
@@ -96,26 +107,44 @@ async def dial_in(
         ModelError: the model cannot be served.
         JoinRefused: the orchestrator will not have this drafter.
     """
-    drafter, reception = await load(options)
-    running = DiallingDrafter(drafter, address, tls, reception, token)
-    try:
+    registry = Registry()
+    drafter, reception = await load(options, registry)
+    async with AsyncExitStack() as started:
+        started.push_async_callback(drafter.stop)
+        metrics = await _listen(registry, options.metrics, started)
+        running = DiallingDrafter(drafter, address, tls, reception, token, metrics)
+        started.push_async_callback(running.stop)
         await running.join()
-    except BaseException:
-        await running.stop()
-        raise
+        started.pop_all()
     return running
 
 
-async def load(options: ModelServiceOptions) -> tuple[ModelDrafter, Reception]:
-    """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError."""
+async def _listen(registry: Registry, address: str, started: AsyncExitStack) -> MetricsListener | None:
+    """Raises ListenError."""
+    registry.add(DRAFTER, process_families)
+    if not address:
+        return None
+    metrics = await listen(registry, address)
+    started.push_async_callback(metrics.stop)
+    return metrics
+
+
+async def load(options: ModelServiceOptions, registry: Registry | None = None) -> tuple[ModelDrafter, Reception]:
+    """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
+
+    registry: where its figures are read from then on.
+    """
     share_interpreter()
-    drafter = Drafter(_loader(options))
+    drafter = Drafter(_loader(options, registry or Registry()))
     return drafter, Reception(drafter, await drafter.start())
 
 
-def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:
+def _loader(
+    options: ModelServiceOptions, registry: Registry
+) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:
     def load() -> tuple[Book, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
+        from draft_service.metrics import families
         from draft_service.sessions import Sessions
         from specwire.lm import load_model
 
@@ -123,6 +152,7 @@ def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2
         model = load_model(
             options.model,
             slots=options.slots,
+            kv_memory=options.kv_memory,
             dtype=options.dtype,
             device=options.device,
             runtime=options.runtime,
@@ -130,7 +160,9 @@ def _loader(options: ModelServiceOptions) -> Callable[[], tuple[Book, common_pb2
             context=options.context,
             threads=options.threads,
         )
-        return Sessions(model), model_info_to_wire(model.info, model.slots)
+        sessions = Sessions(model)
+        registry.add(DRAFTER, lambda: families(sessions, model))
+        return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)
 
     return load
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,23 @@ from specwire.rpc.process import (
     share_interpreter,
 )
 from specwire.rpc.server import RunningServer, Service, serve
+from specwire.telemetry.listener import MetricsListener, listen
+from specwire.telemetry.metrics import Family, Registry, by_label, gauge
+from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
+from verify_service.waiting import Patience
 from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
 DETACH_GRACE_S = 30.0
 MOST_DETACH_GRACE_S = 3600.0
+# Whose figures they are.
+VERIFIER = "verifier"
+MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
+PATIENCE = Patience(sessions=64, wait_us=30e6)
+MIB = 1 << 20
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
@@ -39,11 +49,13 @@ class RunningVerifier:
         servicer: VerifyServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
+        metrics: MetricsListener | None = None,
     ) -> None:
         self._worker = worker
         self._servicer = servicer
         self._server = server
         self.info = info
+        self.metrics = metrics
 
     @property
     def address(self) -> str:
@@ -59,38 +71,56 @@ class RunningVerifier:
         await self._servicer.drain(grace)
         await self._server.stop(LAST_CALLS_S)
         await self._worker.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
 
 
 async def start(
-    options: ModelServiceOptions, patient: bool = False, detach_grace: float = DETACH_GRACE_S
+    options: ModelServiceOptions,
+    patient: bool = False,
+    detach_grace: float = DETACH_GRACE_S,
+    patience: Patience = PATIENCE,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
     Args:
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
         detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
+        patience: with sessions that find no slot.
 
     Raises:
-        InvalidParameter: as `check_grace`.
+        InvalidParameter: as `check_grace`, `check_patience`.
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
     check_grace(detach_grace)
+    check_patience(patience)
     share_interpreter()
-    worker = Worker(_loader(options, patient, detach_grace))
+    registry = Registry()
+    worker = Worker(_loader(options, patient, detach_grace, patience, registry))
     info = await worker.start()
     servicer = VerifyServicer(worker, info)
+    registry.add(VERIFIER, lambda: _of_links(servicer))
+    registry.add(VERIFIER, process_families)
     service = Service(
         SERVICE,
         lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
         options.admission,
     )
-    try:
+    async with AsyncExitStack() as started:
+        started.push_async_callback(worker.stop)
+        metrics = await listen(registry, options.metrics) if options.metrics else None
+        if metrics is not None:
+            started.push_async_callback(metrics.stop)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-    except BaseException:
-        await worker.stop()
-        raise
-    return RunningVerifier(worker, servicer, server, info)
+        started.pop_all()
+    return RunningVerifier(worker, servicer, server, info, metrics)
+
+
+def _of_links(servicer: VerifyServicer) -> Iterable[Family]:
+    yield gauge("links_up", "Connections that are up.", servicer.links)
+    refused = dict(servicer.refused)
+    yield by_label("counter", "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
 
 
 def check_grace(seconds: float) -> None:
@@ -99,18 +129,31 @@ def check_grace(seconds: float) -> None:
         raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {seconds:g}")
 
 
-def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) -> Load[common_pb2.GetModelInfoResponse]:
+def check_patience(patience: Patience) -> None:
+    """InvalidParameter unless so many may wait for so long."""
+    if not 0 <= patience.sessions <= MOST_QUEUE:
+        raise InvalidParameter("queue", f"must be from 0 to {MOST_QUEUE} sessions, not {patience.sessions}")
+    if not 0 < patience.wait_us <= MOST_QUEUE_WAIT_S * 1e6:  # nor NaN
+        seconds = patience.wait_us / 1e6
+        raise InvalidParameter("queue-wait", f"must be above 0 and at most {MOST_QUEUE_WAIT_S:g} s, not {seconds:g}")
+
+
+def _loader(
+    options: ModelServiceOptions, patient: bool, detach_grace: float, patience: Patience, registry: Registry
+) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.core.costs import StepCosts
         from specwire.lm import load_model
         from verify_service.calibrate import calibrate
         from verify_service.engine import Engine
+        from verify_service.metrics import families
 
         say(f"specwire verify: loading {options.model}")
         lm = load_model(
             options.model,
             slots=options.slots,
+            kv_memory=options.kv_memory,
             dtype=options.dtype,
             device=options.device,
             runtime=options.runtime,
@@ -120,13 +163,24 @@ def _loader(options: ModelServiceOptions, patient: bool, detach_grace: float) ->
             threads=options.threads,
         )
         go_on()
+        kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
+        say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
         say("specwire verify: measuring forward times")
         times = calibrate(lm, go_on=go_on)
-        info = model_info_to_wire(lm.info, lm.slots)
+        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes)
         for rows, microseconds in times.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         grace_us = detach_grace * 1e6
-        engine = Engine(lm, StepCosts(times), deliver, patient=patient, ngram=options.ngram, detach_grace_us=grace_us)
+        engine = Engine(
+            lm,
+            StepCosts(times),
+            deliver,
+            patient=patient,
+            ngram=options.ngram,
+            detach_grace_us=grace_us,
+            patience=patience,
+        )
+        registry.add(VERIFIER, lambda: families(engine))
         return engine, info
 
     return load
@@ -151,12 +205,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="keep a session for so long after its link was lost (default: %(default)g s)",
     )
+    parser.add_argument(
+        "--queue",
+        type=int,
+        default=PATIENCE.sessions,
+        metavar="N",
+        help="sessions that may wait for a slot; more are refused (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue-wait",
+        type=float,
+        default=PATIENCE.wait_us / 1e6,
+        metavar="S",
+        help="refuse a session that has waited for so long (default: %(default)g s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
         check_grace(args.detach_grace)
+        patience = Patience(args.queue, args.queue_wait * 1e6)
+        check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
@@ -164,6 +234,6 @@ def run(args: argparse.Namespace) -> int:
 
     def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
         options = replace(options, ngram=args.ngram, deterministic=args.deterministic)
-        return start(options, args.patient, args.detach_grace)
+        return start(options, args.patient, args.detach_grace, patience)
 
     return run_model_service(args, "verify", serve_with)

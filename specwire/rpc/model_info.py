@@ -59,7 +59,7 @@ class Described(Protocol):
     def special_tokens(self) -> Mapping[str, str]: ...
 
 
-def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoResponse:
+def model_info_to_wire(info: Described, slots: int, kv_bytes: int = 0) -> common_pb2.GetModelInfoResponse:
     """The whole description, tokenizer included, without forward times."""
     return common_pb2.GetModelInfoResponse(
         model=info.name,
@@ -80,6 +80,7 @@ def model_info_to_wire(info: Described, slots: int) -> common_pb2.GetModelInfoRe
         special_tokens=info.special_tokens,
         host_id=host_id(),
         slots=slots,
+        kv_bytes=kv_bytes,
     )
 
 

@@ -25,6 +25,7 @@ from specwire.core.sampling import InvalidParameter
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.options import exposure
+from specwire.rpc.sizes import size_of
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
 DRAIN_GRACE = 3.0
@@ -72,10 +73,11 @@ class ModelServiceOptions:
         listen: HOST:PORT; port 0 takes a free one.
         runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
         threads: CPU threads of the model's forwards.
-        slots: sessions held at once.
+        slots: sessions held at once. kv_memory: bytes for their keys and values; the slots are then as many as fit.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
         tls: encrypt what is listened on.
+        metrics: HOST:PORT where figures are read in plain HTTP (docs/OPERATIONS.md); "" for nowhere.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         quantization: of the linear layers' weights, none or int8.
@@ -96,12 +98,15 @@ class ModelServiceOptions:
     ngram: bool = True
     quantization: str = "none"
     deterministic: bool = False
+    kv_memory: int | None = None
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         if not self.model:
             raise InvalidParameter("model", "must not be empty")
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
+        check_metrics(self.metrics, self.insecure)
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not self.device:
@@ -144,6 +149,16 @@ def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
         raise InvalidParameter("listen", exposed)
 
 
+def check_metrics(address: str, insecure: bool) -> str:
+    """`address`, where figures may be read in plain HTTP; "" for nowhere. InvalidParameter if others would read along."""
+    if address:
+        check_listen(address, "metrics")
+        if not insecure and exposure(address, encrypted=False, insecure=False) is not None:
+            message = f"{address} can be reached from other machines; use a loopback address, or --insecure"
+            raise InvalidParameter("metrics", message)
+    return address
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
     """The options of ModelServiceOptions, and --json."""
     parser.add_argument("model", metavar="MODEL", help="path, hub id, or scripted:SEED for known logits")
@@ -153,6 +168,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
     add_runtime_argument(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
+    parser.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        help="of keys and values, such as 8G: as many slots as fit, whatever --slots says",
+    )
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_listening_arguments(parser, "orchestrators")
@@ -186,6 +206,9 @@ def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> No
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
     parser.add_argument(
+        "--metrics", default="", metavar="ADDR", help="HOST:PORT for Prometheus, plain HTTP (default: nowhere)"
+    )
+    parser.add_argument(
         "--grace",
         type=float,
         default=DRAIN_GRACE,
@@ -217,10 +240,12 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         quantization=args.quantization,
         threads=args.threads,
         slots=args.slots,
+        kv_memory=size_of("kv-memory", args.kv_memory),
         context=args.context,
         insecure=args.insecure,
         tls=server_tls(args),
         keys=read_keys("--api-keys", args.api_keys),
+        metrics=args.metrics,
     )
 
 

@@ -16,7 +16,8 @@ from specwire.core.acceptance import choose
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.rpc.process import ModelServiceOptions
-from verify_service.server import RunningVerifier
+from verify_service.server import PATIENCE, RunningVerifier
+from verify_service.waiting import Patience
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.7"
@@ -58,9 +59,10 @@ async def stack(
     drafters_per_session: int = 1,
     http: str = "",
     chat_template: str = "",
+    patience: Patience = PATIENCE,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
+        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots), patience=patience)
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
         for draft in drafts:

@@ -19,6 +19,7 @@ from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.process import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+from verify_service.waiting import Patience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 
@@ -222,7 +223,7 @@ async def test_one_request_id_is_one_session() -> None:
 
 
 async def test_without_room_a_client_is_told_when_to_ask_again() -> None:
-    async with stack(SLOW_TARGET, slots=1) as running:
+    async with stack(SLOW_TARGET, slots=1, patience=Patience(0)) as running:
         first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
         await anext(first)
         await anext(first)  # its first token: it has the slot
@@ -230,6 +231,20 @@ async def test_without_room_a_client_is_told_when_to_ask_again() -> None:
             await running.client.complete(PROMPT, max_tokens=2)
         assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_AFTER)
         await first.aclose()
+
+
+async def test_a_client_waits_for_room_in_turn() -> None:
+    async with stack(SLOW_TARGET, slots=1) as running:
+        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
+        await anext(first)
+        await anext(first)  # its first token: it has the slot
+        waiting = asyncio.create_task(running.client.complete(PROMPT, max_tokens=2, ignore_eos=True))
+        with pytest.raises(SpecwireError) as late:
+            await running.client.complete(PROMPT, max_tokens=2, timeout=0.5)
+        assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not waiting.done()
+        await first.aclose()
+        assert list((await waiting).tokens) == plain(SLOW_TARGET, PROMPT, 2)
 
 
 async def test_unknown_sessions_are_not_found() -> None:

@@ -14,7 +14,8 @@ from specwire.rpc.convert import sampling_to_wire
 from specwire.rpc.options import channel_options
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.server import RunningVerifier, start
+from verify_service.server import PATIENCE, RunningVerifier, start
+from verify_service.waiting import Patience
 
 PATIENCE_S = 20.0
 GREEDY = Sampling()
@@ -22,8 +23,10 @@ Call = grpc.aio.StreamStreamCall[verify_pb2.ConnectVerifyRequest, verify_pb2.Con
 
 
 @asynccontextmanager
-async def serving(model: str, slots: int = 4, context: int | None = 512) -> AsyncIterator[RunningVerifier]:
-    running = await start(ModelServiceOptions(model, slots=slots, context=context))
+async def serving(
+    model: str, slots: int = 4, context: int | None = 512, patience: Patience = PATIENCE
+) -> AsyncIterator[RunningVerifier]:
+    running = await start(ModelServiceOptions(model, slots=slots, context=context), patience=patience)
     try:
         yield running
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from asyncio.subprocess import PIPE, Process
 import grpc
 import pytest
 
+from specwire.core.sampling import InvalidParameter
 from specwire.lm import load_model
 from specwire.rpc.process import ModelServiceOptions
 from specwire.rpc.server import ListenError
@@ -20,6 +22,7 @@ from specwire.v1 import common_pb2, verify_pb2_grpc
 from verify_service.calibrate import calibrate
 from verify_service.inbox import Inbox
 from verify_service.server import start
+from verify_service.waiting import Patience
 from verify_service.worker import GoOn, StartGivenUp, Worker
 
 PATIENCE_S = 45.0
@@ -52,6 +55,18 @@ async def test_a_grace_that_is_no_time_is_bad_usage(grace: str) -> None:
     assert (code, out) == (2, "")
     assert "detach_grace" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("patience", [Patience(-1), Patience(4097), Patience(1, 0.0), Patience(1, math.nan)])
+async def test_a_queue_that_is_none_is_refused(patience: Patience) -> None:
+    with pytest.raises(InvalidParameter, match="queue"):
+        await start(ModelServiceOptions("scripted:3"), patience=patience)
+
+
+async def test_a_size_of_memory_that_is_none_is_bad_usage() -> None:
+    code, out, err = await outcome(await launch("scripted:3", "--kv-memory=2GB"))
+    assert (code, out) == (2, "")
+    assert "kv-memory: must be a size such as 512M or 1.5G, not '2GB'" in err
 
 
 async def test_serves_until_a_signal() -> None:

@@ -23,6 +23,7 @@ from tests.verify_service.rig import oracle
 from verify_service.commands import Command
 from verify_service.server import start
 from verify_service.service import BACKLOG_PAUSE_S, MOST_BACKLOG, VerifyServicer
+from verify_service.waiting import Patience
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -214,12 +215,31 @@ async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: 
             assert delivered + peer.tokens[4] == truth
 
 
-async def test_full_verifier_refuses() -> None:
-    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+async def test_full_verifier_has_some_wait_and_refuses_the_others(target: LanguageModel) -> None:
+    async with serving(MODEL, slots=1, patience=Patience(1)) as running, connected(running) as peer:
         await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
         await peer.open(2, PROMPT)
+        await peer.open(3, PROMPT)
         refused = await peer.refusal()
-        assert (refused.handle, refused.code) == (2, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert (refused.handle, refused.code) == (3, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        await peer.send(closes=[common_pb2.Close(handle=1)])
+        await peer.until_finished(2)
+        assert peer.tokens[2] == oracle(target, PROMPT, 40)
+
+
+async def test_scopes_priorities_and_what_is_forgotten_travel() -> None:
+    long = [index % 50 + 3 for index in range(40)]
+    async with serving(MODEL) as running, connected(running) as peer:
+        cached = []
+        for handle, scope in ((1, b"a"), (2, b"a"), (3, b"b"), (4, b"a")):
+            if handle == 4:
+                await peer.send(forgotten=["session-1", "session-2"])
+            await peer.open(handle, long, cache_scope=scope, priority=-handle)
+            while handle not in peer.opened:
+                cached += [opened.cached for opened in (await peer.receive()).opened]
+            await peer.until_finished(handle)
+            await peer.send(closes=[common_pb2.Close(handle=handle)])
+    assert cached == [0, 39, 0, 0]
 
 
 async def test_score(target: LanguageModel) -> None:
