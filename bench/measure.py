@@ -51,7 +51,7 @@ def measure(settings: Settings) -> Results:
     """Start all sides, warm up, choose the peers' best variants, interleave, judge."""
     with ExitStack() as cleanup:
         field = _start(settings, cleanup)
-        prompts = _prompts(field.peer, settings.prompts)
+        prompts = encoded_prompts(field.peer, settings.prompts)
         say("bench: warming up")
         warm_up(field.rows, prompts, settings.tokens)
         chosen = [fastest(choice, prompts, settings.tokens) for choice in field.choices]
@@ -59,7 +59,7 @@ def measure(settings: Settings) -> Results:
         use = CoreUse(field.clocks)
         progress = _progress(rows, settings, use)
         samples = interleave(rows, prompts, settings.tokens, settings.repeats, progress)
-        scores = _scores(field.peer, prompts, samples)
+        scores = scores_at(field.peer, prompts, samples, PLAIN)
         judged = list(judge(mismatches(samples, PLAIN), scores, tolerance(settings.dtype)))
     found = figures(samples)
     return Results(
@@ -112,7 +112,7 @@ def _add_openvino(field: Field, settings: Settings, cleanup: ExitStack) -> None:
     field.notes.append(openvino_rows.SETTINGS_NOTE)
 
 
-def _prompts(peer: Child, count: int) -> list[list[int]]:
+def encoded_prompts(peer: Child, count: int) -> list[list[int]]:
     """Token ids of the first held-out prompts, made by the target's tokenizer: all rows get the same."""
     texts = [prompt.text for prompt in held_out_prompts()[:count]]
     prompts: list[list[int]] = peer.ask({"do": "encode", "texts": texts}, ASK_LIMIT)["prompts"]
@@ -138,12 +138,14 @@ def _speed(samples: Sequence[Sample], repeat: int) -> float:
     return sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
 
 
-def _scores(peer: Child, prompts: Sequence[Sequence[int]], samples: Sequence[Sample]) -> Callable[[Mismatch], Scores]:
-    """How to ask the target about a mismatch."""
-    reference = {sample.prompt: sample.run.tokens for sample in reversed(of_row(samples, PLAIN))}
+def scores_at(
+    peer: Child, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], reference: str
+) -> Callable[[Mismatch], Scores]:
+    """How to ask the target about a mismatch with the row `reference`."""
+    expected = {sample.prompt: sample.run.tokens for sample in reversed(of_row(samples, reference))}
 
     def ask(where: Mismatch) -> Scores:
-        text = [*prompts[where.prompt], *reference[where.prompt][: where.at]]
+        text = [*prompts[where.prompt], *expected[where.prompt][: where.at]]
         answer = peer.ask({"do": "scores", "text": text, "of": [where.expected, where.got]}, ASK_LIMIT)
         return Scores(tuple(answer["top"]), tuple(answer["top_scores"]), tuple(answer["scores"]))
 

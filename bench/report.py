@@ -19,7 +19,7 @@ def report(results: Results) -> str:
         _gaps(results.figures),
         _cores(results),
         _texts(results.judged),
-        _bars(results.bars),
+        bar_lines(results.bars),
         list(results.notes),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -102,7 +102,7 @@ def _mismatches(judged: Sequence[Judged]) -> Iterator[str]:
         )
 
 
-def _bars(bars: Sequence[Bar]) -> list[str]:
+def bar_lines(bars: Sequence[Bar]) -> list[str]:
     head = ("bar", "value", "interval", "needed", "")
     body = [
         (

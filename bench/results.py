@@ -86,7 +86,6 @@ def row_result(row: Row, samples: Sequence[Sample]) -> RowResult:
 
 
 def write(results: Results, path: Path) -> None:
-    """One JSON object; each raw run on a line of its own."""
     head = {
         "name": path.stem,
         "bars": [asdict(bar) for bar in results.bars],
@@ -101,9 +100,14 @@ def write(results: Results, path: Path) -> None:
         "arguments": results.arguments,
         "tokens": {sample.prompt: list(sample.run.tokens) for sample in of_row(results.samples, PLAIN)},
     }
-    raw = ",\n  ".join(json.dumps(_raw(sample)) for sample in results.samples)
+    write_object(head, [_raw(sample) for sample in results.samples], path)
+
+
+def write_object(head: Mapping[str, object], raw: Sequence[Mapping[str, object]], path: Path) -> None:
+    """One JSON object; each raw run on a line of its own."""
+    runs = ",\n  ".join(json.dumps(run) for run in raw)
     lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
-    path.write_text(f'{{\n {lines},\n "raw": [\n  {raw}\n ]\n}}\n')
+    path.write_text(f'{{\n {lines},\n "raw": [\n  {runs}\n ]\n}}\n')
 
 
 def _raw(sample: Sample) -> dict[str, object]:

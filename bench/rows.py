@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.child import Child, Message
 from bench.runs import Arrival, BenchError, Run
-from specwire.client import Chunk, Client, Finished, SpecwireError
+from specwire.client import Chunk, Client, Event, Finished, SpecwireError
 from specwire.core.limits import FinishReason
 
 LOAD_LIMIT = 600.0
@@ -108,26 +108,31 @@ class SpecwireRow:
             )
         except SpecwireError as error:
             raise BenchError(f"{self.label}: {error}") from error
-        ended_ns = time.monotonic_ns()
-        chunks = [event for event in events if isinstance(event, Chunk)]
-        stats = self._finished(events[-1] if events else None).stats
-        return Run(
-            tokens=exactly(tokens, [token for chunk in chunks for token in chunk.tokens], self.label),
-            seconds=(ended_ns - began_ns) / 1e9,
-            first_token_seconds=(chunks[0].received_ns - began_ns) / 1e9,
-            forwards=stats.target_forwards,
-            tested=sum(stats.tested_at) if self.drafting else None,
-            accepted=sum(stats.accepted_at) if self.drafting else None,
-            arrivals=tuple(Arrival(len(chunk.tokens), chunk.received_ns, chunk.timings) for chunk in chunks),
-            plan=stats.plan,
-        )
+        return run_of(events, began_ns, time.monotonic_ns(), tokens, self.label, self.drafting)
 
-    def _finished(self, event: object) -> Finished:
-        if not isinstance(event, Finished):
-            raise BenchError(f"{self.label}: the stream ended too early")
-        if event.reason is not FinishReason.LENGTH:
-            raise BenchError(f"{self.label}: ended with {event.reason.name.lower()}, {event.message or 'no message'}")
-        return event
+
+def run_of(events: Sequence[Event], began_ns: int, ended_ns: int, tokens: int, label: str, drafting: bool) -> Run:
+    """What a generation's events say of it; BenchError unless it has exactly `tokens` tokens."""
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    stats = _finished(events[-1] if events else None, label).stats
+    return Run(
+        tokens=exactly(tokens, [token for chunk in chunks for token in chunk.tokens], label),
+        seconds=(ended_ns - began_ns) / 1e9,
+        first_token_seconds=(chunks[0].received_ns - began_ns) / 1e9,
+        forwards=stats.target_forwards,
+        tested=sum(stats.tested_at) if drafting else None,
+        accepted=sum(stats.accepted_at) if drafting else None,
+        arrivals=tuple(Arrival(len(chunk.tokens), chunk.received_ns, chunk.timings) for chunk in chunks),
+        plan=stats.plan,
+    )
+
+
+def _finished(event: Event | None, label: str) -> Finished:
+    if not isinstance(event, Finished):
+        raise BenchError(f"{label}: the stream ended too early")
+    if event.reason is not FinishReason.LENGTH:
+        raise BenchError(f"{label}: ended with {event.reason.name.lower()}, {event.message or 'no message'}")
+    return event
 
 
 def exactly(wanted: int, tokens: Sequence[int], label: str) -> tuple[int, ...]:
@@ -149,10 +154,17 @@ def start_peer(target: str, draft: str, dtype: str, threads: int) -> Child:
 
 def start_stack(target: str, draft: str, dtype: str, ray: bool) -> tuple[Child, str]:
     """`specwire up` as a user types it, and the address that it is ready on."""
+    stack, ready = up(target, draft, dtype, ray)
+    return stack, str(ready["address"])
+
+
+def up(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[Child, Message]:
+    """`specwire up` with further options, and its ready line."""
     command = ["up", "--target", target, "--draft", draft, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
-    stack = Child("specwire up", [sys.executable, "-m", "deploy", *command, *(() if ray else ("--no-ray",))])
+    words = [*command, *(() if ray else ("--no-ray",)), *options]
+    stack = Child("specwire up", [sys.executable, "-m", "deploy", *words])
     try:
-        return stack, str(stack.answer(LOAD_LIMIT)["address"])
+        return stack, stack.answer(LOAD_LIMIT)
     except BaseException:
         stack.stop()
         raise

@@ -39,7 +39,7 @@ class Settings:
 
     def shown(self) -> dict[str, object]:
         """For others to read: models without where this machine keeps them."""
-        return {**asdict(self), "target": _shown(self.target), "draft": _shown(self.draft)}
+        return {**asdict(self), "target": shown_model(self.target), "draft": shown_model(self.draft)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,11 +67,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
         default if value is None else value for default, value in zip(usual, given, strict=True)
     )
     return Settings(
-        _located(args.target), _located(args.draft), prompts, tokens, repeats, args.dtype, ray=not args.no_ray
+        located(args.target), located(args.draft), prompts, tokens, repeats, args.dtype, ray=not args.no_ray
     )
 
 
-def _shown(model: str) -> str:
+def shown_model(model: str) -> str:
     """A model's name for others: without where this machine keeps it."""
     path = Path(model)
     if not path.exists():
@@ -80,7 +80,7 @@ def _shown(model: str) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
 
 
-def _located(model: str) -> str:
+def located(model: str) -> str:
     """A path made absolute (the processes run elsewhere); a hub id as it is."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model

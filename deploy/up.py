@@ -95,6 +95,7 @@ def _ready_object(running: stack.Stack) -> str:
         "address": running.address,
         "http": running.http,
         "redis": running.redis_url,
+        "services": running.services,
         "target": options.target,
         "draft": options.draft,
     }

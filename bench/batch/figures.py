@@ -1,0 +1,134 @@
+"""What the runs of a level say: speed, pauses between tokens, and the verifier's work beside its forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.batch.rows import OFF, OURS, Together
+from bench.interval import Estimate, estimate, percentile
+from bench.runs import Run, Sample
+from bench.speed import first_token_ms, speed_ratio, tokens_per_forward, tokens_per_second
+from specwire.client.events import Step
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSample:
+    """`level` sessions at once, of the prompts from `first` on."""
+
+    level: int
+    repeat: int
+    first: int
+    row: str
+    together: Together
+
+    @property
+    def sessions(self) -> list[Sample]:
+        runs = enumerate(self.together.runs, self.first)
+        return [Sample(self.repeat, prompt, self.row, run) for prompt, run in runs]
+
+    @property
+    def whole(self) -> Sample:
+        """All sessions as one run."""
+        runs = self.together.runs
+        tokens = tuple(token for run in runs for token in run.tokens)
+        first = min(run.first_token_seconds for run in runs)
+        return Sample(
+            self.repeat,
+            self.first,
+            self.row,
+            Run(tokens, self.together.seconds, first, sum(run.forwards for run in runs)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The verifier's engine between the end of a forward and the start of the next, where all sessions took part.
+
+    Medians: microseconds of a step and of each session's part of it, of which `choosing` is the choice of tokens; the
+    forward's; and the step's as a share of the forward that follows.
+    """
+
+    step_us: Estimate
+    session_us: float
+    choosing_us: float
+    forward_us: float
+    share: Estimate
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row at one level. Pauses: between two arrivals at a session's client, whatever number of tokens came."""
+
+    level: int
+    row: str
+    tokens_per_second: Estimate
+    to_off: Estimate
+    pause_p50_ms: float
+    pause_p95_ms: float
+    first_token_ms: float
+    tokens_per_forward: float
+    outside: Outside | None
+
+
+def lines(samples: Sequence[BatchSample]) -> list[Line]:
+    levels = sorted({sample.level for sample in samples})
+    return [line for level in levels for line in _of_level([each for each in samples if each.level == level])]
+
+
+def _of_level(samples: Sequence[BatchSample]) -> Iterator[Line]:
+    wholes = [sample.whole for sample in samples]
+    sessions = [session for sample in samples for session in sample.sessions]
+    for row in dict.fromkeys(sample.row for sample in samples):
+        own = [sample for sample in samples if sample.row == row]
+        gaps = [gap for sample in own for run in sample.together.runs for gap in pauses_ms(run)]
+        yield Line(
+            level=own[0].level,
+            row=row,
+            tokens_per_second=tokens_per_second(wholes, row),
+            to_off=speed_ratio(wholes, row, OFF),
+            pause_p50_ms=percentile(gaps, 50) if gaps else 0.0,
+            pause_p95_ms=percentile(gaps, 95) if gaps else 0.0,
+            first_token_ms=first_token_ms(sessions, row),
+            tokens_per_forward=tokens_per_forward(wholes, row),
+            outside=_outside(own) if row in OURS else None,
+        )
+
+
+def pauses_ms(run: Run) -> list[float]:
+    return [(now.received_ns - before.received_ns) / 1e6 for before, now in pairwise(run.arrivals)]
+
+
+def _outside(samples: Sequence[BatchSample]) -> Outside | None:
+    by_repeat: dict[int, list[Step]] = {}
+    for sample in samples:
+        by_repeat.setdefault(sample.repeat, []).extend(full_steps(sample.together.runs))
+    repeats = [steps for steps in by_repeat.values() if steps]
+    if not repeats:
+        return None
+    together = [step for steps in repeats for step in steps]
+    return Outside(
+        step_us=estimate([_p50(step.gap_us for step in steps) for steps in repeats]),
+        session_us=_p50(step.gap_us / step.sessions for step in together),
+        choosing_us=_p50(step.choose_us for step in together),
+        forward_us=_p50(step.forward_us for step in together),
+        share=estimate([_p50(step.gap_us / step.forward_us for step in steps) for steps in repeats]),
+        steps=len(together),
+    )
+
+
+def full_steps(runs: Sequence[Run]) -> list[Step]:
+    """Steps that decided something for all of these sessions, once each, but the first.
+
+    Before that one lies the beginning of the sessions.
+    """
+    timed = [arrival.timings for run in runs for arrival in run.arrivals]
+    steps = {each.step.number: each.step for each in timed if each is not None and each.step.forward_us}
+    full = [steps[number] for number in sorted(steps) if steps[number].sessions == len(runs)]
+    return full[1:]
+
+
+def _p50(values: Iterable[float]) -> float:
+    return percentile(list(values), 50)

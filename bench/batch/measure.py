@@ -1,0 +1,207 @@
+"""One measurement of many sessions at once: start both sides, warm up, interleave level by level, judge."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from bench import machine
+from bench.bars import Bar
+from bench.batch.arrivals import Load, LoadLine, LoadSample, due_times, load_lines, serve
+from bench.batch.figures import BatchSample, Line, lines
+from bench.batch.judged import FULL, JudgedText, bars
+from bench.batch.rows import AUTOMATIC, LABELS, OFF, ON, OURS, PEERS, BatchRow, OurRow, PeerRow, start_peer
+from bench.batch.sessions import Asked
+from bench.batch.settings import SEEDS, SHARES, BatchSettings
+from bench.child import Child
+from bench.cores import CoreUse, CpuSeconds
+from bench.interleave import schedule
+from bench.measure import encoded_prompts, scores_at
+from bench.rows import LOAD_LIMIT, up
+from bench.runs import BenchError
+from bench.speed import tokens_per_second
+from bench.texts import Judged, judge, mismatches, tolerance
+from deploy.options import VERIFIER, cores
+from specwire.client import AsyncClient
+from specwire.rpc.process import say
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResults:
+    """A measurement. cores: mean number in use, by row that ran and process; notes: what was not measured, and why."""
+
+    arguments: Mapping[str, object]
+    machine: Mapping[str, object]
+    commit: str | None
+    lines: Sequence[Line]
+    loads: Sequence[LoadLine]
+    bars: Sequence[Bar]
+    texts: Sequence[JudgedText]
+    cores: Mapping[str, Mapping[str, float]]
+    samples: Sequence[BatchSample]
+    load_samples: Sequence[LoadSample]
+    notes: Sequence[str]
+
+    @property
+    def texts_hold(self) -> bool:
+        return all(bar.holds for bar in self.bars if bar.name.startswith("texts"))
+
+
+@dataclass
+class Field:
+    """Who takes part; see `bench.measure.Field`. asked: our rows by key, for requests that arrive."""
+
+    peer: Child
+    rows: list[BatchRow]
+    asked: dict[str, Asked]
+    runner: asyncio.Runner
+    clocks: dict[str, CpuSeconds]
+    notes: list[str]
+
+
+def measure(settings: BatchSettings) -> BatchResults:
+    with ExitStack() as cleanup:
+        peer = cleanup.enter_context(start_peer(settings.target, settings.dtype, cores()))
+        prompts = encoded_prompts(peer, settings.prompts)
+        field = _start(settings, cleanup, peer, prompts)
+        say("bench: warming up")
+        _warm_up(field, settings, prompts)
+        use = CoreUse(field.clocks)
+        samples = [one for level in settings.levels for one in _level(field.rows, settings, level, prompts, use)]
+        load_samples = _loads(field, settings, prompts, samples)
+        texts = _texts(peer, settings, prompts, samples)
+    found = lines(samples)
+    return BatchResults(
+        arguments=settings.shown(),
+        machine=machine.describe(),
+        commit=machine.commit(),
+        lines=found,
+        loads=load_lines(load_samples, settings.in_time),
+        bars=bars(samples, found, texts),
+        texts=texts,
+        cores=use.by_row(),
+        samples=samples,
+        load_samples=load_samples,
+        notes=field.notes,
+    )
+
+
+def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Prompts) -> Field:
+    """Every process of ours, ended by `cleanup`.
+
+    The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's: no request can ask
+    for drafting that the controller may not switch off. It shares log, verifier and drafter with the other.
+    """
+    slots = ("--slots", str(settings.most))
+    stack, ready = up(settings.target, settings.draft, settings.dtype, settings.ray, *slots)
+    cleanup.enter_context(stack)
+    fixed, address = _start_fixed(settings.plan, ready["services"], ready["redis"])
+    cleanup.enter_context(fixed)
+    runner = cleanup.enter_context(asyncio.Runner())
+    clients = {where: _client(runner, cleanup, where) for where in (ready["address"], address)}
+    asked = {
+        key: Asked(clients[address if key == ON else ready["address"]], LABELS[key], drafting=key != OFF)
+        for key in OURS
+    }
+    longest = max(map(len, prompts))
+    rows: list[BatchRow] = [OurRow(key, runner, each) for key, each in asked.items()]
+    rows += [PeerRow(key, peer, longest, settings.most) for key in PEERS]
+    clocks = {
+        "client": time.process_time,
+        "transformers": peer.cpu_seconds,
+        "specwire": stack.cpu_seconds,
+        "specwire, fixed plan": fixed.cpu_seconds,
+    }
+    note = f"({ON}): the plan {settings.plan} for every session; the verifier still bounds what its windows may cost."
+    return Field(peer, rows, asked, runner, clocks, [note])
+
+
+def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tuple[Child, str]:
+    drafters = [word for role, each in services.items() if role != VERIFIER for word in ("--drafter", each)]
+    words = ["--verifier", services[VERIFIER], *drafters, "--redis-url", redis_url, "--plan", plan, "--json"]
+    orchestrator = Child("orchestrator", [sys.executable, "-m", "orchestrator", *words])
+    try:
+        return orchestrator, str(orchestrator.answer(LOAD_LIMIT)["address"])
+    except BaseException:
+        orchestrator.stop()
+        raise
+
+
+def _client(runner: asyncio.Runner, cleanup: ExitStack, address: str) -> AsyncClient:
+    async def made() -> AsyncClient:
+        return AsyncClient(address)
+
+    client = runner.run(made())
+    cleanup.callback(lambda: runner.run(client.close()))
+    return client
+
+
+def _warm_up(field: Field, settings: BatchSettings, prompts: Prompts) -> None:
+    """Each row at the lowest and the highest level. One of the peers' that cannot run here is left out, and said so."""
+    for row in list(field.rows):
+        try:
+            for level in (settings.levels[0], settings.most):
+                row.run(prompts[:level], settings.tokens)
+        except BenchError as error:
+            if row.key in OURS:
+                raise
+            field.notes.append(f"{LABELS[row.key]} was not measured: {error}")
+            field.rows.remove(row)
+
+
+def _level(
+    rows: Sequence[BatchRow], settings: BatchSettings, level: int, prompts: Prompts, use: CoreUse
+) -> list[BatchSample]:
+    """All rows with so many sessions at once, interleaved group by group."""
+    groups = settings.groups(level)
+    samples = []
+    for repeat, group, index in schedule(settings.repeats, len(groups), len(rows)):
+        first, row = groups[group], rows[index]
+        together = row.run(prompts[first : first + level], settings.tokens)
+        samples.append(BatchSample(level, repeat, first, row.key, together))
+        use.ran(f"{row.key}, {level} at once")
+    speeds = ", ".join(f"{row.key} {_speed(samples, row.key):.0f}" for row in rows)
+    say(f"bench: {level} at once, tokens/s: {speeds}")
+    return samples
+
+
+def _speed(samples: Sequence[BatchSample], row: str) -> float:
+    return tokens_per_second([sample.whole for sample in samples], row).value
+
+
+def _loads(field: Field, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]) -> list[LoadSample]:
+    """Requests that arrive, at shares of what drafting off reached: off and automatic by turns, alike for both."""
+    if not settings.requests:
+        return []
+    level = FULL if FULL in settings.levels else settings.most
+    most = _speed([sample for sample in samples if sample.level == level], OFF) / settings.tokens
+    loads = [Load(share, share * most, seed) for share in SHARES for seed in SEEDS[: settings.repeats]]
+    rows = (OFF, AUTOMATIC)
+    found = []
+    for turn, load in enumerate(loads):
+        times = due_times(load, settings.requests)
+        for row in rows if turn % 2 else reversed(rows):
+            say(f"bench: {load.per_second:.1f} requests/s, {row}")
+            served = field.runner.run(serve(field.asked[row], prompts, settings.tokens, times))
+            found.append(LoadSample(load, row, tuple(served)))
+    return found
+
+
+def _texts(peer: Child, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]) -> list[JudgedText]:
+    """Where a row's text differs from drafting off at the same level, and whether that is a near-tie."""
+    return [
+        JudgedText(level, each)
+        for level in settings.levels
+        for each in _judged(peer, settings.dtype, prompts, [sample for sample in samples if sample.level == level])
+    ]
+
+
+def _judged(peer: Child, dtype: str, prompts: Prompts, samples: Sequence[BatchSample]) -> list[Judged]:
+    sessions = [session for sample in samples for session in sample.sessions]
+    return list(judge(mismatches(sessions, OFF), scores_at(peer, prompts, sessions, OFF), tolerance(dtype)))

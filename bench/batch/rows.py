@@ -1,0 +1,104 @@
+"""The rows: this system with drafting off, on and automatic; transformers padded and continuous."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.batch.sessions import Asked, together
+from bench.child import Child
+from bench.rows import LOAD_LIMIT, RUN_LIMIT, exactly
+from bench.runs import Arrival, BenchError, Run
+from specwire.client import SpecwireError
+
+OFF, ON, AUTOMATIC, PADDED, CONTINUOUS = "off", "on", "automatic", "padded", "continuous"
+OURS = (OFF, ON, AUTOMATIC)
+PEERS = (PADDED, CONTINUOUS)
+LABELS = {
+    OFF: "specwire, drafting off",
+    ON: "specwire, drafting on (fixed plan)",
+    AUTOMATIC: "specwire, drafting automatic",
+    PADDED: "transformers, static batch",
+    CONTINUOUS: "transformers, continuous batching",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Sessions that began at once. seconds: until the last one's last token."""
+
+    seconds: float
+    runs: tuple[Run, ...]
+
+
+class BatchRow(Protocol):
+    """One way to generate greedily for several sessions, whatever tokens come."""
+
+    @property
+    def key(self) -> str: ...
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Together:
+        """Generate exactly `tokens` tokens for each prompt; BenchError if it cannot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OurRow:
+    """Our stack, asked through gRPC in the loop of `runner`, to which the client belongs."""
+
+    key: str
+    runner: asyncio.Runner
+    asked: Asked
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Together:
+        try:
+            seconds, runs = self.runner.run(together(self.asked, prompts, tokens))
+        except* (SpecwireError, BenchError) as errors:
+            failure = _first(errors)
+        else:
+            return Together(seconds, tuple(runs))
+        raise BenchError(f"{self.asked.label}: {failure}")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """transformers in its process. longest: of all prompts; most: sessions at once, in any run."""
+
+    key: str
+    peer: Child
+    longest: int
+    most: int
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Together:
+        request = {"prompts": [list(prompt) for prompt in prompts], "longest": self.longest, "most": self.most}
+        answer = self.peer.ask({"do": self.key, "tokens": tokens, **request}, RUN_LIMIT)
+        pairs = zip(answer["tokens"], answer["times"], strict=True)
+        return Together(answer["seconds"], tuple(self._run(ids, times, tokens) for ids, times in pairs))
+
+    def _run(self, ids: Sequence[int], times: Sequence[float], tokens: int) -> Run:
+        return Run(
+            tokens=exactly(tokens, ids, LABELS[self.key]),
+            seconds=times[-1],
+            first_token_seconds=times[0],
+            forwards=len(times),
+            arrivals=tuple(Arrival(1, round(1e9 * at)) for at in times),
+        )
+
+
+def start_peer(target: str, dtype: str, threads: int) -> Child:
+    """Transformers with the target loaded."""
+    peer = Child("transformers", [sys.executable, "-m", "bench.batch.peer"])
+    try:
+        peer.ask({"do": "load", "target": target, "draft": None, "dtype": dtype, "threads": threads}, LOAD_LIMIT)
+    except BaseException:
+        peer.stop()
+        raise
+    return peer
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,53 @@
+"""Sessions of ours through gRPC, in one event loop: begun together, or one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.rows import RUN_LIMIT, run_of
+from bench.runs import BenchError, Run
+from specwire.client import AsyncClient, Started
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How sessions are asked for: whom, and what may propose."""
+
+    client: AsyncClient
+    label: str
+    drafting: bool
+
+
+async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[str, Run]:
+    """One session, from now to its last token; its id, and what it took.
+
+    Raises:
+        SpecwireError, BenchError.
+    """
+    began_ns = time.monotonic_ns()
+    options = {"max_tokens": tokens, "ignore_eos": True, "drafting": asked.drafting}
+    events = [event async for event in asked.client.generate(prompt, timeout=RUN_LIMIT, **options)]
+    if not events or not isinstance(events[0], Started):
+        raise BenchError(f"{asked.label}: the stream began without a session")
+    return events[0].session_id, run_of(events, began_ns, time.monotonic_ns(), tokens, asked.label, asked.drafting)
+
+
+async def together(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, list[Run]]:
+    """All sessions at once; seconds until the last one has ended, and their runs."""
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(generate(asked, prompt, tokens)) for prompt in prompts]
+    seconds = time.monotonic() - began
+    found = [task.result() for task in tasks]
+    await forget(asked.client, [session_id for session_id, _ in found])
+    return seconds, [run for _, run in found]
+
+
+async def forget(client: AsyncClient, session_ids: Sequence[str]) -> None:
+    """Have them deleted: the verifier then keeps no keys and values that a later run of the prompt would begin from."""
+    async with asyncio.TaskGroup() as group:
+        for session_id in session_ids:
+            group.create_task(client.delete_session(session_id, timeout=RUN_LIMIT))

@@ -1,0 +1,124 @@
+"""What to measure of many sessions at once, and the command line that says so."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.batch.arrivals import Target
+from bench.settings import HERE, located, shown_model
+from demo_pair import DRAFT, TARGET, held_out_prompts
+from specwire.core.controller import InvalidPlan, parse_plan
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import DTYPES
+
+OUT = HERE / "results" / "batch.json"
+LEVELS = (1, 2, 4, 8, 16, 32)
+# A repeat of a level has as many sessions, in groups that begin together.
+LEAST_SESSIONS = 8
+PLAN = "lockstep:4"
+SHARES = (0.5, 0.8)
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What to measure.
+
+    Attributes:
+        levels: sessions at once.
+        repeats: below 6 the intervals are without 95 % coverage.
+        plan: of the row with drafting on, whatever it costs (`specwire.core.controller.parse_plan`).
+        requests: of each load that arrives; 0 for none.
+        in_time: what counts as such there.
+    """
+
+    target: str
+    draft: str
+    levels: tuple[int, ...] = LEVELS
+    tokens: int = 128
+    repeats: int = 7
+    dtype: str = "bfloat16"
+    ray: bool = True
+    plan: str = PLAN
+    requests: int = 64
+    in_time: Target = Target(500.0, 50.0)
+
+    def __post_init__(self) -> None:
+        available = len(held_out_prompts())
+        if not self.levels or not all(1 <= level <= available for level in self.levels):
+            raise InvalidParameter("levels", f"must each be from 1 to {available}, not {self.levels}")
+        for name, value, least in (
+            ("tokens", self.tokens, 2),
+            ("repeats", self.repeats, 1),
+            ("requests", self.requests, 0),
+        ):
+            if value < least:
+                raise InvalidParameter(name, f"must be at least {least}, not {value}")
+        try:
+            parse_plan(self.plan)
+        except InvalidPlan as error:
+            raise InvalidParameter("plan", str(error)) from error
+
+    @property
+    def most(self) -> int:
+        return max(self.levels)
+
+    @property
+    def prompts(self) -> int:
+        return max(self.most, LEAST_SESSIONS)
+
+    def groups(self, level: int) -> list[int]:
+        """Each group's first prompt."""
+        return list(range(0, max(level, LEAST_SESSIONS) - level + 1, level))
+
+    def shown(self) -> dict[str, object]:
+        """For others to read: models without where this machine keeps them."""
+        return {**asdict(self), "target": shown_model(self.target), "draft": shown_model(self.draft)}
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(
+        prog="python -m bench.batch.run",
+        description="Measure many sessions at once, beside transformers, interleaved on the same cores.",
+        epilog="Exit code 1: it could not be measured, or a text differs from drafting off and is no near-tie.",
+    )
+    line.add_argument("--target", default=str(TARGET), metavar="PATH", help="path or hub id (default: the demo pair)")
+    line.add_argument("--draft", default=str(DRAFT), metavar="PATH", help="path or hub id (default: the demo pair)")
+    line.add_argument("--levels", metavar="N,N", help="sessions at once (default: 1,2,4,8,16,32)")
+    line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
+    line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
+    line.add_argument("--requests", type=int, metavar="N", help="of each load that arrives, 0: none (default: 64)")
+    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16)")
+    line.add_argument("--plan", default=PLAN, metavar="PLAN", help="of the row with drafting on (default: %(default)s)")
+    line.add_argument("--first-ms", type=float, default=500.0, metavar="MS", help="in time: first token (default: 500)")
+    line.add_argument("--pause-ms", type=float, default=50.0, metavar="MS", help="and 95 %% of pauses (default: 50)")
+    line.add_argument("--quick", action="store_true", help="levels 1,2 x 8 tokens x 1 repeat, 4 requests unless said")
+    line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
+    return line
+
+
+def settings_of(args: argparse.Namespace) -> BatchSettings:
+    """InvalidParameter names what is wrong."""
+    levels, tokens, repeats, requests = ((1, 2), 8, 1, 4) if args.quick else (LEVELS, 128, 7, 64)
+    return BatchSettings(
+        located(args.target),
+        located(args.draft),
+        levels if args.levels is None else _levels(args.levels),
+        tokens if args.tokens is None else args.tokens,
+        repeats if args.repeats is None else args.repeats,
+        args.dtype,
+        not args.no_ray,
+        args.plan,
+        requests if args.requests is None else args.requests,
+        Target(args.first_ms, args.pause_ms),
+    )
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(each) for each in text.split(",")}))
+    except ValueError:
+        raise InvalidParameter("levels", f"must be numbers with commas between them, not {text!r}") from None
