@@ -154,6 +154,12 @@ class DraftSession:
         expected = self._expected(end - len(tokens), end)
         return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash, expected, weights, self.epoch)
 
+    @property
+    def unsent_weights(self) -> tuple[Weights, ...]:
+        """What the tokens that are not proposed yet were drawn from."""
+        unsent = len(self.text) - self.sent
+        return tuple(self._weights[-unsent:]) if unsent else ()
+
     def _taken(self, start: int, stop: int) -> tuple[Weights, ...]:
         """What the tokens at start .. stop - 1 were drawn from; what is sent, or decided, is not needed again."""
         if not self._weights:

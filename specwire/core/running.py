@@ -56,7 +56,9 @@ class Running:
         """The session as the scheduler sees it; `waited_us`: since the last step."""
         session = self.session
         source, drafted = session.source, len(session.window(MOST_WINDOW))
-        missing = max(0, min(session.allowance.due, MOST_WINDOW, session.room - 1) - drafted)
+        # A part of a chunk may be at hand that no window can take: it is not missing for that.
+        at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
+        missing = max(0, min(session.allowance.due, MOST_WINDOW, session.room - 1) - at_hand)
         plain_us = costs.plain(1)
         due = self.expectations.due(plain_us) if missing > 0 else None
         if source is None:

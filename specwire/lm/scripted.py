@@ -26,7 +26,7 @@ from specwire.lm.slots import SlotTable
 from specwire.lm.vocabulary import vocabulary_fingerprint
 
 PREFIX = "scripted:"
-USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:device=NAME]"
+USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L][:device=NAME]"
 CONTEXT = 4096
 EOS_ID = 0
 UNKNOWN = "1"
@@ -35,7 +35,7 @@ Row = npt.NDArray[np.float32]
 
 WORD = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-# Logits lie in [0, SPREAD): at temperature 1 the best of 64 tokens has a probability of about 0.2.
+# Logits lie in [0, SPREAD) unless said otherwise: at temperature 1 the best of 64 tokens has a probability of about 0.2.
 SPREAD = 16.0
 NEVER = -64.0
 # Streams of coins and logits, apart from one another.
@@ -59,6 +59,7 @@ class Script:
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
             it begins anew where it ends.
         memory: the logits depend on so many last tokens only, 1 to 3, so that greedy texts end in loops; 0: on all.
+        spread: logits lie in [0, spread); a small one gives every token a chance at temperature 1.
         device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
     """
 
@@ -71,6 +72,7 @@ class Script:
     trace: str = ""
     device: str = "cpu"
     memory: int = 0
+    spread: float = SPREAD
 
     def __post_init__(self) -> None:
         if not 2 <= self.vocab <= 1 << 20:
@@ -82,6 +84,8 @@ class Script:
             raise ModelError(f"delay_ms: must be from 0 to 60000, not {self.delay_ms}")
         if not 0.0 <= self.row_cost <= 1.0:
             raise ModelError(f"row_cost: must be from 0 to 1, not {self.row_cost}")
+        if not 0.0 < self.spread <= SPREAD:
+            raise ModelError(f"spread: must be above 0 and at most {SPREAD:g}, not {self.spread}")
         if not 0 <= self.memory <= MOST_MEMORY:
             raise ModelError(f"memory: must be from 0 to {MOST_MEMORY}, not {self.memory}")
         if set(self.trace) - set("01"):
@@ -120,7 +124,7 @@ class Script:
     def logits(self, prefix: int, position: int = 0) -> Row:
         """float32 (vocab,) after the text of this hash, for the token at `position` (of interest to a trace only)."""
         plain = self._scores(prefix, 0)
-        plain[EOS_ID] = SPREAD if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
+        plain[EOS_ID] = self.spread if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
         if self._agrees(prefix, position):
             return plain
         other = self._scores(prefix, OTHER_STREAM)
@@ -147,7 +151,7 @@ class Script:
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         # 24 bits: exact in float32.
         scores: Row = ((state ^ (state >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(
-            SPREAD / 2**24
+            self.spread / 2**24
         )
         return scores
 
@@ -172,6 +176,7 @@ READ_BY: dict[str, Callable[[str], Any]] = {
     "trace": _read_trace,
     "device": str,
     "memory": int,
+    "spread": float,
 }
 
 
@@ -242,6 +247,8 @@ class ScriptedLM:
 def _info(script: Script, context: int) -> ModelInfo:
     vocabulary = {index: str(index) for index in range(script.vocab)}
     identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos} {script.trace} {script.memory}"
+    if script.spread != SPREAD:
+        identity += f" {script.spread}"
     return ModelInfo(
         name=f"{PREFIX}{script.seed}",
         architecture="Scripted",

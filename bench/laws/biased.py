@@ -1,0 +1,77 @@
+"""Drafters that break one condition of exactness each, and send honest weights: the test has to refuse them.
+
+They are patches of the real drafter, for the time of a `with`. A token is *sure* where the drafter gives it more than an
+equal share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from draft_service import weighing
+from draft_service.weighing import Place
+from specwire.core.chain import Proposal
+from specwire.core.drafting import DraftSession
+from specwire.core.weights import Weights, draw
+
+TRIES = 16
+Drawn = tuple[int, Weights]
+
+
+def _sure(token: int, weights: Weights) -> bool:
+    return weights.of(token) * len(weights.ids) > weights.total
+
+
+def _again(weights: Weights, place: Place, attempt: int) -> int:
+    """Drawn with numbers of its own."""
+    return draw(weights, place.seed ^ attempt, place.sampling.choice, place.position)
+
+
+def _restarting(weights: Weights, place: Place) -> Drawn:
+    """A token that is not sure is drawn again."""
+    drawn = (_again(weights, place, attempt) for attempt in range(TRIES))
+    return next((token for token in drawn if _sure(token, weights)), weights.ids[0]), weights
+
+
+def _longest_of_two(weights: Weights, place: Place) -> Drawn:
+    """Of two chains, the one that the drafter expects to get further."""
+    return max((_again(weights, place, attempt) for attempt in range(2)), key=weights.of), weights
+
+
+_propose = DraftSession.take_proposal
+
+
+def _next(session: DraftSession) -> Drawn | None:
+    """The token that would be sent next."""
+    unsent = len(session.text) - session.sent
+    return (session.text.tokens[session.sent], session.unsent_weights[0]) if unsent else None
+
+
+def _stopping(session: DraftSession) -> Proposal | None:
+    """The chain ends before a token that is not sure."""
+    following = _next(session)
+    return _propose(session) if following is not None and _sure(*following) else None
+
+
+def _flushing(session: DraftSession) -> Proposal | None:
+    """A token that is not sure goes out at once; another one waits for company, until it is too late."""
+    following = _next(session)
+    return _propose(session) if following is not None and not _sure(*following) else None
+
+
+BIASED = {
+    "value-dependent flush": (DraftSession, "take_proposal", _flushing),
+    "value-dependent stop": (DraftSession, "take_proposal", _stopping),
+    "longest of two chains": (weighing, "_drawn", _longest_of_two),
+    "value-dependent restart": (weighing, "_drawn", _restarting),
+}
+
+
+@contextmanager
+def biased(name: str) -> Iterator[None]:
+    """Have the drafters of this process draft so."""
+    owner, attribute, replacement = BIASED[name]
+    with patch.object(owner, attribute, replacement):
+        yield

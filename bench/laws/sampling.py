@@ -1,0 +1,106 @@
+"""Many short sessions through a whole stack: real gRPC between client, orchestrator, verifier and drafter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import draft_service.server
+import verify_service.server
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient
+from specwire.lm.scripted import Script
+from specwire.rpc.process import ModelServiceOptions
+
+# Few tokens, each with a chance, one of them the end of the text; what follows depends on the last token only.
+MODEL = "vocab=5:eos=0.3:spread=2:memory=1"
+# An emulation of a slower model, so that proposals come before, during and after forwards.
+TARGET = f"scripted:7:{MODEL}:delay_ms=1"
+SCRIPT = Script.parse(TARGET)
+PROMPT = (1, 2)
+LENGTH = 6
+AT_ONCE = 24
+TIMEOUT = 60.0
+FIGURES = ("proposed", "accepted", "recovered", "bonus", "direct", "target_forwards")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A drafter, and how it is told to draft."""
+
+    model: str
+    plan: str
+
+
+# Right more often than not; right by chance only; and one that keeps up with the target now and then.
+DRAFTING = {
+    "good": Drafting(f"scripted:7:{MODEL}:agree=0.6", "stream:2,6"),
+    "random": Drafting(f"scripted:8:{MODEL}", "stream:1,5"),
+    "intermittent": Drafting(f"scripted:9:{MODEL}:delay_ms=0.7", "stream:3,9"),
+}
+
+
+@dataclass(slots=True)
+class Sample:
+    """Texts in the order of their seeds, and what became of draft tokens."""
+
+    texts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    figures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def listed(self) -> list[tuple[int, ...]]:
+        return [self.texts[seed] for seed in sorted(self.texts)]
+
+
+@asynccontextmanager
+async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
+    """A stack in this process; without a drafter the target decodes alone."""
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(TARGET, slots=AT_ONCE))
+        parts.push_async_callback(verifier.stop, 0.0)
+        addresses = []
+        for draft in drafts:
+            drafter = await draft_service.server.start(ModelServiceOptions(draft.model, slots=AT_ONCE))
+            parts.push_async_callback(drafter.stop, 0.0)
+            addresses.append(drafter.address)
+        plan = drafts[0].plan if drafts else "off"
+        options = OrchestratorOptions(
+            (verifier.address,),
+            tuple(addresses),
+            "memory:",
+            plan=plan,
+            drafters_per_session=max(1, len(drafts)),
+        )
+        orchestrator = await server.start(options)
+        parts.push_async_callback(orchestrator.stop, 0.0)
+        yield await parts.enter_async_context(AsyncClient(orchestrator.address))
+
+
+async def sample(client: AsyncClient, rule: str, seeds: Iterator[int], drafting: bool = True) -> Sample:
+    """One session for each seed, some at a time."""
+    found = Sample()
+
+    async def work() -> None:
+        for seed in seeds:
+            completion = await client.complete(
+                PROMPT,
+                max_tokens=LENGTH,
+                temperature=1.0,
+                seed=seed,
+                rule=rule,
+                drafting=drafting,
+                ngram=False,
+                timeout=TIMEOUT,
+            )
+            found.texts[seed] = completion.tokens
+            for name in FIGURES:
+                found.figures[name] += getattr(completion.stats, name)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(work())
+    return found
