@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
@@ -48,6 +49,7 @@ class Place:
         costs = StepCosts(ForwardTimes({1: 1000.0, 32: 1000.0 + 31 * row_us}))
         self.slots, self._lm = lm.slots, lm
         self.texts: dict[int, Text] = {}
+        self.finished: set[int] = set()
         self._now_us = 0.0
         self._engine = Engine(lm, costs, self._take, self._clock, ngram=ngram)
 
@@ -95,6 +97,8 @@ class Place:
             for decided in report.decided:
                 if decided.handle in self.texts:
                     self.texts[decided.handle] += decided.verdict.tokens
+                    if decided.verdict.finish is not None:
+                        self.finished.add(decided.handle)
 
 
 def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
@@ -103,7 +107,7 @@ def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
     for handle, case in enumerate(cases, 1):
         place.open(handle, case, [])
         for _ in range(MOST_STEPS):
-            if len(place.texts[handle]) >= case.tokens:
+            if handle in place.finished:
                 break
             place.step()
         texts.append(place.close(handle))
@@ -153,7 +157,7 @@ class Mix:
         """End, move or propose for one session, or leave it alone."""
         case, (place, handle) = self.cases[index], self.at[index]
         decided = place.texts[handle]
-        if len(decided) >= case.tokens:
+        if handle in place.finished:
             del self.at[index]
             self.texts[index] = place.close(handle)
         elif self.choice.random() < MOVED:
@@ -180,7 +184,7 @@ def differing(one: Sequence[Text], other: Sequence[Text]) -> tuple[int, int]:
     """Tokens that differ, and tokens compared: of each pair of texts up to the first that differs."""
     flips, compared = 0, 0
     for first, second in zip(one, other, strict=True):
-        at = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
+        at = next((i for i, (a, b) in enumerate(zip_longest(first, second)) if a != b), None)
         flips += at is not None
         compared += len(first) if at is None else at + 1
     return flips, compared
