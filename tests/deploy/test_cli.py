@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,11 +38,11 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=30.0)
     assert done.stdout.splitlines()[-1] == "[]"
-    for command in cli.COMMANDS:
+    for command in COMMANDS:
         assert command.name in done.stdout
 
 
-@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
 def test_each_command_has_help_without_torch_and_ray(command: str) -> None:
     source = (
         "import sys; from deploy.cli import main\n"

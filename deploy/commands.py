@@ -1,0 +1,44 @@
+"""The commands of `specwire`, and the module that carries each one out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+class Module(Protocol):
+    """What the module of a command offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command. configurable: its options may also come from a file and the environment (`deploy.settings`)."""
+
+    name: str
+    help: str
+    module: str
+    configurable: bool = False
+
+    def load(self) -> Module:
+        """Import what it takes."""
+        return cast(Module, importlib.import_module(self.module))
+
+
+COMMANDS = (
+    Command("up", "start the whole stack on this machine", "deploy.up", configurable=True),
+    Command("generate", "complete a prompt", "deploy.generate"),
+    Command("demo", "watch drafting speed up real completions", "deploy.demo"),
+    Command("draft", "serve a draft model", "draft_service.server", configurable=True),
+    Command("verify", "serve a target model", "verify_service.server", configurable=True),
+    Command("edge", "draft and serve clients here, verify elsewhere", "deploy.edge", configurable=True),
+    Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
+    Command("simulate", "say what a setting would do, in virtual time", "deploy.simulate"),
+    Command("config", "show what options are in effect, and where each came from", "deploy.config"),
+)
+CONFIGURABLE = {command.name: command for command in COMMANDS if command.configurable}
