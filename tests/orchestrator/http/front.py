@@ -1,0 +1,135 @@
+"""A whole stack with an HTTP front door, on an event loop of its own: tests call it as other processes do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2 as httpx
+
+from orchestrator import server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
+from specwire.rpc.tls import ServerTls
+from tests.orchestrator.stack import Stack, stack
+
+T = TypeVar("T")
+
+LIMIT_S = 20.0
+# What messages say, and that the model is to answer: enough to tell a template from none.
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
+MODEL = "scripted:7"
+EVERYBODY = Access()
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.soon(coroutine).result(LIMIT_S)
+
+    def soon(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+
+@dataclass
+class Front:
+    """`url`: of the front door. `client`: an HTTP client for it."""
+
+    loop: Loop
+    parts: Stack
+    serving: server.RunningOrchestrator
+    client: httpx.Client
+
+    @property
+    def url(self) -> str:
+        assert self.serving.http is not None
+        return self.serving.http
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def done(self, path: str, **body: object) -> dict[str, Any]:
+        """The answer of a request that must succeed."""
+        answer = self.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def events(self, path: str, headers: dict[str, str] | None = None, **body: object) -> list[dict[str, Any]]:
+        """What a stream that must succeed brings; it must end with [DONE]."""
+        answer = self.client.post(path, json={"stream": True, **body}, headers=headers)
+        assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+        return parsed(answer.text)
+
+
+def parsed(stream: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+
+
+@contextmanager
+def front(target: str, *drafts: str) -> Iterator[Front]:
+    loop = Loop()
+    try:
+        entered = loop.run(_enter(target, *drafts))
+        parts, stack_of = entered
+        try:
+            serving = parts.orchestrator
+            assert serving.http is not None
+            with httpx.Client(base_url=serving.http, timeout=LIMIT_S) as client:
+                yield Front(loop, parts, serving, client)
+        finally:
+            loop.run(stack_of.aclose())
+    finally:
+        loop.end()
+
+
+async def _enter(target: str, *drafts: str) -> tuple[Stack, AsyncExitStack]:
+    entered = AsyncExitStack()
+    parts = await entered.enter_async_context(stack(target, *drafts, http="127.0.0.1:0", chat_template=TEMPLATE))
+    return parts, entered
+
+
+@contextmanager
+def another(
+    known: Front,
+    access: Access = EVERYBODY,
+    tls: ServerTls | None = None,
+    verify: Any = True,
+    chat_template: str = TEMPLATE,
+) -> Iterator[Front]:
+    """A second orchestrator before the same verifier."""
+    options = OrchestratorOptions(
+        (known.parts.verifier.address,), http="127.0.0.1:0", access=access, tls=tls, chat_template=chat_template
+    )
+    serving = known.loop.run(server.start(options))
+    try:
+        assert serving.http is not None
+        with httpx.Client(base_url=serving.http, timeout=LIMIT_S, verify=verify) as client:
+            yield Front(known.loop, known.parts, serving, client)
+    finally:
+        known.loop.run(serving.stop(0.0))

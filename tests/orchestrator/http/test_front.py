@@ -1,0 +1,192 @@
+"""The HTTP front door end to end: over the same sessions as gRPC, so with the same texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specwire.client import Client
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, text_of
+from tests.orchestrator.stack import PROMPT, TARGET, plain
+
+IDS = list(PROMPT)
+WORDS = " ".join(map(str, PROMPT))
+
+
+def expected(prompt: tuple[int, ...] = PROMPT, length: int = 30) -> str:
+    return " ".join(map(str, plain(TARGET, prompt, length)))
+
+
+@pytest.mark.parametrize("prompt", [WORDS, IDS, [WORDS], [IDS]], ids=["text", "ids", "texts", "lists"])
+def test_greedy_text_is_grpcs(door: Front, prompt: object) -> None:
+    answer = door.done(COMPLETIONS, model=MODEL, prompt=prompt, max_tokens=30, temperature=0, ignore_eos=True)
+    with Client(door.parts.orchestrator.address) as client:
+        known = client.complete(PROMPT, max_tokens=30, ignore_eos=True, timeout=LIMIT_S)
+    assert answer["choices"][0]["text"] == known.text == expected()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["object"] == "text_completion"
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 30
+
+
+def test_drawn_text_is_grpcs(door: Front) -> None:
+    """The same seed, both ways in, streamed and not; temperature is 1 unless told otherwise, as OpenAI's."""
+    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 25, "top_p": 0.9, "top_k": 20, "ignore_eos": True}
+    answer = door.done(COMPLETIONS, **wish)["choices"][0]
+    seed = answer["specwire"]["seed"]
+    assert seed < 1 << 53
+    streamed = text_of(door.events(COMPLETIONS, **wish, seed=seed))
+    with Client(door.parts.orchestrator.address) as client:
+        known = client.complete(
+            PROMPT, max_tokens=25, temperature=1.0, top_p=0.9, top_k=20, seed=seed, ignore_eos=True, timeout=LIMIT_S
+        )
+    assert answer["specwire"]["rule"] == "coupled"
+    assert answer["text"] == streamed == known.text
+
+
+def test_several_prompts_with_several_choices_each(door: Front) -> None:
+    prompts = [[2, 3], [4, 5]]
+    wish: dict[str, Any] = {
+        "prompt": prompts,
+        "n": 2,
+        "max_tokens": 12,
+        "temperature": 0.8,
+        "seed": 5,
+        "ignore_eos": True,
+    }
+    answer = door.done(COMPLETIONS, **wish)
+    events = door.events(COMPLETIONS, **wish)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [text_of(events, index) for index in range(4)]
+    assert len(set(texts)) == 4
+    assert answer["usage"]["prompt_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == 48
+
+
+def test_a_chat_is_its_template(door: Front) -> None:
+    messages = [{"role": "system", "content": "5"}, {"role": "user", "content": [{"type": "text", "text": "6 7"}]}]
+    wish: dict[str, Any] = {"messages": messages, "max_completion_tokens": 30, "temperature": 0, "ignore_eos": True}
+    answer = door.done(CHAT, model=MODEL, **wish)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected(), "refusal": None}
+    assert answer["object"] == "chat.completion"
+    events = door.events(CHAT, **wish, stream_options={"include_usage": True})
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(events) == expected()
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert (events[-1]["choices"], events[-1]["usage"]["completion_tokens"]) == ([], 30)
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_a_stop_string_ends_it_and_echo_begins_it(door: Front) -> None:
+    whole = expected()
+    stop = " ".join(whole.split()[10:12])
+    wish: dict[str, Any] = {
+        "prompt": WORDS,
+        "max_tokens": 30,
+        "temperature": 0,
+        "stop": stop,
+        "echo": True,
+        "ignore_eos": True,
+    }
+    answer = door.done(COMPLETIONS, **wish)["choices"][0]
+    assert answer["text"] == WORDS + whole[: whole.index(stop)]
+    assert answer["finish_reason"] == "stop"
+    events = door.events(COMPLETIONS, **wish)
+    assert text_of(events) == answer["text"]
+
+
+def test_logprobs(door: Front) -> None:
+    wish: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
+    found = door.done(COMPLETIONS, prompt=IDS, logprobs=3, **wish)["choices"][0]
+    told = found["logprobs"]
+    assert told["tokens"] == found["text"].split()
+    assert all(
+        len(top) == 3 and max(top, key=top.get) == token
+        for top, token in zip(told["top_logprobs"], told["tokens"], strict=True)
+    )
+    assert [top[token] for top, token in zip(told["top_logprobs"], told["tokens"], strict=True)] == told[
+        "token_logprobs"
+    ]
+    begins = told["text_offset"]
+    assert begins[0] == 0
+    assert [found["text"][a:b].strip() for a, b in zip(begins, [*begins[1:], None], strict=True)] == told["tokens"]
+    events = door.events(CHAT, messages=[{"role": "user", "content": WORDS}], logprobs=True, top_logprobs=1, **wish)
+    entries = [
+        entry
+        for event in events
+        for choice in event["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert [entry["token"] for entry in entries] == told["tokens"]
+    assert [entry["logprob"] for entry in entries] == told["token_logprobs"]
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
+    assert all(len(entry["top_logprobs"]) == 1 for entry in entries)
+
+
+def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
+    whole = expected(length=60)
+    wrong = " ".join(["1", *whole.split()[1:30], "2", *whole.split()[31:]])
+    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram"}
+    forwards, accepted = [], []
+    for prediction in (whole, wrong, None):
+        content = None if prediction is None else {"type": "content", "content": prediction}
+        answer = door.done(COMPLETIONS, prediction=content, **wish)
+        choice, details = answer["choices"][0], answer["usage"]["completion_tokens_details"]
+        assert choice["text"] == whole
+        forwards.append(choice["specwire"]["stats"]["target_forwards"])
+        accepted.append((details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] > 0))
+    assert forwards[0] < forwards[1] < forwards[2]
+    assert accepted[0][0] > accepted[1][0] > accepted[2][0] == 0
+    assert [refused for _, refused in accepted] == [False, True, False]
+
+
+def test_details_and_provisional_text(door: Front) -> None:
+    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    events = door.events(COMPLETIONS, **wish, details=True, provisional=True)
+    more = [choice["specwire"] for event in events for choice in event["choices"] if "specwire" in choice]
+    assert [token for each in more for token in each.get("tokens", [])] == plain(TARGET, PROMPT, 30)
+    outcomes = [outcome for each in more for outcome in each.get("outcomes", [])]
+    stats = more[-1]["stats"]
+    assert outcomes.count("accepted") == stats["accepted"] > 0
+    assert any(each["provisional"]["text"] for each in more if "provisional" in each)
+    assert text_of(events) == expected()
+
+
+def test_small_endpoints(door: Front) -> None:
+    get = door.client.get
+    assert get("/health").json() == {"status": "ok"}
+    assert get("/ready").json() == {"ready": True, "reason": None}
+    assert set(get("/version").json()) == {"version"}
+    (model,) = get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 4096)
+    assert get(f"/v1/models/{MODEL}").json() == model
+    tokens = door.done("/tokenize", prompt=WORDS, return_token_strs=True)
+    assert tokens == {"count": 3, "max_model_len": 4096, "tokens": IDS, "token_strs": ["5", "6", "7"]}
+    assert door.done("/tokenize", messages=[{"role": "user", "content": WORDS}])["tokens"] == IDS
+    assert door.done("/detokenize", tokens=IDS) == {"prompt": WORDS}
+
+
+def test_metrics_count_what_was_done(door: Front) -> None:
+    def counted() -> dict[str, float]:
+        lines = door.client.get("/metrics").text.splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    before = counted()
+    stats = door.done(COMPLETIONS, prompt=IDS, max_tokens=20, temperature=0, ignore_eos=True)["choices"][0]["specwire"][
+        "stats"
+    ]
+    after = counted()
+
+    def grew(name: str) -> float:
+        return after[f"specwire:{name}"] - before.get(f"specwire:{name}", 0.0)
+
+    assert grew("spec_decode_num_accepted_tokens_total") == stats["accepted"]
+    assert grew("spec_decode_num_draft_tokens_total") == stats["proposed"]
+    assert grew("target_forwards_total") == stats["target_forwards"]
+    assert grew('sessions_finished_total{finished_reason="length"}') == 1
+    assert grew('http_responses_total{route="/v1/completions",status="200"}') == 1
+    assert sum(grew(name.removeprefix("specwire:")) for name in after if "generation_tokens_total" in name) == 20
