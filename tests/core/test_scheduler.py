@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -219,3 +220,49 @@ def test_waits_for_a_drafter_that_is_worth_more_than_the_guess() -> None:
 
 def test_a_patient_verifier_guesses_nothing() -> None:
     assert schedule([guessing(0.9)], 0.0, flat, patient=True).shares == (Share(0, 1, 0, True),)
+
+
+# A prompt of 4,000 tokens
+
+
+def steps_of(uncached: list[int], decoding: int, prefill_rows: int = PREFILL_ROWS) -> list[Plan]:
+    """Plans until all prompts are fed; every other session decides a token in each, of a chain that is always there."""
+    left, plans = dict(enumerate(uncached)), []
+    while any(count > 1 for count in left.values()):
+        prompts = [candidate(slot, uncached=count) for slot, count in left.items() if count > 1]
+        others = [candidate(100 + number, drafted=number % 4) for number in range(decoding)]
+        plans.append(schedule([*prompts, *others], 0.0, linear, prefill_rows))
+        for share in plans[-1].shares:
+            if share.slot in left:
+                left[share.slot] -= share.fresh - share.decides
+    return plans
+
+
+def rows_of_prompts(plan: Plan) -> int:
+    return sum(share.fresh for share in plan.shares if share.slot < 100)
+
+
+@pytest.mark.parametrize("decoding", [0, 1, 7])
+def test_a_long_prompt_delays_no_step_by_more_than_the_budget(decoding: int) -> None:
+    plans = steps_of([4000], decoding)
+    assert len(plans) == -(-4000 // PREFILL_ROWS)
+    assert sum(map(rows_of_prompts, plans)) == 4000
+    for plan in plans:
+        assert plan.wait_until_us is None
+        assert rows_of_prompts(plan) <= PREFILL_ROWS
+        assert {share.slot for share in plan.shares if share.decides} >= {100 + number for number in range(decoding)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nor_do_many_prompts_and_each_comes_to_its_end(seed: int) -> None:
+    chance = random.Random(seed)
+    prompts = [chance.choice([2, 30, 600, 4000]) for _ in range(chance.randint(1, 6))]
+    decoding, budget = chance.randint(0, 5), chance.choice([32, 100, 512])
+    plans = steps_of(prompts, decoding, budget)
+    for plan in plans:
+        assert 0 < rows_of_prompts(plan) <= budget
+        assert sum(share.slot >= 100 and share.decides for share in plan.shares) == decoding
+    # No budget is left unused while a prompt waits, so none waits for longer than it must.
+    assert all(rows_of_prompts(plan) == budget for plan in plans[:-1])
+    # A last token that is left over counts as decoding.
+    assert sum(prompts) - len(prompts) <= sum(map(rows_of_prompts, plans)) <= sum(prompts)

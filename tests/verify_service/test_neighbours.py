@@ -1,0 +1,128 @@
+"""What goes wrong with one session is told to that session; the others' texts do not change by one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from specwire.core.chain import Proposal
+from specwire.core.sampling import Sampling
+from specwire.core.verification import Allowance
+from specwire.lm import Feed
+from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
+from verify_service.commands import Code, LinkLost
+
+SYSTEM = tuple(index % 50 + 3 for index in range(24))
+PROMPTS = {handle: (*SYSTEM, handle) for handle in (1, 2, 3)}
+SAMPLINGS = {1: GREEDY, 2: COUPLED, 3: Sampling(0.8, 5, 0.9, 3)}
+
+
+def malformed(rig: Rig, handle: int) -> None:
+    """Of every kind that the wire can carry."""
+    text = (*PROMPTS[handle], *rig.tokens[handle])
+    rig.propose(
+        handle,
+        Proposal(0, 1 << 60, len(text), 0, (1 << 31, 5), None),
+        Proposal(-1, -1, -1, -1, (), 0),
+        Proposal(7, 3, 1 << 40, 1 << 40, (1,) * 300, 5),
+        Proposal(0, 9, len(text), 0, (63,) * 200, 12345),
+        chain(10, text, [63] * 255),
+    )
+
+
+def closed(rig: Rig, handle: int) -> None:
+    rig.tick(link=handle, closes=(handle,))
+
+
+def lost(rig: Rig, handle: int) -> None:
+    rig.engine.inbox.put(LinkLost(handle))
+
+
+def unread(rig: Rig, handle: int) -> None:
+    """Its client takes nothing any more: no credit comes for it."""
+    rig.tick(link=handle, progress=((handle, Allowance(0, len(PROMPTS[handle]) + len(rig.tokens[handle]))),))
+
+
+def replaced(rig: Rig, handle: int) -> None:
+    rig.open(handle, SYSTEM[::-1], link=handle, session_id="another", max_tokens=3)
+
+
+Fault = Callable[[Rig, int], None]
+
+
+def begun() -> Rig:
+    rig = Rig()
+    for handle, prompt in PROMPTS.items():
+        allowance = Allowance(0, len(prompt) + 4) if handle == 2 else FAR
+        rig.open(handle, prompt, link=handle, sampling=SAMPLINGS[handle], allowance=allowance, scope=b"a")
+    for _ in range(3):
+        rig.step()
+    return rig
+
+
+def check_others(rig: Rig) -> None:
+    for handle in (1, 3):
+        assert rig.tokens[handle] == oracle(rig.lm, PROMPTS[handle], 40, SAMPLINGS[handle])
+    assert {1, 3} <= rig.finished.keys()
+
+
+@pytest.mark.parametrize("fault", [malformed, closed, lost, unread, replaced])
+@pytest.mark.parametrize("during", [False, True], ids=["between", "during"])
+def test_a_fault_of_one_session_changes_no_other_s_text(fault: Fault, during: bool) -> None:
+    rig = begun()
+    forward = rig.lm.forward
+
+    def meanwhile(feeds: Sequence[Feed]) -> torch.Tensor:
+        rig.lm.forward = forward  # type: ignore[method-assign]
+        logits = forward(feeds)
+        fault(rig, 2)
+        return logits
+
+    if during:
+        rig.lm.forward = meanwhile  # type: ignore[method-assign]
+    else:
+        fault(rig, 2)
+    rig.run()
+    check_others(rig)
+    assert rig.refused == []
+    if fault is malformed:
+        rig.tick(link=2, progress=((2, FAR),))
+        rig.run()
+        assert rig.tokens[2] == oracle(rig.lm, PROMPTS[2], 40, COUPLED)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: float) -> None:
+    """And nobody is ever given what its slot held, though others begin alike."""
+    rig = begun()
+    rig.tick(link=2, progress=((2, FAR),))
+    rig.step()
+    [broken] = [held.slot for held in rig.engine.roster if held.handle == 2]
+    forward = rig.lm.forward
+
+    def poisoned(feeds: Sequence[Feed]) -> torch.Tensor:
+        rig.lm.forward = forward  # type: ignore[method-assign]
+        logits = forward(feeds)
+        first = 0
+        for feed in feeds:
+            if feed.slot == broken:
+                logits[first : first + feed.wanted] = value
+            first += feed.wanted
+        rig.lm.failed = frozenset({broken})  # type: ignore[misc]
+        rig.lm.discard(broken)
+        return logits
+
+    rig.lm.forward = poisoned  # type: ignore[method-assign]
+    rig.step()
+    rig.lm.failed = frozenset()  # type: ignore[misc]
+    if not rig.refused:  # a draft token's doing: its session goes on without
+        rig.run()
+        assert rig.tokens[2] == oracle(rig.lm, PROMPTS[2], 40, COUPLED)
+    else:
+        assert [(each.handle, each.code) for each in rig.refused] == [(2, Code.ABORTED)]
+        rig.open(2, (*PROMPTS[2], 9), link=2, session_id="next", scope=b"a", max_tokens=5)
+        rig.run()
+        assert rig.tokens[2][-5:] == oracle(rig.lm, (*PROMPTS[2], 9), 5)
+    check_others(rig)
