@@ -14,6 +14,7 @@ from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.process import say
 from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
+from specwire.telemetry.listener import MetricsListener
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 JOIN_LIMIT = 20.0
@@ -136,9 +137,16 @@ class DiallingDrafter:
     """A drafter that serves the orchestrator which it dials; owns the drafter. `address` is the orchestrator's."""
 
     def __init__(
-        self, drafter: ModelDrafter, address: str, tls: ClientTls | None, reception: Reception, token: str = ""
+        self,
+        drafter: ModelDrafter,
+        address: str,
+        tls: ClientTls | None,
+        reception: Reception,
+        token: str = "",
+        metrics: MetricsListener | None = None,
     ) -> None:
         self.address = address
+        self.metrics = metrics
         self._drafter = drafter
         self._dialler = Dialler(address, tls, reception, token)
         self._dialling = asyncio.create_task(self._dialler.run())
@@ -177,6 +185,8 @@ class DiallingDrafter:
         self._dialling.cancel()
         await asyncio.gather(self._dialling, return_exceptions=True)
         await self._drafter.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
 
 
 def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

@@ -27,6 +27,7 @@ from draft_service.commands import (
     Proposed,
     Reply,
 )
+from draft_service.tally import Tally
 from draft_service.weighing import Place, draw_weighed
 from specwire.core.drafting import Desynchronised, DraftSession
 from specwire.core.sampling import Sampling
@@ -72,6 +73,7 @@ class Sessions:
         self._free = list(range(model.slots))
         self._open: dict[Key, Drafting] = {}
         self._replies: dict[Link, list[Reply]] = {}
+        self.tally = Tally()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -106,6 +108,7 @@ class Sessions:
             return
         weighed = command.sampling.weighed
         session = DraftSession(command.tokens, command.pace, chain, self._context, weighed, command.epoch)
+        self.tally.opened += 1
         self._open[key] = Drafting(command.link, command.handle, self._free.pop(), command.sampling, session)
         self._reply(command.link, Opened(command.handle))
 
@@ -122,6 +125,7 @@ class Sessions:
             return
         if kept < self._model.cached(drafting.slot):
             self._model.rollback(drafting.slot, kept)
+            self.tally.rollbacks += 1
         self._propose(drafting)
 
     def _end(self, key: Key) -> None:
@@ -136,6 +140,7 @@ class Sessions:
         self._replies.pop(link, None)
 
     def _drop(self, key: Key, code: grpc.StatusCode, message: str) -> None:
+        self.tally.refused[code.name.lower()] += 1
         self._end(key)
         self._reply(key[0], Dropped(key[1], code.value[0], message))
 
@@ -155,6 +160,7 @@ class Sessions:
             self._drop_all(batch, grpc.StatusCode.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
         spent = time.perf_counter_ns() - started
+        self.tally.step(spent, sum(len(feed.tokens) for feed in feeds), len(drawn))
         for drafting, feed in zip(batch, feeds, strict=True):
             # A prompt, or what was missed while paused, is fed once; a draft token's time is that of a feed of its own.
             drafting.spent_ns += spent if len(feed.tokens) <= LONGEST_OWN_FEED else spent // len(feed.tokens)
@@ -197,6 +203,7 @@ class Sessions:
     def _propose(self, drafting: Drafting) -> None:
         """Reply with every chunk that is due."""
         while (proposal := drafting.session.take_proposal()) is not None:
+            self.tally.proposed += len(proposal.tokens)
             self._reply(drafting.link, Proposed(drafting.handle, proposal, drafting.spent_ns // 1000))
             drafting.spent_ns = 0
 

@@ -25,6 +25,7 @@ from verify_service.reception import Reception
 from verify_service.relief import Budget, ShortOfMemory
 from verify_service.roster import Held
 from verify_service.scoring import Scorer
+from verify_service.tally import Tally
 from verify_service.waiting import Patience
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class Engine:
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
-        self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience)
+        self.tally = Tally()
+        self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
         self.roster = self.reception.roster
         self.steps = 0
         self.stopped = False
@@ -209,7 +211,7 @@ class Engine:
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        told = choices(logits, parts)
+        told = choices(logits, parts, apart=self.lm.info.deterministic)
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(
@@ -223,6 +225,7 @@ class Engine:
             forward_ended_ns=round(ended_us * 1000),
         )
         self.steps += 1
+        self.tally.step(timings)
         return told, timings
 
     def _feed(self, part: Part) -> Feed:
@@ -275,6 +278,7 @@ class Engine:
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
+        self.tally.verdict(verdict)
         now_us = self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
         balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)

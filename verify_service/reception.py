@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from specwire.core.chain import Offer
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.prefixes import Prefix
 from specwire.core.running import Running
@@ -28,6 +29,7 @@ class Reception:
         ngram: sessions may guess from their own text.
         detach_grace_us: how long a session is kept that lost its link, or whose end nobody has acknowledged.
         patience: with sessions that find no slot.
+        offers: where what became of proposals is counted.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class Reception:
         ngram: bool,
         detach_grace_us: float,
         patience: Patience = Patience(),  # noqa: B008 # frozen
+        offers: Counter[Offer] | None = None,
     ) -> None:
         self.roster = Roster()
         self.slots = Slots(lm)
         self.waiting = WaitingRoom()
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
+        self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram = ngram
         self._now_us = now_us
@@ -93,7 +97,7 @@ class Reception:
         if held is None:
             self.counts["proposal for an unknown session"] += 1
             return
-        held.running.propose(proposed.proposal, tick.arrived_us)
+        self._offers[held.running.propose(proposed.proposal, tick.arrived_us)] += 1
 
     def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
         held = self.roster.get(tick.link, handle)

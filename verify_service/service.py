@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -57,7 +58,10 @@ def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
-    """Serves the engine whose model is loaded and described by `info`. Each Connect stream is a link."""
+    """Serves the engine whose model is loaded and described by `info`. Each Connect stream is a link.
+
+    `refused`: sessions, by status.
+    """
 
     def __init__(self, worker: EngineWorker, info: common_pb2.GetModelInfoResponse) -> None:
         self._worker = worker
@@ -67,14 +71,20 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._presence = Presence()
         self._empty = asyncio.Event()
         self._draining = False
+        self.refused: Counter[str] = Counter()
         worker.on_reports = self._deliver
 
     def _deliver(self, reports: Reports) -> None:
         """Once a step, in the event loop."""
         for link, report in reports.items():
             self._presence.went(link, (refusal.handle for refusal in report.refused))
+            self.refused.update(refusal.code.name.lower() for refusal in report.refused)
             if link in self._links:
                 self._links[link].outbox.push(report_to_wire(report))
+
+    @property
+    def links(self) -> int:
+        return len(self._links)
 
     async def drain(self, grace: float) -> None:
         """Take no new links or sessions; give the present sessions `grace` seconds to end, then end the links."""
@@ -162,6 +172,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             self._presence.went(link, tick.closes)
             refusals += late
             if refusals:
+                self.refused.update(refusal.code.name.lower() for refusal in refusals)
                 refused = [refusal_to_wire(refusal) for refusal in refusals]
                 outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))
             self._worker.send(tick)

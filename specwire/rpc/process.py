@@ -150,7 +150,7 @@ def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
 
 
 def check_metrics(address: str, insecure: bool) -> str:
-    """`address`, where figures may be read in plain HTTP; "" for nowhere. InvalidParameter if others would read along."""
+    """`address`, of figures in plain HTTP, "" for nowhere; InvalidParameter if others would read along."""
     if address:
         check_listen(address, "metrics")
         if not insecure and exposure(address, encrypted=False, insecure=False) is not None:

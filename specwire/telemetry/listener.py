@@ -1,0 +1,113 @@
+"""A small HTTP listener for figures: GET /metrics, and /health. Its own, for services that speak gRPC otherwise.
+
+It shows no text and no prompt, and asks nobody for a token: the loopback rule of all listeners holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from specwire.rpc.server import ListenError, parse_listen
+from specwire.telemetry.metrics import CONTENT_TYPE, Registry
+
+logger = logging.getLogger(__name__)
+
+# A scrape is one short request; whoever is slower, or asks for more at once, is no scraper.
+REQUEST_LIMIT_S = 5.0
+MOST_HEAD_BYTES = 8 * 1024
+MOST_CONNECTIONS = 32
+
+PLAIN = "text/plain; charset=utf-8"
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+HEAD_END = b"\r\n\r\n"
+
+
+class MetricsListener:
+    """`address` is HOST:PORT as a client on this machine dials it. Owns its connections: `stop` ends them."""
+
+    def __init__(self, registry: Registry, server: asyncio.Server, connections: set[asyncio.Task[None]]) -> None:
+        self.registry = registry
+        host, port = server.sockets[0].getsockname()[:2]
+        dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+        self._server = server
+        self._connections = connections
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+
+async def listen(registry: Registry, address: str) -> MetricsListener:
+    """Raises ListenError: the address cannot be used."""
+    host, port = parse_listen(address)
+    connections: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) >= MOST_CONNECTIONS:
+            writer.close()
+            return
+        task = asyncio.ensure_future(_serve(registry, reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    try:
+        server = await asyncio.start_server(connected, host, port, limit=MOST_HEAD_BYTES)
+    except OSError as error:
+        raise ListenError(f"metrics: cannot listen on {address}: {error.strerror}") from error
+    return MetricsListener(registry, server, connections)
+
+
+async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One request, one answer."""
+    try:
+        async with asyncio.timeout(REQUEST_LIMIT_S):
+            try:
+                head = await reader.readuntil(HEAD_END)
+            except asyncio.LimitOverrunError:
+                head = b""
+            writer.write(answer(registry, head))
+            await writer.drain()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return  # it left, or took its time
+    finally:
+        writer.close()
+        with suppress(OSError, asyncio.CancelledError):
+            await writer.wait_closed()
+
+
+def answer(registry: Registry, head: bytes) -> bytes:
+    """To a request's line and headers."""
+    words = head.split(b"\r\n", 1)[0].split()
+    if len(words) != 3 or not words[2].startswith(b"HTTP/"):
+        return _response(400, "this is no HTTP request\n")
+    if words[0] not in (b"GET", b"HEAD"):
+        return _response(405, "only GET\n")
+    status, text, kind = _page(registry, words[1].split(b"?", 1)[0])
+    return _response(status, text, kind, body=words[0] == b"GET")
+
+
+def _page(registry: Registry, path: bytes) -> tuple[int, str, str]:
+    if path == b"/health":
+        return 200, "ok\n", PLAIN
+    if path != b"/metrics":
+        return 404, "there are /metrics and /health\n", PLAIN
+    try:
+        return 200, registry.text(), CONTENT_TYPE
+    except Exception:
+        logger.exception("the figures could not be gathered")
+        return 500, "the figures could not be gathered; the log says why\n", PLAIN
+
+
+def _response(status: int, text: str, kind: str = PLAIN, body: bool = True) -> bytes:
+    data = text.encode()
+    head = (
+        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (data if body else b"")

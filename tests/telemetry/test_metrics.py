@@ -1,0 +1,132 @@
+"""The text form, held against Prometheus' own rules, and the listener over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import check_metrics
+from specwire.rpc.server import ListenError
+from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
+from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram
+from specwire.telemetry.process import process_families
+
+
+def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() -> None:
+    registry = Registry()
+    registry.add("verifier", lambda: [counter("steps_total", "Steps.", 3), counter("other_total", "Other.", 0.5)])
+    registry.add("drafter", lambda: [counter("steps_total", "Steps.", 4)])
+    assert registry.text().splitlines() == [
+        "# HELP specwire:steps_total Steps.",
+        "# TYPE specwire:steps_total counter",
+        'specwire:steps_total{service="verifier"} 3',
+        'specwire:steps_total{service="drafter"} 4',
+        "# HELP specwire:other_total Other.",
+        "# TYPE specwire:other_total counter",
+        'specwire:other_total{service="verifier"} 0.5',
+    ]
+
+
+def test_labels_are_escaped() -> None:
+    registry = Registry()
+    registry.add("x", lambda: [by_label("gauge", "g", "G.", "name", {'a"b\\c\nd': 1})])
+    assert registry.text().splitlines()[-1] == r'specwire:g{service="x",name="a\"b\\c\nd"} 1'
+
+
+def test_a_histogram_counts_a_value_in_the_first_bucket_that_is_not_below_it() -> None:
+    values = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        values.observe(value)
+    values.observe(0.5, times=2)
+    family = histogram("h", "H.", values)
+    assert [(suffix, dict(labels).get("le"), value) for suffix, labels, value in family.samples] == [
+        ("_bucket", "0.1", 2),
+        ("_bucket", "1", 5),
+        ("_bucket", "+Inf", 6),
+        ("_sum", None, pytest.approx(8.65)),
+        ("_count", None, 6),
+    ]
+
+
+def test_every_process_has_its_figures() -> None:
+    figures = {family.name: family.samples[0][2] for family in process_families()}
+    assert figures["process_resident_memory_bytes"] > 1e6
+    assert figures["process_cpu_seconds_total"] > 0
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:0", "localhost:9400", "[::1]:9400"])
+def test_figures_are_read_on_loopback(address: str) -> None:
+    assert check_metrics(address, insecure=False) == address
+
+
+@pytest.mark.parametrize("address", ["9400", "127.0.0.1:x", "0.0.0.0:9400", "10.0.0.1:9400"])
+def test_and_elsewhere_only_where_somebody_says_so(address: str) -> None:
+    with pytest.raises(InvalidParameter, match="metrics"):
+        check_metrics(address, insecure=False)
+    if address.endswith(":9400"):
+        assert check_metrics(address, insecure=True) == address
+
+
+async def ask(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def figures() -> Iterable[Family]:
+    return [counter("steps_total", "Steps.", 3)]
+
+
+def failing() -> Iterable[Family]:
+    raise RuntimeError("no figures")
+
+
+async def test_the_listener_answers_one_request_a_connection() -> None:
+    registry = Registry()
+    registry.add("verifier", figures)
+    listener = await listen(registry, "127.0.0.1:0")
+    try:
+        page = await ask(listener.address, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert page.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
+        assert page.endswith(b'specwire:steps_total{service="verifier"} 3\n')
+        assert (await ask(listener.address, b"HEAD /metrics HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert (await ask(listener.address, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert (await ask(listener.address, b"GET /else HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        assert (await ask(listener.address, b"POST /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+        assert (await ask(listener.address, b"\x16\x03\x01\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert (await ask(listener.address, b"GET /" + b"x" * 2 * MOST_HEAD_BYTES + b"\r\n\r\n"))[:12] in (
+            b"HTTP/1.1 400",
+            b"",
+        )
+        registry.add("verifier", failing)
+        assert (await ask(listener.address, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
+    finally:
+        await listener.stop()
+
+
+async def test_a_taken_port_is_an_error_that_names_it() -> None:
+    listener = await listen(Registry(), "127.0.0.1:0")
+    try:
+        with pytest.raises(ListenError, match=f"metrics: cannot listen on {listener.address}"):
+            await listen(Registry(), listener.address)
+    finally:
+        await listener.stop()
+
+
+async def test_stopping_ends_connections_that_say_nothing() -> None:
+    listener = await listen(Registry(), "127.0.0.1:0")
+    host, _, port = listener.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await ask(listener.address, b"GET /health HTTP/1.1\r\n\r\n")
+    await listener.stop()
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()

@@ -1,0 +1,87 @@
+"""A verifier's figures, read when somebody asks; see docs/OPERATIONS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
+from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
+from verify_service.engine import Engine
+from verify_service.tally import Tally
+
+
+def families(engine: Engine) -> Iterable[Family]:
+    yield from _of_speculation(engine.tally)
+    yield from _of_steps(engine.tally)
+    yield from _of_sessions(engine)
+
+
+def _of_speculation(tally: Tally) -> Iterable[Family]:
+    tested, accepted = tally.tested, tally.accepted
+    prefix = "spec_decode_num"
+    kinds = {kind: kind.name.lower() for kind in SourceKind}
+    by_position = {str(index): count for index, count in enumerate(tally.accepted_at) if count}
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens tested.", tally.windows)
+    yield by_label(
+        "counter",
+        f"{prefix}_draft_tokens_total",
+        "Draft tokens tested, by where they came from.",
+        "kind",
+        {name: tested[kind] for kind, name in kinds.items()},
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_accepted_tokens_total",
+        "Draft tokens accepted, by where they came from.",
+        "kind",
+        {name: accepted[kind] for kind, name in kinds.items()},
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_accepted_tokens_per_pos_total",
+        "Draft tokens accepted, by place in the window.",
+        "position",
+        by_position,
+    )
+    yield counter("rollbacks_total", "Windows of which a token was refused: the cache goes back.", tally.refused)
+    offers = {offer.value: count for offer, count in dict(tally.offers).items()}
+    yield by_label("counter", "proposals_total", "Proposals that came, by what became of them.", "result", offers)
+    outcomes = {outcome.name.lower(): tally.outcomes[outcome] for outcome in Outcome}
+    yield by_label("counter", "decided_tokens_total", "Tokens decided, by how.", "outcome", outcomes)
+
+
+def _of_steps(tally: Tally) -> Iterable[Family]:
+    yield histogram("forward_seconds", "The target's forwards.", tally.forward_s)
+    yield histogram("choose_seconds", "Choosing the tokens of a step.", tally.choose_s)
+    yield histogram("batch_rows", "Rows of a forward.", tally.rows)
+    yield histogram("batch_sessions", "Sessions in a forward.", tally.sessions)
+    yield counter("step_gap_seconds_total", "Between forwards, neither waiting nor idle.", tally.gap_us / 1e6)
+    yield counter("step_waited_seconds_total", "Waiting for proposals that were due.", tally.waited_us / 1e6)
+
+
+def _of_sessions(engine: Engine) -> Iterable[Family]:
+    """Read beside the engine's thread: each number for itself is right, and they are of about the same moment."""
+    reception, lm = engine.reception, engine.lm
+    held = list(reception.roster)
+    waiting, present = sum(each.waiting for each in held), len(reception.roster)
+    cached = sum(lm.cached(slot) for slot in range(lm.slots))
+    states = {"served": max(0, present - waiting), "waiting": waiting, "idle": max(0, len(held) - present)}
+    yield by_label("gauge", "sessions", "Sessions by state.", "state", states)
+    yield gauge("slots", "Sessions that fit at once.", lm.slots)
+    yield gauge("slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.slots.kept)
+    yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
+    yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
+    prefixes = dict(reception.slots.counts)
+    yield by_label("counter", "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
+    ignored = dict(reception.counts)
+    yield by_label("counter", "ignored_total", "What was ignored or let go.", "reason", ignored)
+    plain_us = engine.costs.plain(1)
+    ledgers = [each.session.ledger for each in held if not each.waiting]
+    in_debt = sum(ledger.spare_us(plain_us) < 0 for ledger in ledgers)
+    balance_us = sum(ledger.balance_us for ledger in ledgers)
+    yield gauge("ledger_sessions_in_debt", "Sessions that decode plainly: speculation cost too much.", in_debt)
+    yield gauge(
+        "ledger_balance_seconds", "Time lost to speculation by the sessions held; negative: gained.", balance_us / 1e6
+    )
+    yield gauge("plain_step_seconds", "A forward of one row, as measured.", plain_us / 1e6)

@@ -1,0 +1,54 @@
+"""What an engine counts: plain numbers, written in its thread only, which metrics read from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import Offer, SourceKind
+from specwire.core.tail import Verdict
+from specwire.telemetry.metrics import SIZES, STEPS, Histogram
+from verify_service.commands import Timings
+
+MOST_POSITIONS = 32
+
+
+class Tally:
+    """Since the engine began. `refused`: windows of which a token was refused, each a rollback and a dead chain."""
+
+    def __init__(self) -> None:
+        self.forward_s = Histogram(STEPS)
+        self.choose_s = Histogram(STEPS)
+        self.rows = Histogram(SIZES)
+        self.sessions = Histogram(SIZES)
+        self.gap_us = 0
+        self.waited_us = 0
+        self.outcomes: Counter[Outcome] = Counter()
+        self.offers: Counter[Offer] = Counter()
+        self.windows = 0
+        self.refused = 0
+        self.tested: Counter[SourceKind] = Counter()
+        self.accepted: Counter[SourceKind] = Counter()
+        self.accepted_at = [0] * MOST_POSITIONS
+
+    def step(self, timings: Timings) -> None:
+        """A forward has ended."""
+        self.forward_s.observe(timings.forward_us / 1e6)
+        self.choose_s.observe(timings.choose_us / 1e6)
+        self.rows.observe(timings.rows)
+        self.sessions.observe(timings.sessions)
+        self.gap_us += timings.gap_us
+        self.waited_us += timings.waited_us
+
+    def verdict(self, verdict: Verdict) -> None:
+        """A session's part of a step was decided."""
+        self.outcomes.update(verdict.outcomes)
+        if not verdict.tested:
+            return
+        accepted = min(verdict.tested, verdict.accepted)
+        self.windows += 1
+        self.tested[verdict.kind] += verdict.tested
+        self.accepted[verdict.kind] += accepted
+        self.refused += Outcome.RECOVERED in verdict.outcomes
+        for index in range(min(accepted, MOST_POSITIONS)):
+            self.accepted_at[index] += 1
