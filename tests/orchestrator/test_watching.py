@@ -14,6 +14,7 @@ from orchestrator import following, server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import StoredSession
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
+from specwire.client.events import Gathering, event_from_wire
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.states import State
@@ -106,6 +107,23 @@ async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer
     assert seen == plain(TARGET, PROMPT, LENGTH)
     assert finished.reason is FinishReason.LENGTH
     assert finished.stats.output_tokens == LENGTH
+
+
+async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis: RedisServer) -> None:
+    """Penalties are a function of the text, and what was reported of it is in the log."""
+    wish = Options(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
+    wish.update({"max_tokens": LENGTH, "ignore_eos": True})
+    async with pair(redis) as both:
+        undisturbed = await both.first.complete(PROMPT, **wish)
+        started, events = await both.begin(20, **wish)
+        taken, request = Gathering(), generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
+        async with grpc.aio.insecure_channel(both.other.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            async for response in stub.Watch(request, timeout=LIMIT_S):
+                taken.add(event_from_wire(response))
+        await tokens_of(events)
+    assert (tuple(taken.tokens), tuple(taken.logprobs)) == (undisturbed.tokens, undisturbed.logprobs)
+    assert len(taken.logprobs) == LENGTH
 
 
 async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:

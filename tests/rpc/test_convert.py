@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
 from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import InvalidParameter, Rule, Sampling
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling
 from specwire.rpc import convert
 from specwire.v1 import common_pb2
 
@@ -24,13 +26,22 @@ samplings = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     seed=uint64,
     choice=uint32,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(uint32, st.floats(-100, 100), max_size=4).map(lambda bias: tuple(sorted(bias.items()))),
 )
+samplings |= st.builds(replace, samplings, logprobs=st.integers(0, 20), logprobs_of=st.sampled_from(LogprobsOf))
 stoppings = st.builds(
     Stopping,
     max_tokens=st.integers(1, (1 << 32) - 1),
     stop_ids=st.frozensets(uint32, max_size=5),
     ignore_eos=st.booleans(),
+    min_tokens=st.just(0) | st.just(1),
 )
+float32 = st.floats(width=32, allow_nan=False)
+reports = st.builds(TokenLogprobs, float32, st.lists(st.tuples(uint32, float32), max_size=4).map(tuple))
 proposals = st.builds(
     Proposal,
     source=uint32,
@@ -52,6 +63,36 @@ def test_sampling_there_and_back(sampling: Sampling) -> None:
 def test_stopping_there_and_back(stopping: Stopping) -> None:
     wire = common_pb2.Stopping.FromString(convert.stopping_to_wire(stopping).SerializeToString())
     assert convert.stopping_from_wire(wire) == stopping
+
+
+@given(st.lists(reports, max_size=3).map(tuple))
+def test_logprobs_there_and_back(reported: tuple[TokenLogprobs, ...]) -> None:
+    wire = [
+        common_pb2.TokenLogprobs.FromString(each.SerializeToString()) for each in convert.logprobs_to_wire(reported)
+    ]
+    assert convert.logprobs_from_wire(wire) == reported
+
+
+def test_logprobs_without_their_ids_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="logprobs: 1 values for 2 ids"):
+        convert.logprobs_from_wire([common_pb2.TokenLogprobs(top_ids=[1, 2], top_logprobs=[-0.5])])
+
+
+@pytest.mark.parametrize(
+    ("message", "refusal"),
+    [
+        (
+            common_pb2.Sampling(logprobs_of=common_pb2.LOGPROBS_OF_MODEL),
+            "logprobs_of: says what logprobs are of, which",
+        ),
+        (common_pb2.Sampling(logprobs=1, logprobs_of=9), "logprobs_of: 9 is not a known value"),  # type: ignore[arg-type]
+        (common_pb2.Sampling(repetition_penalty=0.0), "repetition_penalty: must be above 0"),
+        (common_pb2.Sampling(logit_bias={64: 1.0}), "logit_bias: token id 64 is outside 0..63"),
+    ],
+)
+def test_contradictory_options_are_refused(message: common_pb2.Sampling, refusal: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{refusal}"):
+        convert.sampling_from_wire(message, default_seed=0, vocabulary=64)
 
 
 @given(proposals, uint32, uint32)

@@ -1,0 +1,188 @@
+"""Options, reports, echo and several completions through the whole stack: none depends on who drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+import verify_service.server
+from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
+from specwire.client.events import Gathering
+from specwire.client.requests import Options, Prompt, generate_request
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import Sampling
+from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
+
+# Loops, so that penalties have something to do.
+LOOPING = "scripted:7:vocab=64:memory=1"
+LENGTH = 32
+
+WISHES: dict[str, Options] = {
+    "plain": Options(),
+    "penalised": Options(repetition_penalty=1.4, presence_penalty=0.8, frequency_penalty=0.6),
+    "biased": Options(logit_bias={3: 9.0, 9: -100.0}, logprobs=2, logprobs_of="processed"),
+    "drawn": Options(temperature=0.8, min_p=0.05, top_k=12, seed=5, frequency_penalty=1.1, logprobs=3),
+    "chosen": Options(temperature=1.2, seed=5, choice=2, repetition_penalty=1.2, logprobs=0),
+}
+
+Told = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
+
+
+async def told(client: AsyncClient, **changes: bool) -> dict[str, Told]:
+    common = Options(max_tokens=LENGTH, ignore_eos=True)
+    common.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
+    wishes: list[Options] = [{**common, **wish} for wish in WISHES.values()]
+    done = await asyncio.gather(*(client.complete(PROMPT, **wish) for wish in wishes))
+    return {name: (each.tokens, each.logprobs) for name, each in zip(WISHES, done, strict=True)}
+
+
+async def test_text_and_logprobs_are_the_same_whoever_drafts() -> None:
+    """Nobody, the text itself, a good drafter, a random one."""
+    async with stack(f"{LOOPING}:delay_ms=2", f"{LOOPING}:agree=0.8") as running:
+        off = await told(running.client, drafting=False)
+        ngram = await told(running.client, drafting=False, ngram=True)
+        good = await told(running.client)
+    async with stack(f"{LOOPING}:delay_ms=2", "scripted:99:vocab=64") as running:
+        misled = await told(running.client)
+    assert off == ngram == good == misled
+    assert list(off["plain"][0]) == plain(LOOPING, PROMPT, LENGTH, Sampling())
+    assert len({tokens for tokens, _ in off.values()}) == len(WISHES)
+    reported = {name: len(logprobs) for name, (_, logprobs) in off.items()}
+    assert reported == {"plain": 0, "penalised": 0, "biased": LENGTH, "drawn": LENGTH, "chosen": LENGTH}
+    assert {len(each.top) for each in off["drawn"][1]} == {3}
+    assert all(each.logprob == each.top[0][1] for each in off["biased"][1])  # greedy: the best one is taken
+
+
+async def test_reports_and_echo_are_replayed_as_they_were_shown() -> None:
+    wish = Options(max_tokens=LENGTH, ignore_eos=True, temperature=0.9, seed=3, logprobs=2, echo=True)
+    async with stack(f"{TARGET}:delay_ms=2", DRAFT) as running:
+        shown = await running.client.complete(PROMPT, **wish)
+        from_start = await gathered(running.client, shown.session_id)
+        from_middle = await gathered(running.client, shown.session_id, len(PROMPT) + 11)
+    assert shown.prompt is not None
+    assert (shown.prompt.tokens, shown.prompt.text) == (PROMPT, "5 6 7")
+    assert shown.text == " ".join(map(str, shown.tokens))
+    assert (from_start.logprobs, from_start.prompt) == (shown.logprobs, shown.prompt)
+    assert (from_middle.tokens, from_middle.logprobs) == (shown.tokens[11:], shown.logprobs[11:])
+
+
+async def gathered(client: AsyncClient, session_id: str, position: int = 0) -> Completion:
+    gathering = Gathering()
+    async for event in client.watch(session_id, position):
+        gathering.add(event)
+    return gathering.completion()
+
+
+async def test_a_lost_verifier_changes_neither_text_nor_reports() -> None:
+    """Its successor has the texts from the log only."""
+    model = f"{LOOPING}:delay_ms=15"
+    async with stack(model) as running:
+        undisturbed = await told(running.client)
+        disturbed = asyncio.create_task(told(running.client))
+        await asyncio.sleep(0.2)
+        await running.verifier.stop(0.0)
+        again = await verify_service.server.start(ModelServiceOptions(model, listen=running.verifier.address))
+        try:
+            assert await disturbed == undisturbed
+        finally:
+            await again.stop(0.0)
+
+
+async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:
+    wish = Options(max_tokens=12, ignore_eos=True, temperature=1.0, seed=8)
+    request = generate_request(PROMPT, **wish)
+    request.n = 3
+    texts: dict[int, list[int]] = {}
+    ended: list[int] = []
+    async with stack(TARGET, DRAFT) as running:
+        async with grpc.aio.insecure_channel(running.client.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            async for answer in stub.Generate(request, timeout=30.0):
+                match answer.WhichOneof("event"):
+                    case "started":
+                        assert answer.started.sampling.choice == answer.choice
+                        texts[answer.choice] = []
+                    case "chunk":
+                        texts[answer.choice] += answer.chunk.tokens
+                    case "finished":
+                        ended.append(answer.choice)
+        many = await running.client.complete_many(PROMPT, 3, **wish)
+    assert sorted(ended) == [0, 1, 2]
+    drawn = [plain(TARGET, PROMPT, 12, Sampling(temperature=1.0, seed=8, choice=choice)) for choice in range(3)]
+    assert [texts[choice] for choice in range(3)] == drawn == [list(each.tokens) for each in many]
+
+
+async def test_whoever_leaves_ends_all_of_its_completions() -> None:
+    request = generation_pb2.GenerateRequest(n=2)
+    request.tokens.ids.extend(PROMPT)
+    async with stack(f"{TARGET}:delay_ms=20:eos=0") as running:
+        async with grpc.aio.insecure_channel(running.client.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            call = stub.Generate(request, timeout=30.0)
+            begun: dict[int, str] = {}
+            while len(begun) < 2:
+                answer = await call.read()
+                if answer.WhichOneof("event") == "started":
+                    begun[answer.choice] = answer.started.session_id
+            call.cancel()
+        for session_id in begun.values():
+            assert (await gathered(running.client, session_id)).finish_reason is FinishReason.CANCELLED
+
+
+REFUSED: list[tuple[Prompt, Options, dict[str, Any], str]] = [
+    (PROMPT, Options(min_p=1.5), {}, "min_p: must be from 0 to 1, not 1.5"),
+    (PROMPT, Options(repetition_penalty=-1.0), {}, "repetition_penalty: must be above 0 and at most 100, not -1.0"),
+    (PROMPT, Options(presence_penalty=2.5), {}, "presence_penalty: must be from -2 to 2, not 2.5"),
+    (PROMPT, Options(frequency_penalty=-2.5), {}, "frequency_penalty: must be from -2 to 2, not -2.5"),
+    (PROMPT, Options(logit_bias={64: 1.0}), {}, "logit_bias: token id 64 is outside 0..63"),
+    (PROMPT, Options(logprobs=21), {}, "logprobs: must be from 0 to 20, not 21"),
+    (PROMPT, Options(logprobs_of="model"), {}, "logprobs_of: says what logprobs are of, which are not asked for"),
+    (PROMPT, Options(max_tokens=5, min_tokens=6), {}, "min_tokens: must be from 0 to max_tokens, which is 5, not 6"),
+    (PROMPT, Options(max_tokens=5, min_tokens=1, stop_ids=range(1, 64)), {}, "min_tokens: 1: each of the 64 ids ends"),
+    (PROMPT, Options(), {"n": 65}, "n: must be from 0 to 64, not 65"),
+    (PROMPT, Options(request_id="x"), {"n": 2}, "request_id: stands for one session, so n must be 1, not 2"),
+    (PROMPT, Options(choice=1), {"n": 2}, "choice: must be 0 where n is 2, not 1"),
+]
+# A field of a newer client, at each level.
+UNKNOWN = b"\xa8\x7d\x01"  # number 2005, varint 1
+
+
+async def test_what_is_wrong_is_refused_by_name_and_value() -> None:
+    async with stack() as running, grpc.aio.insecure_channel(running.client.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        for prompt, options, fields, message in REFUSED:
+            request = generate_request(prompt, **options)
+            request.MergeFrom(generation_pb2.GenerateRequest(**fields))
+            assert message in await refusal(stub, request)
+        for name in ("request", "sampling", "stopping"):
+            request = generate_request(PROMPT, max_tokens=3)
+            (request if name == "request" else getattr(request, name)).MergeFromString(UNKNOWN)
+            assert await refusal(stub, request) == (
+                f"{name}: holds field number 2005, which this service does not know"
+            )
+
+
+async def refusal(stub: generation_pb2_grpc.GenerationServiceStub, request: generation_pb2.GenerateRequest) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(request, timeout=20.0):
+            pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return caught.value.details() or ""
+
+
+async def test_the_client_refuses_what_it_cannot_say() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        for n, options, message in (
+            (0, Options(), "n: must be from 1 to 64, not 0"),
+            (2, Options(request_id="r"), "request_id: is of one completion, not of several: 'r'"),
+        ):
+            with pytest.raises(SpecwireError, match=message):
+                await client.complete_many(PROMPT, n, **options)
+        with pytest.raises(SpecwireError, match="logprobs_of: must be model or processed, not 'all'"):
+            await client.complete(PROMPT, logprobs=1, logprobs_of="all")
