@@ -24,6 +24,7 @@ from orchestrator.store import (
 )
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import Sampling
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
@@ -91,6 +92,28 @@ async def test_a_session_is_created_once(store: SessionStore) -> None:
     session_id, _ = await started(store, "twice")
     with pytest.raises(SessionExists, match=session_id):
         await store.create(record_of(session_id), TTL)
+
+
+async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore) -> None:
+    """Written in pieces, repeated, ended, claimed, and written again after a loss."""
+    told = [TokenLogprobs(-0.5 * index, ((index, -0.5 * index), (9, -4.0))[: index % 3]) for index in range(5)]
+    session_id = f"reports-{id(store)}"
+    record = record_of(session_id, sampling=Sampling(repetition_penalty=1.25, logit_bias=((3, -1.5),), logprobs=2))
+    fence = await store.create(record, TTL)
+    await store.append(session_id, fence, 3, (7, 8), (A, B), told[:2])
+    await store.append(session_id, fence, 4, (8, 9), (B, B), told[1:3])
+    await store.append(session_id, fence, 6, (), ())
+    claimed = await store.claim(session_id, "second")
+    assert (claimed.tokens, claimed.logprobs, claimed.record) == ((7, 8, 9), tuple(told[:3]), record)
+    await store.recreate(record, (7, 8, 9, 1), (A, B, B, D), claimed.fence, TTL, "second", None, told[:4])
+    await store.finish(session_id, claimed.fence, 7, (2,), (D,), FinishReason.LENGTH, 9, told[4:])
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.logprobs) == ((7, 8, 9, 1, 2), tuple(told))
+    await store.recreate(record, (7,), (A,), claimed.fence + 1, TTL, "third", None, told[:1])
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.logprobs) == ((7,), tuple(told[:1]))
 
 
 async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> None:

@@ -12,8 +12,10 @@ from orchestrator.store.base import DamagedLog, SessionRecord
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
+    pack_logprobs,
     pack_outcomes,
     pack_tokens,
+    unpack_logprobs,
     unpack_outcomes,
     unpack_tokens,
 )
@@ -22,11 +24,12 @@ from orchestrator.store.scripts import request_key
 from orchestrator.store.snapshot import stored_session
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import Stopping
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import Sampling
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2
 from tests.orchestrator.test_store import record_of
-from tests.rpc.test_convert import samplings, stoppings, uint32
+from tests.rpc.test_convert import reports, samplings, stoppings, uint32
 
 records = st.builds(
     SessionRecord,
@@ -66,7 +69,32 @@ def test_tokens_and_outcomes_there_and_back(tokens: list[int], outcomes: list[Ou
     assert unpack_outcomes(pack_outcomes(outcomes)) == tuple(outcomes)
 
 
+@given(reports)
+def test_logprobs_there_and_back(reported: TokenLogprobs) -> None:
+    assert unpack_logprobs(pack_logprobs(reported)) == reported
+
+
+def test_a_record_from_before_there_were_options_has_none() -> None:
+    record = record_of("s")
+    fields = json.loads(encode_record(record))
+    for name in ("min_p", "logit_bias", "logprobs", "logprobs_of"):
+        del fields["sampling"][name]
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        del fields["sampling"][name]
+    del fields["stopping"]["min_tokens"], fields["echo"]
+    assert decode_record(json.dumps(fields).encode(), record.prompt) == record
+
+
+@pytest.mark.parametrize("told", [[], [None], [b"odd"], [b"\0\0\0\0", b"\0\0\0\0"]])
+def test_reports_that_are_not_one_a_token_are_a_damaged_log(told: list[bytes | None]) -> None:
+    asked = encode_record(record_of("s", sampling=Sampling(logprobs=0)))
+    with pytest.raises(DamagedLog, match="logprobs: "):
+        stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-1], told])
+    stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-1], [b"\0\0\0\0"]])
+
+
 def test_the_layout() -> None:
+    assert pack_logprobs(TokenLogprobs(-1.0, ((258, 0.0),))) == b"\0\0\x80\xbf" + b"\x02\x01\0\0" + b"\0\0\0\0"
     assert pack_tokens([1, 0x01020304]) == b"\x01\0\0\0\x04\x03\x02\x01"
     assert pack_outcomes([Outcome.ACCEPTED, Outcome.DIRECT]) == b"\x01\x04"
     assert json.loads(encode_record(record_of("s")))["prompt_length"] == 3
