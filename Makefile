@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
+CLIENTS := $(VENV)/clients/.stamp
 EXTRAS := lm,ray,embedded-redis,http,openvino,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
@@ -22,13 +23,13 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv with everything that running and developing needs
+setup: $(STAMP) $(CLIENTS) ## create .venv with everything that running and developing needs
 
 $(STAMP): pyproject.toml constraints.txt
 	test -n "$(PYTHON)" || { echo "setup: needs Python 3.11 or 3.12 on PATH (or: make setup PYTHON=/path/to/python3.12)" >&2; exit 1; }
@@ -42,6 +43,12 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 	echo "setup: done"
 
+# Other people's HTTP clients, for tests: what they need does not suit what transformers needs.
+$(CLIENTS): tests/http_clients.txt $(STAMP)
+	$(BIN)/python -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install -q --no-deps --requirement tests/http_clients.txt
+	touch $@
+
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 	$(BIN)/specwire demo
 
@@ -51,7 +58,7 @@ test-unit: $(STAMP)
 	echo "test: unit"
 	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=1200 --ignore=tests/integration --ignore=tests/faults tests
 
-test-integration: $(STAMP)
+test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(PYTEST) --timeout=240 --session-timeout=1500 tests/integration
 
@@ -114,6 +121,12 @@ bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that a
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step
+
+bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: speed, acceptance, loss
+	$(BIN)/python -m bench.dtypes
+
+bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
+	$(BIN)/python -m bench.deterministic
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run

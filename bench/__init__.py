@@ -13,4 +13,8 @@ bars        what is needed, and whether it holds
 report      the table, and bench/results/main.json
 plot        bench/results/main.png
 machine     what it ran on
+
+dtypes         bfloat16 and 8-bit weights beside float32: python -m bench.dtypes
+deterministic  what --deterministic keeps equal and costs: python -m bench.deterministic
+mixes          sessions alone and in random mixes, over two engines
 """
