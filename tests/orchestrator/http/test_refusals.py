@@ -142,7 +142,7 @@ def test_too_much(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_requests_timeout_passes(door: Front) -> None:
-    wish = {"prompt": IDS, "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3}
+    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3}
     answer = door.post(COMPLETIONS, **wish)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
     events = door.events(COMPLETIONS, **wish)
