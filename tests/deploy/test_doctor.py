@@ -1,0 +1,140 @@
+"""What the doctor finds, of real models, a real Redis and a real stack; and of machines that are not here."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import demo_pair
+from deploy import cli, doctor_machine
+from deploy.doctor_models import check_models
+from deploy.doctor_redis import check_log, judge
+from deploy.findings import Finding, Grade, bad, lines, ok
+from deploy.redis_server import RedisServer
+
+TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"
+GIB = 2**30
+
+
+def texts(findings: list[Finding], grade: Grade) -> list[str]:
+    return [f"{each.text} -> {each.remedy}" for each in findings if each.grade is grade]
+
+
+def test_a_pair_that_fits() -> None:
+    findings = list(check_models(TARGET, [DRAFT], "float32", 4, 8 * GIB))
+    assert texts(findings, Grade.BAD) == []
+    assert "have the same 4096 tokens" in findings[0].text
+
+
+def test_a_pair_that_does_not_fit_together() -> None:
+    (wrong,) = texts(list(check_models(TARGET, [OTHER], "float32", 4, 8 * GIB)), Grade.BAD)
+    assert wrong.startswith(f"{OTHER} has ")
+    assert "choose a draft model with the target's tokenizer" in wrong
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    (wrong,) = texts(list(check_models(str(tmp_path), [], "float32", 4, None)), Grade.BAD)
+    assert wrong.startswith(f"{tmp_path} cannot be read: ")
+
+
+def test_caches_that_are_too_large_get_fewer_slots() -> None:
+    found = list(check_models(TARGET, [], "float32", 1024, GIB))
+    (wrong,) = texts(found, Grade.BAD)
+    slots = int(wrong.rpartition("--slots ")[2])
+    assert texts(list(check_models(TARGET, [], "float32", slots, GIB)), Grade.BAD) == []
+    assert len(texts(list(check_models(TARGET, [], "float32", slots + 1, GIB)), Grade.BAD)) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "grade"), [((3, 10), Grade.BAD), ((3, 11), Grade.OK), ((3, 12), Grade.OK), ((3, 99), Grade.WARN)]
+)
+def test_versions_of_python(version: tuple[int, int], grade: Grade) -> None:
+    assert doctor_machine.check_python(version).grade is grade
+
+
+def test_a_quota_of_cores_is_told(tmp_path: Path) -> None:
+    assert doctor_machine.check_cores(tmp_path).grade is Grade.OK
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert doctor_machine.cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert doctor_machine.cpu_quota(tmp_path) == 0.5
+    assert doctor_machine.check_cores(tmp_path).remedy == "give --target-threads and --draft-threads 1 in all"
+
+
+def test_memory_is_what_the_machine_and_its_group_leave(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    assert doctor_machine.available_memory(meminfo, tmp_path) is None
+    meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
+    assert doctor_machine.available_memory(meminfo, tmp_path) == 2048 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert doctor_machine.available_memory(meminfo, tmp_path) == 600000
+
+
+def test_a_port_in_use_is_wrong_only_where_it_was_asked_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert doctor_machine.check_port(address, "listen", asked=False).grade is Grade.WARN
+        found = doctor_machine.check_port(address, "listen", asked=True)
+    assert (found.grade, found.remedy) == (Grade.BAD, "stop what listens there, or choose another --listen")
+
+
+def test_settings_of_redis_that_lose_sessions() -> None:
+    fine = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    assert [each.grade for each in judge(fine, None)] == [Grade.OK]
+    assert [each.grade for each in judge({**fine, "aof_enabled": 0}, True)] == [Grade.OK]
+    poor = {"redis_version": "5.0.1", "maxmemory_policy": "allkeys-lru", "aof_enabled": 0}
+    remedies = [each.remedy for each in judge(poor, False)]
+    assert remedies == ["use 6.2 or newer", "CONFIG SET maxmemory-policy noeviction", "CONFIG SET appendonly yes"]
+
+
+async def test_a_real_redis() -> None:
+    own = await check_log(None, "")
+    assert own[0].text.startswith("private server 6.2")
+    with tempfile.TemporaryDirectory(prefix="specwire-") as folder:  # tmp_path may be too long for a socket
+        server = RedisServer(Path(folder), lambda line: None)
+        await server.start()
+        try:
+            found = await check_log(server.url, "")
+            unfit = await check_log(server.url, "redis-fsync")
+        finally:
+            await server.stop()
+    assert [each.grade for each in found] == [Grade.OK, Grade.OK, Grade.WARN]
+    assert found[2].remedy == "CONFIG SET appendonly yes"
+    assert [each.grade for each in unfit] == [Grade.BAD]
+    (gone,) = await check_log(server.url, "")
+    assert (gone.grade, gone.topic) == (Grade.BAD, "redis")
+
+
+def test_a_line_each() -> None:
+    shown = lines([ok("a", "fine"), bad("longer", "broken", "mend it")], colour=False)
+    assert shown == "ok    a       fine\nbad   longer  broken -> mend it"
+
+
+def test_the_command_says_whether_something_must_be_mended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json", "--target", OTHER, "--draft", OTHER]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is True
+    assert {"python", "lm", "pair", "redis", "port"} <= {each["topic"] for each in told["findings"]}
+    assert cli.main(["doctor", "--target", OTHER, "--draft", "scripted:2", "--address", "127.0.0.1:1"]) == 1
+    out = capsys.readouterr().out
+    assert "cannot connect to 127.0.0.1:1 -> start it" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slots", "0"], "slots: must be from 1 to 1024, not 0"),
+        (["--draft", "x"], "draft: is held against a target: give --target, too"),
+        (["--listen", "nowhere"], "listen: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"),
+    ],
+)
+def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *words]) == 2
+    assert capsys.readouterr().err == f"specwire doctor: error: {message}\n"
