@@ -67,7 +67,9 @@ def messages(draw: st.DrawFn, kind: type[M], pools: Pools, wild: int | None = No
 def _fill(draw: st.DrawFn, message: Message, field: Any, plausible: Values | None, pools: Pools, wild: int) -> None:
     if field.message_type is not None:
         part = messages(GetMessageClass(field.message_type), pools, wild)
-        if field.is_repeated:
+        if field.message_type.GetOptions().map_entry:
+            getattr(message, field.name).update(draw(st.lists(part.map(_pair), max_size=MOST_PARTS)))
+        elif field.is_repeated:
             getattr(message, field.name).extend(draw(st.lists(part, max_size=MOST_PARTS)))
         else:
             getattr(message, field.name).CopyFrom(draw(part))
@@ -79,6 +81,11 @@ def _fill(draw: st.DrawFn, message: Message, field: Any, plausible: Values | Non
         getattr(message, field.name).extend(draw(values))
     else:
         setattr(message, field.name, draw(values))
+
+
+def _pair(entry: Any) -> tuple[Any, Any]:
+    """A map's entry."""
+    return entry.key, entry.value
 
 
 @st.composite

@@ -17,6 +17,7 @@ from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import request_key, session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import Sampling
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
@@ -36,6 +37,8 @@ FIELDS = (
     "ended_us",
     "state",
     "other",
+    "0",
+    "3",
 )
 META, TOKENS, OUTCOMES, REQUEST = "meta", "tokens", "outcomes", "request"
 
@@ -58,7 +61,7 @@ class Damage:
 
 
 def record(session_id: str = "s") -> SessionRecord:
-    return SessionRecord(session_id, PROMPT, Sampling(), Stopping(20), "ada", "r")
+    return SessionRecord(session_id, PROMPT, Sampling(logprobs=0), Stopping(20), "ada", "r")
 
 
 @st.composite
@@ -117,13 +120,14 @@ async def _outcome(call: Callable[[], Awaitable[object]]) -> str:
 def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
     """Every call that meets what stands there."""
     more, outcomes = (8, 9), (Outcome.DIRECT, Outcome.DIRECT)
+    told = (TokenLogprobs(-1.0),) * len(TEXT)
     at, fence = len(PROMPT) + len(TEXT), 1
     return {
         "read": lambda: store.read("s"),
         "claim": lambda: store.claim("s", "other"),
-        "append": lambda: store.append("s", fence, at, more, outcomes),
-        "finish": lambda: store.finish("s", fence, at, more, outcomes, FinishReason.LENGTH, 9),
-        "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S),
+        "append": lambda: store.append("s", fence, at, more, outcomes, told[:2]),
+        "finish": lambda: store.finish("s", fence, at, more, outcomes, FinishReason.LENGTH, 9, told[:2]),
+        "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S, logprobs=told),
         "create": lambda: store.create(record(), TTL_S),
         "cancel": lambda: store.cancel("s"),
         "bind": lambda: store.bind_request("ada", "r", "s", TTL_S),
@@ -135,7 +139,8 @@ async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[
     keys = dict(zip((META, TOKENS, OUTCOMES), session_keys("s"), strict=True)) | {REQUEST: request_key("ada", "r")}
     await client.delete(*keys.values())
     fence = await store.create(record(), TTL_S, "me")
-    await store.append("s", fence, len(PROMPT), TEXT, (Outcome.DIRECT,) * len(TEXT))
+    told = (TokenLogprobs(-1.0),) * len(TEXT)
+    await store.append("s", fence, len(PROMPT), TEXT, (Outcome.DIRECT,) * len(TEXT), told)
     await store.bind_request("ada", "r", "s", TTL_S)
     await client.hset(keys[META], "fence", 1)
     for each in damage:
