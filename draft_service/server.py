@@ -157,6 +157,7 @@ def _loader(
             device=options.device,
             runtime=options.runtime,
             quantization=options.quantization,
+            compiled=options.compiled,
             context=options.context,
             threads=options.threads,
         )

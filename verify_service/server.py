@@ -158,6 +158,7 @@ def _loader(
             device=options.device,
             runtime=options.runtime,
             quantization=options.quantization,
+            compiled=options.compiled,
             deterministic=options.deterministic,
             context=options.context,
             threads=options.threads,

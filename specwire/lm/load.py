@@ -21,6 +21,7 @@ def load_model(
     deterministic: bool = False,
     quantization: str = NONE,
     kv_memory: int | None = None,
+    compiled: bool = False,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -38,6 +39,8 @@ def load_model(
             and number of threads. A scripted model always does so.
         quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.int8`). A scripted model
             ignores it.
+        compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
+            (`specwire.lm.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
 
     Raises:
@@ -57,7 +60,7 @@ def load_model(
     from specwire.lm.pretrained import load_pretrained
     from specwire.lm.runners import How
 
-    how = How(runtime, lean, deterministic, quantization)
+    how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how)
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from specwire.lm.apart import ALONE, Apart, agreeing_widths
 from specwire.lm.cached import Runner
 from specwire.lm.checks import deviation, first_line
+from specwire.lm.compiled import CompiledRunner
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.int8 import check_int8, round_layers
 from specwire.lm.interface import AUTO, INT8, NONE, OPENVINO, TORCH, ModelError
@@ -38,6 +39,7 @@ class How(NamedTuple):
     lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
+    compiled: bool = False
 
 
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
@@ -45,6 +47,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
 
     Under int8 the model's linear layers are rounded meanwhile.
     """
+    if how.compiled:
+        return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
         check_int8(model)
     if how.runtime == TORCH:
@@ -56,6 +60,23 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
             raise
         logger.info("%s is served by torch: %s", type(model).__name__, reason)
         return _torch_runner(model, sizes, how), TORCH
+
+
+def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
+    """Whoever asks for compilation is not served anything else: ModelError where it cannot be had."""
+    name = type(model).__name__
+    if how.runtime == OPENVINO or how.deterministic or how.quantization != NONE:
+        raise ModelError("compiled: needs torch, without deterministic and without quantization")
+    if model.config.model_type not in MODEL_TYPES:
+        raise ModelError(f"compiled: serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
+    try:
+        runner = CompiledRunner(model, *sizes)
+        off = deviation(model, runner, *sizes, next(model.parameters()).dtype)
+    except Exception as failure:  # unsuited, or whatever capturing, generating code or its compiler raises
+        raise ModelError(f"compiled: cannot compile this {name}: {first_line(failure)}") from failure
+    if not off <= 1:
+        raise ModelError(f"compiled: gives other logits than this {name} ({off:.1f} times the tolerance)")
+    return runner
 
 
 def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:

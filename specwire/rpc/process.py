@@ -81,6 +81,7 @@ class ModelServiceOptions:
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         quantization: of the linear layers' weights, none or int8.
+        compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
     """
 
@@ -100,6 +101,7 @@ class ModelServiceOptions:
     deterministic: bool = False
     kv_memory: int | None = None
     metrics: str = ""
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -174,6 +176,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
         help="of keys and values, such as 8G: as many slots as fit, whatever --slots says",
     )
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the forwards in static shapes: for GPUs, minutes at start"
+    )
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_listening_arguments(parser, "orchestrators")
 
@@ -238,6 +243,7 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         device=args.device,
         runtime=args.runtime,
         quantization=args.quantization,
+        compiled=args.compile,
         threads=args.threads,
         slots=args.slots,
         kv_memory=size_of("kv-memory", args.kv_memory),

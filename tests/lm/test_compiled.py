@@ -1,0 +1,107 @@
+"""Static shapes: the same logits as the model itself, whatever is padded, and nothing written where it should not be.
+
+Through PyTorch's capture and functionalisation, without its code generator: that takes minutes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specwire.lm import Feed, ModelError, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.compiled import Bucket, Buckets, CompiledRunner, packed
+from specwire.lm.interface import ModelInfo
+from specwire.lm.llama import Unsuited
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
+from tests.lm.walk import Texts
+
+SLOTS = 3
+BUCKETS = Buckets(rows=(3,), columns=(1, 4), spans=(16, CONTEXT))
+FEW = Buckets(rows=(3,), columns=(4,), spans=(CONTEXT,))
+
+
+def compiled(kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager") -> tuple[torch.nn.Module, CachedLM]:
+    model = build(config(kind))
+    runner = CompiledRunner(model, SLOTS, CONTEXT, VOCABULARY, buckets, backend)
+    info = ModelInfo("tiny", kind, VOCABULARY, CONTEXT, (), "float32", "cpu", "", "")
+    return model, CachedLM(runner, info, SLOTS)
+
+
+@pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
+def test_a_walk_through_every_bucket_and_beyond_gives_the_model_s_logits(kind: str) -> None:
+    model, lm = compiled(kind, backend="eager")
+    texts = Texts(model, lm, seed=5)
+    for _ in range(12):
+        texts.step()
+
+
+def test_padding_is_written_to_nobody_s_slot() -> None:
+    model, lm = compiled("llama", buckets=FEW)
+    text = [5, 9, 4, 8, 6]
+    lm.forward([Feed(0, 0, text, 1), Feed(2, 0, text, 1)])
+    before = [[cache[slot].clone() for slot in range(SLOTS)] for cache in lm.runner._caches()]  # type: ignore[attr-defined]
+    lm.forward([Feed(1, 0, text[:2], 1)])
+    after = [[cache[slot].clone() for slot in range(SLOTS)] for cache in lm.runner._caches()]  # type: ignore[attr-defined]
+    for was, now in zip(before, after, strict=True):
+        assert torch.equal(was[0], now[0])
+        assert torch.equal(was[2], now[2])
+        assert torch.count_nonzero(now[1][2:]) == 0
+    logits = lm.forward([Feed(0, 5, [7], 1), Feed(1, 2, text[2:], 3)])
+    torch.testing.assert_close(logits[0], plain(model, [*text, 7])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(logits[1:], plain(model, text)[2:], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_logits_that_are_not_finite_stay_in_their_slot() -> None:
+    model, lm = compiled("llama", buckets=FEW)
+    text = [1, 3, 9, 4, 8]
+    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
+    for cache in lm.runner._caches():  # type: ignore[attr-defined]
+        cache[0, 0].fill_(float("nan"))
+    logits = lm.forward([Feed(0, 5, [7], 1), Feed(1, 5, [6, 3], 1)])
+    assert lm.failed == {0}
+    torch.testing.assert_close(logits[1], plain(model, [*text, 6, 3])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+    again = lm.forward([Feed(0, 0, text[:3], 3), Feed(1, 7, [5], 1)])
+    assert lm.failed == frozenset()
+    torch.testing.assert_close(again[:3], plain(model, text[:3]), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(again[3], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_the_least_bucket_that_takes_the_feeds_is_used() -> None:
+    one, wide = Feed(0, 3, [1], 1), Feed(1, 14, [1, 2, 3], 1)
+    assert BUCKETS.fit([one]) == Bucket(3, 1, 16)
+    assert BUCKETS.fit([one, wide]) == Bucket(3, 4, CONTEXT)
+    assert BUCKETS.fit([Feed(0, 0, [1] * 5, 1)]) is None
+    assert len(BUCKETS.all()) == 4
+    assert Buckets.usual(4, 32) == Buckets((1, 4), (1, 4, 8, 32), (32,))
+
+
+def test_what_is_padded_lies_in_the_spare_slot() -> None:
+    tokens, positions, places, slots = packed([Feed(1, 3, [7, 8], 1)], Bucket(2, 3, 8), context=8, spare=2)
+    assert tokens == [[7, 8, 0], [0, 0, 0]]
+    assert positions == [[3, 4, 0], [0, 0, 0]]
+    assert places == [[11, 12, 16], [16, 16, 16]]
+    assert slots == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_a_model_of_another_family_is_refused() -> None:
+    with pytest.raises((Unsuited, AttributeError)):
+        CompiledRunner(build(config("gpt2")), 1, CONTEXT, VOCABULARY, BUCKETS, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("gpt2", {}, "serves the Llama family"),
+        ("llama", {"deterministic": True}, "needs torch, without"),
+        ("llama", {"quantization": "int8"}, "needs torch, without"),
+    ],
+)
+def test_what_cannot_be_compiled_is_not_served_otherwise(
+    kind: str, options: dict[str, bool], reason: str, tmp_path: Path
+) -> None:
+    folder = save(build(config(kind)), tmp_path)
+    with pytest.raises(ModelError, match=f"compiled: {reason}"):
+        load_model(folder, slots=1, compiled=True, **options)  # type: ignore[arg-type]
