@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -13,8 +12,7 @@ from orchestrator.http.fields import Fields, parse
 from orchestrator.http.service import Call, Service
 from orchestrator.requests import encoded
 from specwire.core.sampling import InvalidParameter
-
-PACKAGE = "specwire"
+from specwire.telemetry.process import PACKAGE, installed_version
 
 
 class Info:
@@ -80,10 +78,3 @@ class Info:
             if token >= vocabulary:
                 raise InvalidParameter("tokens", f"token id {token} is outside 0..{vocabulary - 1}")
         return JSONResponse({"prompt": served.target.tokenizer.decode(tokens, skip_special_tokens=False)})
-
-
-def installed_version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"

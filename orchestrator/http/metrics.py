@@ -1,4 +1,4 @@
-"""/metrics in Prometheus' text form: what this orchestrator has counted since it started.
+"""/metrics: what this orchestrator has counted since it started, in Prometheus' text form.
 
 Names that other servers have for the same thing are theirs. A session counts while it is driven here and after its end.
 """
@@ -11,84 +11,63 @@ from collections.abc import Iterable
 from starlette.responses import PlainTextResponse, Response
 
 from orchestrator.http.service import Call, Service
-from orchestrator.stats import SessionStats
+from orchestrator.sessions import Orchestrator
 from orchestrator.totals import Totals
 from specwire.core.acceptance import Outcome
+from specwire.telemetry.metrics import CONTENT_TYPE, Family, Registry, by_label, counter, gauge
+from specwire.telemetry.process import process_families
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = {
-    Outcome.ACCEPTED: "accepted",
-    Outcome.RECOVERED: "recovered",
-    Outcome.BONUS: "bonus",
-    Outcome.DIRECT: "direct",
-}
+SERVICE = "orchestrate"
 
 
 class Metrics:
     """Also counts HTTP's own answers: see `observe`."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
         self._answers: Counter[tuple[str, int]] = Counter()
+        self._registry = Registry()
+        self._registry.add(SERVICE, process_families)
+        self._registry.add(SERVICE, lambda: families(service.orchestrator))
+        self._registry.add(SERVICE, self._http)
 
     def observe(self, route: str, status: int) -> None:
         self._answers[route, status] += 1
 
     async def answer(self, _: Call) -> Response:
-        return PlainTextResponse(self.text(), media_type=CONTENT_TYPE)
+        return PlainTextResponse(self._registry.text(), media_type=CONTENT_TYPE)
 
-    def text(self) -> str:
-        orchestrator = self._service.orchestrator
-        running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
-        totals = orchestrator.totals.with_running(driver.stats for driver in running)
-        lines = [
-            *_family("num_sessions_running", "gauge", "Sessions that are driven or shown here.", [("", len(running))]),
-            *_of_sessions(totals),
-            *_of_speculation(totals),
-            *_family(
-                "http_responses_total",
-                "counter",
-                "HTTP answers by route and status.",
-                [(f'{{route="{r}",status="{s}"}}', count) for (r, s), count in sorted(self._answers.items())],
-            ),
+    def _http(self) -> Iterable[Family]:
+        samples = [
+            ("", (("route", route), ("status", str(status))), count)
+            for (route, status), count in sorted(self._answers.items())
         ]
-        return "\n".join(lines) + "\n"
+        yield Family("http_responses_total", "counter", "HTTP answers by route and status.", samples)
 
 
-def _of_sessions(totals: Totals) -> list[str]:
-    reasons = [(f'{{finished_reason="{reason.name.lower()}"}}', n) for reason, n in sorted(totals.reasons.items())]
-    outcomes = [(f'{{outcome="{name}"}}', totals.stats.outcomes[outcome]) for outcome, name in OUTCOMES.items()]
-    return [
-        *_family("sessions_finished_total", "counter", "Sessions that ended here, by reason.", reasons),
-        *_family("generation_tokens_total", "counter", "Tokens decided, by how they came to be.", outcomes),
-        *_family(
-            "target_forwards_total", "counter", "Forwards that decided tokens.", _one(totals.stats.target_forwards)
-        ),
-    ]
+def families(orchestrator: Orchestrator) -> Iterable[Family]:
+    """Of the sessions that were driven here."""
+    running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
+    totals = orchestrator.totals.with_running(driver.stats for driver in running)
+    reasons = {reason.name.lower(): count for reason, count in sorted(totals.reasons.items())}
+    outcomes = {outcome.name.lower(): totals.stats.outcomes[outcome] for outcome in Outcome}
+    yield gauge("num_sessions_running", "Sessions that are driven or shown here.", len(running))
+    yield by_label("counter", "sessions_finished_total", "Sessions that ended here.", "finished_reason", reasons)
+    yield by_label("counter", "generation_tokens_total", "Tokens of sessions here, by how.", "outcome", outcomes)
+    yield counter("target_forwards_total", "Forwards that decided tokens.", totals.stats.target_forwards)
+    yield from _of_speculation(totals)
 
 
-def _of_speculation(totals: Totals) -> list[str]:
-    stats = totals.stats
-    by_position = [(f'{{position="{i}"}}', n) for i, n in enumerate(stats.accepted_at[: positions(stats)])]
+def _of_speculation(totals: Totals) -> Iterable[Family]:
+    stats, prefix = totals.stats, "spec_decode_num"
     accepted = stats.outcomes[Outcome.ACCEPTED]
-    prefix = "spec_decode_num_"
-    return [
-        *_family(f"{prefix}drafts_total", "counter", "Windows of draft tokens tested.", _one(stats.tested_at[0])),
-        *_family(f"{prefix}draft_tokens_total", "counter", "Draft tokens tested.", _one(stats.proposed)),
-        *_family(f"{prefix}accepted_tokens_total", "counter", "Draft tokens accepted.", _one(accepted)),
-        *_family(f"{prefix}accepted_tokens_per_pos_total", "counter", "Accepted, by place in the window.", by_position),
-    ]
-
-
-def positions(stats: SessionStats) -> int:
-    """Places of a window that were ever tested."""
-    return max((index + 1 for index, tested in enumerate(stats.tested_at) if tested), default=0)
-
-
-def _one(value: int) -> list[tuple[str, int]]:
-    return [("", value)]
-
-
-def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
-    full = f"specwire:{name}"
-    return [f"# HELP {full} {text}", f"# TYPE {full} {kind}", *(f"{full}{labels} {n}" for labels, n in samples)]
+    by_position = {str(index): count for index, count in enumerate(stats.accepted_at) if count}
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens tested.", stats.tested_at[0])
+    yield counter(f"{prefix}_draft_tokens_total", "Draft tokens tested.", stats.proposed)
+    yield counter(f"{prefix}_accepted_tokens_total", "Draft tokens accepted.", accepted)
+    yield by_label(
+        "counter",
+        f"{prefix}_accepted_tokens_per_pos_total",
+        "Draft tokens accepted, by place in the window.",
+        "position",
+        by_position,
+    )

@@ -181,12 +181,15 @@ def test_metrics_count_what_was_done(door: Front) -> None:
     ]
     after = counted()
 
-    def grew(name: str) -> float:
-        return after[f"specwire:{name}"] - before.get(f"specwire:{name}", 0.0)
+    def grew(name: str, **labels: str) -> float:
+        told = ",".join(f'{key}="{value}"' for key, value in {"service": "orchestrate", **labels}.items())
+        key = f"specwire:{name}{{{told}}}"
+        return after[key] - before.get(key, 0.0)
 
     assert grew("spec_decode_num_accepted_tokens_total") == stats["accepted"]
     assert grew("spec_decode_num_draft_tokens_total") == stats["proposed"]
     assert grew("target_forwards_total") == stats["target_forwards"]
-    assert grew('sessions_finished_total{finished_reason="length"}') == 1
-    assert grew('http_responses_total{route="/v1/completions",status="200"}') == 1
-    assert sum(grew(name.removeprefix("specwire:")) for name in after if "generation_tokens_total" in name) == 20
+    assert grew("sessions_finished_total", finished_reason="length") == 1
+    assert grew("http_responses_total", route=COMPLETIONS, status="200") == 1
+    for outcome in ("accepted", "recovered", "bonus", "direct"):
+        assert grew("generation_tokens_total", outcome=outcome) == stats[outcome]
