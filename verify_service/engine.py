@@ -105,7 +105,7 @@ class Engine:
         """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
         self._take_commands()
         self.reception.expire(self._now_us())
-        self.reception.seat()
+        self.reception.seating.fill()
         runnable = {held.slot: held for held in self.roster if held.session.room > 0 and not held.waiting}
         candidates = [
             held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)

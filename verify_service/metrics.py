@@ -69,10 +69,12 @@ def _of_sessions(engine: Engine) -> Iterable[Family]:
     states = {"served": max(0, present - waiting), "waiting": waiting, "idle": max(0, len(held) - present)}
     yield by_label("gauge", "sessions", "Sessions by state.", "state", states)
     yield gauge("slots", "Sessions that fit at once.", lm.slots)
-    yield gauge("slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.slots.kept)
+    yield gauge(
+        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.seating.slots.kept
+    )
     yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
-    prefixes = dict(reception.slots.counts)
+    prefixes = dict(reception.seating.slots.counts)
     yield by_label("counter", "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
     ignored = dict(reception.counts)
     yield by_label("counter", "ignored_total", "What was ignored or let go.", "reason", ignored)

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from specwire.core.chain import Offer
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.prefixes import Prefix
 from specwire.core.running import Running
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import LanguageModel
 from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.roster import NO_SLOT, Held, Roster
-from verify_service.slots import Slots
-from verify_service.waiting import Patience, WaitingRoom
+from verify_service.seating import Seating
+from verify_service.waiting import Patience
 
 
 class Reception:
-    """Owns the roster, and the slots. `counts`: what was ignored or let go, by reason.
+    """Owns the roster and the seating. `counts`: what was ignored or let go, by reason.
 
     Args:
         ngram: sessions may guess from their own text.
@@ -42,8 +41,6 @@ class Reception:
         offers: Counter[Offer] | None = None,
     ) -> None:
         self.roster = Roster()
-        self.slots = Slots(lm)
-        self.waiting = WaitingRoom()
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
         self._offers: Counter[Offer] = Counter() if offers is None else offers
@@ -52,6 +49,7 @@ class Reception:
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
+        self.seating = Seating(lm, self.roster, patience, self.counts, now_us, self._seated)
         self._eos_ids = frozenset(lm.info.eos_ids)
 
     def report(self, link: int) -> Report:
@@ -78,7 +76,7 @@ class Reception:
             self._allow(tick, handle, allowance)
         self._close(tick)
         for session_id in tick.forgotten:
-            self._forget(session_id)
+            self.seating.forget(session_id)
 
     def link_lost(self, link: int) -> None:
         """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
@@ -196,58 +194,10 @@ class Reception:
             priority=opening.priority,
         )
         if former is not None:
-            self._seat(held, self._inherit(former, opening.tokens))
-            self.roster.add(held)
+            self.seating.succeed(former, held)
             return None
-        self.roster.add(held)
-        self.waiting.add(held)
-        self.seat()
-        return self._turned_away(held) if held.waiting else None
-
-    def _turned_away(self, held: Held) -> Refusal | None:
-        """It waits for a slot, unless too many do."""
-        if len(self.waiting) <= self._patience.sessions:
-            held.until_us = self._now_us() + self._patience.wait_us
-            return None
-        self.release(held)
-        queue = f", and {self._patience.sessions} sessions wait" if self._patience.sessions else ""
-        message = f"all {self._lm.slots} slots of this verifier are taken{queue}"
-        return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message)
-
-    def seat(self) -> None:
-        """Give those who wait a slot, each in turn, as long as there is one."""
-        while self.waiting and (held := self.waiting.next(self.roster.served)) is not None:
-            slot = self._slot_for(held)
-            if slot is None:
-                return
-            self.waiting.took_turn(held)
-            self._seat(held, slot)
-
-    def _seat(self, held: Held, slot: int) -> None:
-        held.slot, held.until_us = slot, math.inf
-        held.running.since_us = self._now_us()
-        self._admitted(held, held.session.position)
-
-    def _slot_for(self, held: Held) -> int | None:
-        """A slot that may hold a part of the text already, if need be of an idle session; None if all are in use."""
-        tokens = held.session.text.tokens
-        slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
-        if slot is None and self._dismiss_idle():
-            slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
-        return slot
-
-    def _shared(self, scope: bytes) -> list[Prefix]:
-        """What sessions of this scope have in their slots; in the middle of a step draft tokens may lie behind it."""
-        sharing = [held for held in self.roster if held.scope == scope and not held.waiting] if scope else []
-        texts = [(held.slot, held.session.text.tokens) for held in sharing]
-        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
-
-    def _inherit(self, former: Held, tokens: Sequence[int]) -> int:
-        """Its slot, rolled back to what the texts share; at least the last token must be fed to have a next one."""
-        self.roster.remove(former)
-        common = former.session.text.common_prefix(0, tokens)
-        self._lm.rollback(former.slot, min(self._lm.cached(former.slot), common, len(tokens) - 1))
-        return former.slot
+        reason = self.seating.enter(held)
+        return None if reason is None else Refusal(held.handle, Code.RESOURCE_EXHAUSTED, reason)
 
     def _ending(self, opening: Opening) -> Ending:
         return Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, self._lm.info.context)
@@ -266,6 +216,9 @@ class Reception:
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
+
+    def _seated(self, held: Held) -> None:
+        self._admitted(held, held.session.position)
 
     def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
         """`position`: the length of the text that it was opened with."""
@@ -301,18 +254,6 @@ class Reception:
                 self._finished(self.report_of(held), held.handle, held.attach, held.session)
             self.release(held)
 
-    def take_slot(self) -> int | None:
-        """An empty slot, if need be of an idle session; None if all are in use."""
-        slot = self.slots.lend()
-        return self.slots.lend() if slot is None and self._dismiss_idle() else slot
-
-    def _dismiss_idle(self) -> bool:
-        spare = self.roster.spare()
-        if spare is not None:
-            self.counts["idle session gave up its slot"] += 1
-            self.release(spare)
-        return spare is not None
-
     def linger(self, held: Held) -> None:
         """It has its end. Until its owner closes it, the verdict that says so may be lost with the link."""
         if self._grace_us > 0:
@@ -337,16 +278,4 @@ class Reception:
         self.release(held)
 
     def release(self, held: Held) -> None:
-        """What its slot holds stays for others of its scope, until the slot is needed."""
-        self.roster.remove(held)
-        if held.waiting:
-            self.waiting.remove(held)
-        else:
-            self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
-
-    def _forget(self, session_id: str) -> None:
-        """The session was deleted. One that is still open is kept by nobody once it is closed."""
-        held = self.roster.holder(session_id)
-        if held is not None:
-            held.scope = b""
-        self.slots.forget(session_id)
+        self.seating.leave(held)

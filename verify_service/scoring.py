@@ -39,7 +39,7 @@ class Scorer:
         return bool(self._jobs)
 
     def add(self, request: Scoring) -> None:
-        slot = self._reception.take_slot()
+        slot = self._reception.seating.lend()
         if slot is None:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
@@ -85,4 +85,4 @@ class Scorer:
 
     def _end(self, job: _Job) -> None:
         self._jobs.remove(job)
-        self._reception.slots.give_back(job.slot)
+        self._reception.seating.slots.give_back(job.slot)

@@ -108,7 +108,7 @@ def test_one_that_is_closed_or_loses_its_link_waits_no_more() -> None:
     rig.run()
     assert admitted(rig) == [3]
     assert len(list(rig.engine.roster)) == 1
-    assert len(rig.engine.reception.waiting) == 0
+    assert len(rig.engine.reception.seating.waiting) == 0
 
 
 @pytest.mark.parametrize(("link", "handle"), [(0, 1), (2, 5)])

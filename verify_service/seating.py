@@ -1,0 +1,121 @@
+"""Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from specwire.core.prefixes import Prefix
+from specwire.lm import LanguageModel
+from verify_service.roster import Held, Roster
+from verify_service.slots import Slots
+from verify_service.waiting import Patience, WaitingRoom
+
+
+class Seating:
+    """Invariant: a session of the roster has a slot of its own, or is in the waiting room.
+
+    Args:
+        counts: where idle sessions that gave way are counted.
+        admitted: is told of every session that gets a slot.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        roster: Roster,
+        patience: Patience,
+        counts: Counter[str],
+        now_us: Callable[[], float],
+        admitted: Callable[[Held], None],
+    ) -> None:
+        self.slots = Slots(lm)
+        self.waiting = WaitingRoom()
+        self._lm = lm
+        self._roster = roster
+        self._patience = patience
+        self._counts = counts
+        self._now_us = now_us
+        self._admitted = admitted
+
+    def enter(self, held: Held) -> str | None:
+        """It gets a slot now or waits for one; if it may not wait, the reason."""
+        self._roster.add(held)
+        self.waiting.add(held)
+        self.fill()
+        if not held.waiting:
+            return None
+        if len(self.waiting) <= self._patience.sessions:
+            held.until_us = self._now_us() + self._patience.wait_us
+            return None
+        self.leave(held)
+        queue = f", and {self._patience.sessions} sessions wait" if self._patience.sessions else ""
+        return f"all {self._lm.slots} slots of this verifier are taken{queue}"
+
+    def fill(self) -> None:
+        """Give those who wait a slot, each in turn, as long as there is one."""
+        while self.waiting and (held := self.waiting.next(self._roster.served)) is not None:
+            slot = self._slot_for(held)
+            if slot is None:
+                return
+            self.waiting.took_turn(held)
+            self._seat(held, slot)
+
+    def succeed(self, former: Held, held: Held) -> None:
+        """Take over the slot of the session that it replaces, rolled back to what their texts share.
+
+        At least the last token must be fed to have a next one.
+        """
+        self._roster.remove(former)
+        tokens: Sequence[int] = held.session.text.tokens
+        common = former.session.text.common_prefix(0, tokens)
+        self._lm.rollback(former.slot, min(self._lm.cached(former.slot), common, len(tokens) - 1))
+        self._roster.add(held)
+        self._seat(held, former.slot)
+
+    def leave(self, held: Held) -> None:
+        """It is over. What its slot holds stays for others of its scope, until the slot is needed."""
+        self._roster.remove(held)
+        if held.waiting:
+            self.waiting.remove(held)
+        else:
+            self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
+
+    def forget(self, session_id: str) -> None:
+        """The session was deleted. One that is still open leaves nothing once it is closed."""
+        held = self._roster.holder(session_id)
+        if held is not None:
+            held.scope = b""
+        self.slots.forget(session_id)
+
+    def lend(self) -> int | None:
+        """An empty slot, if need be of an idle session; None if all are in use."""
+        slot = self.slots.lend()
+        return self.slots.lend() if slot is None and self._dismiss_idle() else slot
+
+    def _seat(self, held: Held, slot: int) -> None:
+        held.slot, held.until_us = slot, math.inf
+        held.running.since_us = self._now_us()
+        self._admitted(held)
+
+    def _slot_for(self, held: Held) -> int | None:
+        """A slot that may hold a part of the text already, if need be of an idle session; None if all are in use."""
+        tokens = held.session.text.tokens
+        slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        if slot is None and self._dismiss_idle():
+            slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        return slot
+
+    def _shared(self, scope: bytes) -> list[Prefix]:
+        """What sessions of this scope have in their slots; in the middle of a step draft tokens may lie behind it."""
+        sharing = [held for held in self._roster if held.scope == scope and not held.waiting] if scope else []
+        texts = [(held.slot, held.session.text.tokens) for held in sharing]
+        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
+
+    def _dismiss_idle(self) -> bool:
+        spare = self._roster.spare()
+        if spare is not None:
+            self._counts["idle session gave up its slot"] += 1
+            self.leave(spare)
+        return spare is not None
