@@ -10,6 +10,7 @@ import pytest
 from scripts import protocol_table
 from specwire.core.acceptance import Outcome, choose
 from specwire.core.chain import Offer
+from specwire.core.history import History
 from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
 from specwire.core.sampling import Sampling
 from specwire.core.states import TRANSITIONS, State
@@ -71,6 +72,26 @@ def test_noise(row: list[str]) -> None:
 def test_coupled(row: list[str]) -> None:
     sampling = Sampling(float(row[0]), int(row[1]), float(row[2]), int(row[3]), int(row[4]))
     assert [choose(LOGITS, position, sampling) for position in range(4, 12)] == [int(token) for token in row[5].split()]
+
+
+@pytest.mark.parametrize("row", vectors("options"))
+def test_options(row: list[str]) -> None:
+    temperature, min_p, repetition, presence, frequency = map(float, row[:5])
+    bias = tuple((int(token), float(value)) for token, _, value in (pair.partition("=") for pair in row[5].split()))
+    sampling = Sampling(
+        temperature,
+        seed=7,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=bias,
+    )
+    history, output = History([0, 0, 1, 3]), []
+    for position in range(4, 12):
+        output.append(choose(LOGITS, position, sampling, history.seen()))
+        history.extend(output[-1:])
+    assert output == [int(token) for token in row[6].split()]
 
 
 def test_every_offer_and_every_outcome_has_its_row() -> None:
