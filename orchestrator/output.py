@@ -13,6 +13,9 @@ from specwire.core.logprobs import TokenLogprobs
 from specwire.core.preview import Provisional
 from specwire.v1 import verify_pb2
 
+# Tokens of one piece, where each comes with log-probabilities: some hundred bytes, of which a message holds 16 MiB.
+MOST_REPORTED = 4096
+
 
 @dataclass(slots=True)
 class Timings:
@@ -87,22 +90,25 @@ class Output:
         self.wake()
 
     def since(self, cursor: Cursor) -> Piece:
-        """All that lies beyond `cursor`, which is moved to the end.
+        """All that lies beyond `cursor`, or MOST_REPORTED tokens of it where they are reported on; `cursor` is moved on.
 
         The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
         released with them, for whoever comes back behind it is given what follows (`cursor_at`).
         """
-        characters = self._released[-1] if len(self.tokens) > cursor.tokens else len(self.text)
+        stop = len(self.tokens)
+        if self.logprobs:
+            stop = min(stop, cursor.tokens + MOST_REPORTED)
+        characters = self._released[stop - 1] if stop > cursor.tokens else len(self.text)
         piece = Piece(
             self.prompt_length + cursor.tokens,
-            self.tokens[cursor.tokens :],
-            self.outcomes[cursor.tokens :],
+            self.tokens[cursor.tokens : stop],
+            self.outcomes[cursor.tokens : stop],
             self.text[cursor.characters : characters],
-            self.text_ends[cursor.tokens :],
+            self.text_ends[cursor.tokens : stop],
             self.timings,
-            self.logprobs[cursor.tokens :],
+            self.logprobs[cursor.tokens : stop],
         )
-        cursor.tokens, cursor.characters = len(self.tokens), characters
+        cursor.tokens, cursor.characters = stop, characters
         return piece
 
     def cursor_at(self, position: int) -> Cursor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from orchestrator.output import Cursor, Output, Piece
+from orchestrator.output import MOST_REPORTED, Cursor, Output, Piece
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 from specwire.core.preview import Provisional
 
 D = Outcome.DIRECT
@@ -27,6 +28,21 @@ def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
     output = Output(2)
     output.add(Emit(2, (5, 6), (D, D), "ab", (1, 2)))
     assert [output.cursor_at(at).characters for at in (2, 3, 4)] == [0, 1, 2]
+
+
+async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
+    output, count = Output(1), 2 * MOST_REPORTED + 5
+    tokens, ends = tuple(range(count)), tuple(range(1, count + 1))
+    told = tuple(TokenLogprobs(-float(token)) for token in tokens)
+    output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, told))
+    output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
+    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, Piece)]
+    assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]
+    assert tuple(each for piece in pieces for each in piece.logprobs) == told
+    assert [(piece.position, len(piece.text)) for piece in pieces[1:]] == [
+        (1 + MOST_REPORTED, MOST_REPORTED),
+        (1 + 2 * MOST_REPORTED, 5),
+    ]
 
 
 class Guesses:
