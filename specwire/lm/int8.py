@@ -32,6 +32,7 @@ class Int8Linear(nn.Module):
 
     integers: torch.Tensor
     scale: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -118,3 +118,11 @@ def test_half_precision_logits_are_taken() -> None:
 def test_rows_must_match() -> None:
     with pytest.raises(ValueError, match="rows: 1 given for 2 rows of logits"):
         choose(torch.zeros(2, 4), [RowSampling(0, Sampling())])
+
+
+def test_apart_each_row_is_chosen_as_if_it_were_alone() -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
+    kinds = (Sampling(), Sampling(temperature=0.9, seed=5), Sampling(temperature=1.0, seed=6, top_p=0.8))
+    rows = [RowSampling(index, kinds[index % len(kinds)]) for index in range(6)]
+    alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    assert choose(logits, rows, apart=True) == alone == choose(logits, rows)

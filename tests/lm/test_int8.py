@@ -31,7 +31,7 @@ def test_a_layer_multiplies_with_what_the_integers_stand_for(rows: int, biased: 
     layer = Int8Linear(linear)
     x = torch.randn(2, rows, 48).to(dtype)
     weight = layer.integers.float() * layer.scale.float()[:, None]
-    expected = nn.functional.linear(x.float(), weight, None if linear.bias is None else linear.bias.float())
+    expected = nn.functional.linear(x.float(), weight, None if layer.bias is None else layer.bias.float())
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(layer(x).float(), expected, atol=tolerance, rtol=tolerance)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -21,8 +23,8 @@ FAMILIES = [*SERVED, *SLIDING, *ALONE]
 
 def _generated(model: PreTrainedModel) -> list[int]:
     """`generate`'s text; the seed leaves no near-ties, which would make it a matter of luck."""
-    given = torch.tensor([PROMPT])
-    output = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=COUNT, do_sample=False)
+    given, generate = torch.tensor([PROMPT]), cast("Callable[..., torch.Tensor]", model.generate)
+    output = generate(given, attention_mask=torch.ones_like(given), max_new_tokens=COUNT, do_sample=False)
     with torch.inference_mode():
         best = model(output).logits[0, len(PROMPT) - 1 : -1].topk(2).values
     assert float((best[:, 0] - best[:, 1]).min()) > NEAR_TIE

@@ -1,0 +1,58 @@
+"""How a verifier computes, from the command line to what it says of itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from deploy.options import DRAFTER, VERIFIER, add_stack_arguments, stack_options
+from deploy.plain_host import PlainService
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import ModelServiceOptions
+from tests.verify_service.peer import connected, serving
+from verify_service.server import add_arguments, run, start
+
+
+async def test_a_verifier_tells_its_quantization_and_that_it_is_deterministic(llama: Path) -> None:
+    running = await start(ModelServiceOptions(str(llama), slots=2, quantization="int8", deterministic=True))
+    try:
+        assert (running.info.quantization, running.info.deterministic) == ("int8", True)
+        whole = await start(ModelServiceOptions(str(llama), slots=2))
+        await whole.stop()
+        assert (whole.info.quantization, whole.info.deterministic) == ("none", False)
+        assert whole.info.weights_fingerprint != running.info.weights_fingerprint
+        assert whole.info.vocabulary_fingerprint == running.info.vocabulary_fingerprint
+    finally:
+        await running.stop()
+
+
+def test_flags_reach_the_services_that_they_are_for() -> None:
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser)
+    words = ["--target", "scripted:1", "--draft", "scripted:1", "--deterministic", "--quantization", "int8"]
+    services = stack_options(parser.parse_args(words)).services()
+    assert (services[VERIFIER].deterministic, services[VERIFIER].quantization) == (True, "int8")
+    assert (services[DRAFTER].deterministic, services[DRAFTER].quantization) == (False, "int8")
+
+    verifier = PlainService(VERIFIER, services[VERIFIER], 1.0, print)._command("127.0.0.1:0")
+    own = argparse.ArgumentParser()
+    add_arguments(own)
+    args = own.parse_args(verifier[3:])
+    assert (args.deterministic, args.quantization) == (True, "int8")
+    assert "--deterministic" not in PlainService(DRAFTER, services[DRAFTER], 1.0, print)._command("127.0.0.1:0")
+
+
+def test_what_contradicts_itself_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args(["scripted:1", "--deterministic", "--runtime", "openvino"])) == 2
+    assert "deterministic: needs the runtime torch, not openvino" in capsys.readouterr().err
+    with pytest.raises(InvalidParameter, match="quantization: must be one of none, int8, not 'int2'"):
+        ModelServiceOptions("scripted:1", quantization="int2")
+
+
+async def test_a_scripted_model_is_told_as_it_is() -> None:
+    async with serving("scripted:5", slots=2) as running, connected(running) as peer:
+        assert (peer.info.quantization, peer.info.deterministic) == ("none", False)
