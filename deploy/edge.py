@@ -37,6 +37,7 @@ from specwire.rpc.process import (
     share_interpreter,
 )
 from specwire.rpc.tls import client_tls, server_tls
+from specwire.telemetry.metrics import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,12 @@ async def start(options: EdgeOptions) -> RunningEdge:
         check_free(options.serving.http, "http")
     share_interpreter()
     async with AsyncExitStack() as parts:
-        local = LocalDrafter(*await draft_service.server.load(options.drafting))
+        figures = Registry()
+        local = LocalDrafter(*await draft_service.server.load(options.drafting, figures))
         parts.push_async_callback(local.stop)
         serving = await orchestrator.server.start(options.serving)
         parts.push_async_callback(serving.stop, 0.0)
+        serving.orchestrator.registry.include(figures)
         local.join(serving.orchestrator)
         return RunningEdge(serving, parts.pop_all())
 
@@ -149,6 +152,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         start_timeout=args.start_timeout,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        metrics=args.metrics,
     )
     return EdgeOptions(drafting, serving)
 

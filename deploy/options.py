@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import demo_pair
 from orchestrator.access import Access
@@ -18,6 +18,7 @@ from specwire.rpc.process import (
     add_runtime_argument,
     check_exposure,
     check_listen,
+    check_metrics,
 )
 from specwire.rpc.tls import ServerTls
 
@@ -48,6 +49,7 @@ class StackOptions:
         quantization: of both models' weights. deterministic: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
         insecure, tls, access, http, chat_template: see OrchestratorOptions; all but it is reached on loopback only.
+        metrics: HOST:PORT of the orchestrator's figures, the other services' at the ports behind it; "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
@@ -77,6 +79,7 @@ class StackOptions:
     drafters_per_session: int = 1
     http: str = ""
     chat_template: str = ""
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
@@ -115,8 +118,18 @@ class StackOptions:
         }
 
     def services(self) -> dict[str, ModelServiceOptions]:
-        """Return each service to host by its role."""
-        return {VERIFIER: self.verifier(), **self.drafters()}
+        """Return each service to host by its role, each with its figures at a port behind the orchestrator's."""
+        services = {VERIFIER: self.verifier(), **self.drafters()}
+        if not self.metrics:
+            return services
+        check_metrics(self.metrics, self.insecure)
+        host, _, first = self.metrics.rpartition(":")
+        if int(first) == 0:
+            raise InvalidParameter("metrics", f"{self.metrics}: name the first port, services take those behind it")
+        return {
+            role: replace(options, metrics=f"{host}:{int(first) + number}", insecure=self.insecure)
+            for number, (role, options) in enumerate(services.items(), 1)
+        }
 
 
 def kind_of(role: str) -> str:

@@ -139,5 +139,7 @@ class PlainService:
         if o.kv_memory is not None:
             sizes += ["--kv-memory", str(o.kv_memory)]
         own = [*([] if o.ngram else ["--no-ngram"]), *(["--deterministic"] if o.deterministic else [])]
+        if o.metrics:
+            own += ["--metrics", o.metrics, *(["--insecure"] if o.insecure else [])]
         module = MODULES[kind_of(self.role)]
         return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]

@@ -126,6 +126,7 @@ class Stack:
             peer_timeout=RELOAD_LIMIT,
             http=self.options.http,
             chat_template=self.options.chat_template,
+            metrics=self.options.metrics,
         )
         running = await orchestrator.server.start(options)
         self._cleanup.push_async_callback(running.stop, self.options.grace)

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
             stack_options(args),
             listen=args.listen,
             http=_http(args),
+            metrics=args.metrics,
             chat_template=chat_template_of(args),
             insecure=args.insecure,
             tls=server_tls(args),

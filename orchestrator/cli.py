@@ -81,6 +81,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         plan=args.plan,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        metrics=args.metrics,
     )
 
 

@@ -111,6 +111,10 @@ class Drafters:
             drafting.observe(event, verdict, forward, self.shown)
 
     def _on_lost(self, drafting: Drafting) -> None:
+        self._stats.drafter_losses += 1
+        self._part(drafting)
+
+    def _part(self, drafting: Drafting) -> None:
         drafting.stats.lost = True
         self._forget(drafting)
         self._owner.apply(ev.DrafterLost(drafting.source))
@@ -125,7 +129,8 @@ class Drafters:
         self._retries[peer] = min(MOST_RETRY, 2 * retry)
         self._resting.add(name)
         self._timers.set(name, retry, self._place)
-        self._on_lost(drafting)
+        self._stats.drafter_refusals += 1
+        self._part(drafting)
 
     def _forget(self, drafting: Drafting) -> None:
         self._by_source.pop(drafting.source, None)

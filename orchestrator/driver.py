@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
@@ -30,6 +30,7 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
+from orchestrator.tally import Tally
 from orchestrator.timers import Timers
 from orchestrator.verifying import Verifying
 from specwire.core import effects as fx
@@ -67,6 +68,7 @@ class SessionDriver:
         on_ended: Callable[[SessionDriver], None],
         on_fenced: Callable[[SessionDriver], None] | None = None,
         owner: str = "",
+        tally: Tally | None = None,
     ) -> None:
         self.record = record
         self.output = Output(len(record.prompt))
@@ -75,6 +77,7 @@ class SessionDriver:
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.abandoned = False
         self.patience_with_others = LEASE_S
+        self._tally = tally or Tally()
         self._store_is_kept = store.durability != "memory"
         self._store = store
         self._owner = owner
@@ -212,7 +215,9 @@ class SessionDriver:
                 self._appending = self.verifying.timings
                 self._own(self._append(effect))
             case fx.Emit():
-                self.stats.count_emit(effect, asyncio.get_running_loop().time())
+                now = asyncio.get_running_loop().time()
+                self._tally.emitted(self.stats, len(effect.tokens), now, first=not self.output.tokens)
+                self.stats.count_emit(effect, now)
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
                 self.finish(effect)
@@ -220,12 +225,14 @@ class SessionDriver:
     # The log
 
     async def _append(self, effect: fx.Append) -> None:
-        session = self.session
+        session, began = self.session, time.monotonic()
         try:
             cancelled = await self._appender.write(effect)
         except StoreError as error:
+            self._tally.append_failures += 1
             self._lose(session, error)
             return
+        self._tally.append_s.observe(time.monotonic() - began)
         if session is not self.session:
             return  # the session was lost and came back meanwhile, with all that the log holds
         self._appending.durable_ns = time.monotonic_ns()
@@ -304,7 +311,7 @@ class SessionDriver:
 
     def finish(self, effect: fx.EmitEnd) -> None:
         """The session has ended, for readers here at least."""
-        self.stats.outcomes = Counter(self.output.outcomes)  # also of what other orchestrators appended
+        self.stats.count_all(self.output.outcomes)
         self.stats.ended = asyncio.get_running_loop().time()
         self._timers.cancel_all()
         self.drafters.leave()

@@ -15,7 +15,7 @@ from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.options import exposure, host_of, is_loopback
-from specwire.rpc.process import check_exposure, check_listen
+from specwire.rpc.process import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
 # What --http says for no HTTP.
@@ -108,6 +108,7 @@ class OrchestratorOptions:
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.
     http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
+    metrics: where figures are read in plain HTTP by whoever asks; with `http` they are read there, too. "" for nowhere.
     chat_template: Jinja source in place of the model's own; "" takes that.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
     """
@@ -135,6 +136,7 @@ class OrchestratorOptions:
     plan: str = "auto"
     http: str = ""
     chat_template: str = ""
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         certified = self.tls is not None and self.tls.client_ca is not None
@@ -145,6 +147,7 @@ class OrchestratorOptions:
         self._check_tokens()
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
+        check_metrics(self.metrics, self.insecure)
         if not self.verifiers:
             raise ValueError("verifiers: at least one address is needed")
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):

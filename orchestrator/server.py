@@ -8,12 +8,15 @@ from typing import Protocol
 
 from orchestrator.api import GenerationApi
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
+from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
-from orchestrator.sessions import Orchestrator
+from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import RunningServer, Service, serve
+from specwire.telemetry.listener import MetricsListener, listen
+from specwire.telemetry.process import process_families
 from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -36,9 +39,15 @@ class RunningOrchestrator:
     """`address` is where clients call, `http` where they do so by HTTP: a URL, None for nowhere."""
 
     def __init__(
-        self, orchestrator: Orchestrator, hub: DraftHub, server: RunningServer, http: RunningHttp | None = None
+        self,
+        orchestrator: Orchestrator,
+        hub: DraftHub,
+        server: RunningServer,
+        http: RunningHttp | None = None,
+        metrics: MetricsListener | None = None,
     ) -> None:
         self.orchestrator = orchestrator
+        self.metrics = metrics
         self._hub = hub
         self._server = server
         self._http = http
@@ -69,6 +78,8 @@ class RunningOrchestrator:
             await self._http.stop(LAST_WORDS_S)
         await self._server.stop(min(grace, LAST_WORDS_S))
         await self.orchestrator.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
 
 
 async def start(options: OrchestratorOptions) -> RunningOrchestrator:
@@ -79,8 +90,13 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     """
     store = await open_store(options.redis_url, durability=options.durability)
     orchestrator = Orchestrator(options, store)
+    orchestrator.registry.add(ORCHESTRATOR, lambda: families(orchestrator))
+    orchestrator.registry.add(ORCHESTRATOR, process_families)
     async with AsyncExitStack() as started:
         started.push_async_callback(orchestrator.stop)
+        metrics = await listen(orchestrator.registry, options.metrics) if options.metrics else None
+        if metrics is not None:
+            started.push_async_callback(metrics.stop)
         await orchestrator.start()
         http = await _serve_http(orchestrator)
         if http is not None:
@@ -91,7 +107,7 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
         offered = services if options.accept_drafters else services[:1]
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         started.pop_all()
-    return RunningOrchestrator(orchestrator, hub, server, http)
+    return RunningOrchestrator(orchestrator, hub, server, http, metrics)
 
 
 async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:

@@ -26,9 +26,11 @@ from orchestrator.store import (
     StoreError,
 )
 from orchestrator.store.base import deleted
+from orchestrator.tally import Tally
 from orchestrator.tenants import Allowances, no_session
 from orchestrator.totals import Totals
 from specwire.rpc.errors import StatusError
+from specwire.telemetry.metrics import Registry
 from specwire.text import OutputText
 
 logger = logging.getLogger(__name__)
@@ -42,10 +44,15 @@ LEAVE_LIMIT = 2.0
 DELETE_LIMIT_S = 5.0
 # Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
 OWNER_BYTES = 8
+# Whose figures they are.
+ORCHESTRATOR = "orchestrator"
 
 
 class Orchestrator:
-    """Begins sessions, joins those of others, keeps them while they run, leaves them. `pool`: the peers they get."""
+    """Begins sessions, joins those of others, keeps them while they run, leaves them.
+
+    `pool`: the peers they get. `registry`: where this process's figures are read (`orchestrator.metrics`).
+    """
 
     def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
         self.options = options
@@ -57,6 +64,8 @@ class Orchestrator:
             store, self.owner, options.store_timeout, self._scanner_of, self._take_up, self._forget, self._can_drive
         )
         self.totals = Totals()
+        self.tally = Tally()
+        self.registry = Registry()
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
         self._leases: asyncio.Task[None] | None = None
@@ -123,7 +132,11 @@ class Orchestrator:
         if known is not None:
             return known
         self._check_welcome()
-        return await self._begin(record.session_id, self._admit(record, deadline))
+        try:
+            return await self._begin(record.session_id, self._admit(record, deadline))
+        except StatusError as error:
+            self.tally.refused[error.code.name.lower()] += 1
+            raise
 
     async def _admit(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
         self._allowances.admit(record)
@@ -170,6 +183,8 @@ class Orchestrator:
                 raise
             return await self._join(record.session_id)  # the same request id was used elsewhere at the same moment
         driver = self._driver(record, fence)
+        self.tally.begun += 1
+        self.tally.prompt_tokens += len(record.prompt)
         if deadline is not None:
             driver.set_deadline(deadline)
         driver.readers.expect()
@@ -237,7 +252,9 @@ class Orchestrator:
     def _driver(self, record: SessionRecord, fence: int) -> SessionDriver:
         scanner = self._scanner_of(record)
         calls = (self.pool.place, self._ended, self._fenced)
-        driver = SessionDriver(record, fence, scanner, self.store, self.options, *calls, owner=self.owner)
+        driver = SessionDriver(
+            record, fence, scanner, self.store, self.options, *calls, owner=self.owner, tally=self.tally
+        )
         self.sessions[record.session_id] = driver
         return driver
 
@@ -255,6 +272,7 @@ class Orchestrator:
 
     def _fenced(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed the session, or the log has gone another way."""
+        self.tally.fenced += 1
         self._allowances.leave(driver.record)
         if driver.readers.count:
             self._ownership.follow(driver)
@@ -266,12 +284,14 @@ class Orchestrator:
 
     def _take_up(self, driver: SessionDriver) -> None:
         """A session that another orchestrator drove is driven here from now on."""
+        self.tally.claims += 1
         self._allowances.adopt(driver.record)
         self.pool.place(driver)
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
         self._settle(driver)
+        self.totals.keep(driver.stats)
         if self.sessions.get(driver.record.session_id) is driver:
             del self.sessions[driver.record.session_id]
 
@@ -283,6 +303,7 @@ class Orchestrator:
         self._settle(driver)
         if driver.output.end is not None:
             self.totals.count(driver.stats, driver.output.end.reason)
+            self.tally.ended(driver.stats)
         ended = [s for s, d in self.sessions.items() if d.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specwire.core.acceptance import Outcome
@@ -32,10 +33,16 @@ class DrafterStats:
 
 @dataclass(slots=True)
 class SessionStats:
-    """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward."""
+    """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
+
+    opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
+    elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: see `orchestrator.totals`.
+    """
 
     started: float
+    opened: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
     ended: float | None = None
     target_forwards: int = 0
     cached_tokens: int = 0
@@ -45,7 +52,15 @@ class SessionStats:
     proposed_prediction: int = 0
     accepted_prediction: int = 0
     drafters: list[DrafterStats] = field(default_factory=list)
+    accepted: int = 0
+    opens: int = 0
+    reopens: int = 0
+    verifier_losses: int = 0
+    drafter_losses: int = 0
+    drafter_refusals: int = 0
+    counted: bool = False
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    elsewhere: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
 
@@ -66,6 +81,7 @@ class SessionStats:
             return
         self.target_forwards += 1
         self.proposed += tested + _met_late(verdict, tested)
+        self.accepted += verdict.outcomes.count(Outcome.ACCEPTED)
         accepted = min(tested, verdict.outcomes.count(Outcome.ACCEPTED))
         if verdict.kind is SourceKind.NGRAM:
             self.proposed_ngram += tested
@@ -79,8 +95,22 @@ class SessionStats:
 
     def count_emit(self, emit: Emit, now: float) -> None:
         self.outcomes.update(emit.outcomes)
+        self.last_token = now
         if self.first_token is None:
             self.first_token = now
+
+    def count_open(self, now: float) -> None:
+        """A verifier has taken it in."""
+        self.opens += 1
+        if self.opened is None:
+            self.opened = now
+        else:
+            self.reopens += 1
+
+    def count_all(self, outcomes: Sequence[Outcome]) -> None:
+        """The session has ended with this output, of which others may have emitted a part."""
+        own, self.outcomes = self.outcomes, Counter(outcomes)
+        self.elsewhere = self.outcomes - own
 
 
 def _met_late(verdict: VerdictArrived, tested: int) -> int:

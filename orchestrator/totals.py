@@ -19,7 +19,13 @@ class Totals:
     def count(self, stats: SessionStats, reason: FinishReason) -> None:
         """A session has ended here."""
         self.reasons[reason] += 1
-        add(self.stats, stats)
+        self.keep(stats)
+
+    def keep(self, stats: SessionStats) -> None:
+        """A session is not known here any more, ended or not. Idempotent: no count may ever fall."""
+        if not stats.counted:
+            stats.counted = True
+            add(self.stats, stats)
 
     def with_running(self, running: Iterable[SessionStats]) -> Totals:
         """These, and what sessions that have not ended have done so far."""
@@ -37,6 +43,13 @@ def add(total: SessionStats, more: SessionStats) -> None:
     total.accepted_ngram += more.accepted_ngram
     total.proposed_prediction += more.proposed_prediction
     total.accepted_prediction += more.accepted_prediction
-    total.outcomes = total.outcomes + more.outcomes
+    total.cached_tokens += more.cached_tokens
+    total.accepted += more.accepted
+    total.opens += more.opens
+    total.reopens += more.reopens
+    total.verifier_losses += more.verifier_losses
+    total.drafter_losses += more.drafter_losses
+    total.drafter_refusals += more.drafter_refusals
+    total.outcomes = total.outcomes + (more.outcomes - more.elsewhere)
     total.tested_at = [a + b for a, b in zip(total.tested_at, more.tested_at, strict=True)]
     total.accepted_at = [a + b for a, b in zip(total.accepted_at, more.accepted_at, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -109,6 +110,7 @@ class Verifying:
     def on_opened(self, opened: verify_pb2.Opened) -> None:
         if not self._owner.output.tokens:
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
+        self._stats.count_open(asyncio.get_running_loop().time())
         self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
@@ -148,6 +150,7 @@ class Verifying:
         A session that loses one verifier after the other, and gets no token from any, may be what ends them.
         """
         self._losses += 1
+        self._stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
             self._owner.fail(grpc.StatusCode.UNAVAILABLE, message)

@@ -86,6 +86,10 @@ class Registry:
         """Read by `collector`, from now on, whenever somebody asks."""
         self._collectors.append((service, collector))
 
+    def include(self, other: Registry) -> None:
+        """What `other` has by now is read here, too."""
+        self._collectors += other._collectors
+
     def text(self) -> str:
         """Families of one name, of several services, stand together; the first one's text is theirs."""
         families: dict[str, tuple[Family, list[str]]] = {}

@@ -182,12 +182,13 @@ def test_metrics_count_what_was_done(door: Front) -> None:
     after = counted()
 
     def grew(name: str, **labels: str) -> float:
-        told = ",".join(f'{key}="{value}"' for key, value in {"service": "orchestrate", **labels}.items())
+        told = ",".join(f'{key}="{value}"' for key, value in {"service": "orchestrator", **labels}.items())
         key = f"specwire:{name}{{{told}}}"
         return after[key] - before.get(key, 0.0)
 
-    assert grew("spec_decode_num_accepted_tokens_total") == stats["accepted"]
-    assert grew("spec_decode_num_draft_tokens_total") == stats["proposed"]
+    kinds = [f"spec_decode_num_{what}_tokens_total" for what in ("accepted", "draft")]
+    by_kind = [sum(grew(name, kind=kind) for kind in ("drafter", "ngram", "prediction")) for name in kinds]
+    assert by_kind == [stats["accepted"], stats["proposed"]]
     assert grew("target_forwards_total") == stats["target_forwards"]
     assert grew("sessions_finished_total", finished_reason="length") == 1
     assert grew("http_responses_total", route=COMPLETIONS, status="200") == 1

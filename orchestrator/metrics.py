@@ -1,0 +1,156 @@
+"""An orchestrator's figures, read when somebody asks; see docs/OPERATIONS.md.
+
+Names that other servers have for the same thing are theirs. A session counts while it is driven here and after its end;
+what other orchestrators did for it is theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from orchestrator.driver import SessionDriver
+from orchestrator.link import Link
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.pool import Pool
+from orchestrator.sessions import Orchestrator
+from orchestrator.stats import SessionStats
+from orchestrator.tally import Tally
+from orchestrator.totals import Totals
+from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
+from specwire.core.states import State
+from specwire.telemetry.metrics import Family, Labels, by_label, counter, gauge, histogram
+
+# Where a plan's reason turns to numbers: what is before is one of few.
+NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
+
+
+def families(orchestrator: Orchestrator) -> Iterable[Family]:
+    running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
+    totals = orchestrator.totals.with_running(driver.stats for driver in running)
+    yield from _of_sessions(running, totals, orchestrator.tally)
+    yield from _of_speculation(totals.stats)
+    yield from _of_latency(orchestrator.tally)
+    yield from _of_failures(totals.stats, orchestrator.tally)
+    yield from _of_plans(running)
+    yield from _of_peers(orchestrator.pool)
+    yield gauge("ready", "1 where new sessions are wanted.", orchestrator.unready is None)
+
+
+def _of_sessions(running: list[SessionDriver], totals: Totals, tally: Tally) -> Iterable[Family]:
+    states = Counter(driver.session.state for driver in running)
+    alive = {state.value: states[state] for state in State if state is not State.ENDED}
+    yield by_label("gauge", "sessions", "Sessions by state; fenced: driven elsewhere, shown here.", "state", alive)
+    yield gauge("num_sessions_running", "Sessions that are driven or shown here.", len(running))
+    yield counter("sessions_begun_total", "Sessions that were begun here.", tally.begun)
+    reasons = {reason.name.lower(): count for reason, count in sorted(totals.reasons.items())}
+    yield by_label(
+        "counter", "sessions_finished_total", "Sessions that ended here, by reason.", "finished_reason", reasons
+    )
+    refused = dict(tally.refused)
+    yield by_label("counter", "sessions_refused_total", "Sessions that were not begun, by status.", "status", refused)
+    outcomes = {outcome.name.lower(): totals.stats.outcomes[outcome] for outcome in Outcome}
+    yield by_label("counter", "generation_tokens_total", "Tokens emitted, by how they came to be.", "outcome", outcomes)
+    yield counter("prompt_tokens_total", "Tokens of prompts.", tally.prompt_tokens)
+    yield counter("prompt_tokens_cached_total", "Of these, those that needed no forward.", totals.stats.cached_tokens)
+    yield counter("target_forwards_total", "Forwards that decided tokens, by session.", totals.stats.target_forwards)
+
+
+def _of_speculation(stats: SessionStats) -> Iterable[Family]:
+    prefix = "spec_decode_num"
+    by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens tested.", stats.tested_at[0])
+    yield by_label(
+        "counter",
+        f"{prefix}_draft_tokens_total",
+        "Draft tokens tested, by where they came from.",
+        "kind",
+        _by_kind(stats.proposed, stats.proposed_ngram, stats.proposed_prediction),
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_accepted_tokens_total",
+        "Draft tokens accepted, by where they came from.",
+        "kind",
+        _by_kind(stats.accepted, stats.accepted_ngram, stats.accepted_prediction),
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_accepted_tokens_per_pos_total",
+        "Draft tokens accepted, by place in the window.",
+        "position",
+        by_position,
+    )
+
+
+def _by_kind(of_all: int, ngram: int, prediction: int) -> dict[str, float]:
+    counts = {SourceKind.NGRAM: ngram, SourceKind.PREDICTION: prediction}
+    counts[SourceKind.DRAFTER] = of_all - ngram - prediction
+    return {kind.name.lower(): counts[kind] for kind in SourceKind}
+
+
+def positions(stats: SessionStats) -> int:
+    """Places of a window that were ever tested."""
+    return max((index + 1 for index, tested in enumerate(stats.tested_at) if tested), default=0)
+
+
+def _of_latency(tally: Tally) -> Iterable[Family]:
+    yield histogram("time_to_first_token_seconds", "From the request to its first token.", tally.first_token_s)
+    yield histogram("inter_token_latency_seconds", "Between tokens, as they are emitted.", tally.between_s)
+    yield histogram("e2e_request_latency_seconds", "From the request to its end.", tally.whole_s)
+    yield histogram("request_queue_time_seconds", "From the request to its place at a verifier.", tally.queue_s)
+    yield histogram("log_append_seconds", "Until the session log has acknowledged an append.", tally.append_s)
+
+
+def _of_failures(stats: SessionStats, tally: Tally) -> Iterable[Family]:
+    yield counter(
+        "log_append_failures_total", "Appends that the log refused or did not take in time.", tally.append_failures
+    )
+    yield counter("session_claims_total", "Sessions taken up that another orchestrator drove.", tally.claims)
+    yield counter("sessions_fenced_total", "Sessions that another orchestrator took.", tally.fenced)
+    yield counter("session_opens_total", "Places of sessions at verifiers.", stats.opens)
+    yield counter("session_reopens_total", "Of these, those after the first.", stats.reopens)
+    yield counter(
+        "session_verifier_losses_total", "Verifiers lost, by each session that had them.", stats.verifier_losses
+    )
+    yield counter("session_drafter_losses_total", "Drafters lost, by each session that had them.", stats.drafter_losses)
+    yield counter("session_drafter_refusals_total", "Drafters that would not serve a session.", stats.drafter_refusals)
+
+
+def _of_plans(running: list[SessionDriver]) -> Iterable[Family]:
+    plans = [d.plan for driver in running for d in driver.stats.drafters if d.plan and not d.lost]
+    counts = Counter(tuple(_plan(plan).items()) for plan in plans)
+    samples: list[tuple[str, Labels, float]] = [("", labels, count) for labels, count in sorted(counts.items())]
+    text = "Drafters of sessions by how the controller has them draft, and why."
+    yield Family("drafting_plans", "gauge", text, samples)
+
+
+def _plan(plan: str) -> dict[str, str]:
+    discipline, _, reason = plan.partition(": ")
+    return {"discipline": discipline, "reason": NUMBERS.sub("", reason)}
+
+
+def _of_peers(pool: Pool) -> Iterable[Family]:
+    """Who dials in chooses its name, so only peers that are dialled are labels."""
+    peers: list[tuple[str, VerifierPeer | DrafterPeer]] = [
+        *(("verifier", verifier) for verifier in pool.verifiers),
+        *(("drafter", drafter) for drafter in pool.drafters),
+    ]
+    up = Counter(role for role, peer in peers if peer.up)
+    yield by_label(
+        "gauge", "links_up", "Peers that can be used now.", "role", {r: up[r] for r in ("verifier", "drafter")}
+    )
+    dialled = [
+        (_labels(role, peer.link.address), peer, peer.link) for role, peer in peers if isinstance(peer.link, Link)
+    ]
+    yield Family("link_up", "gauge", "1 where the peer can be used.", [("", at, peer.up) for at, peer, _ in dialled])
+    trips: list[tuple[str, Labels, float]] = [("", at, link.round_trip_us / 1e6) for at, _, link in dialled]
+    yield Family("link_round_trip_seconds", "gauge", "As it was when the link came up; 0 before.", trips)
+    placed = [("", at, len(peer.subjects)) for at, peer, _ in dialled]
+    yield Family("link_sessions", "gauge", "Sessions that are open there.", placed)
+
+
+def _labels(role: str, address: str) -> Labels:
+    return (("role", role), ("peer", address))
