@@ -1,0 +1,38 @@
+"""The example of docs/HTTP.md runs, and its table names every endpoint."""
+
+from __future__ import annotations
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+from orchestrator.http.app import application
+from orchestrator.http.service import Service
+from tests.orchestrator.http.front import Front
+from tests.orchestrator.stack import TARGET, plain
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "HTTP.md").read_text()
+
+
+def test_the_example_runs(door: Front) -> None:
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert code is not None
+    source = (
+        code[1]
+        .replace("http://127.0.0.1:8000", door.url)
+        .replace("stream=True", 'stream=True, extra_body={"ignore_eos": True}')
+    )
+    written = StringIO()
+    with redirect_stdout(written):
+        exec(compile(source, "docs/HTTP.md", "exec"), {})
+    assert written.getvalue() == " ".join(map(str, plain(TARGET, (1, 2, 3), 40)))
+
+
+def test_every_endpoint_is_named(door: Front) -> None:
+    async def paths() -> set[str]:
+        app = application(Service(door.serving.orchestrator))
+        return {getattr(route, "path", "") for route in app.routes}
+
+    for path in door.loop.run(paths()):
+        assert f"{path.replace('{model:path}', 'ID')}`" in PAGE
