@@ -90,7 +90,7 @@ class Output:
         self.wake()
 
     def since(self, cursor: Cursor) -> Piece:
-        """All that lies beyond `cursor`, or MOST_REPORTED tokens of it where they are reported on; `cursor` is moved on.
+        """What lies beyond `cursor`, at most MOST_REPORTED tokens where they are reported on; `cursor` moves behind it.
 
         The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
         released with them, for whoever comes back behind it is given what follows (`cursor_at`).
