@@ -1,0 +1,206 @@
+"""Measure a target of billions of random weights, in this process: python -m bench.gpu.run --help."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from bench.gpu.decoding import Decoded, Decoding, ModelDrafter, Oracle, Source
+from bench.gpu.floor import Floor, bandwidth, weight_bytes
+from bench.gpu.peer import TransformersPair
+from bench.gpu.results import GpuResults, SpeedLine, SpeedSample, report, write
+from bench.gpu.settings import GpuSettings, parser, settings_of
+from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
+from bench.gpu.steps import measure_steps
+from bench.interleave import schedule
+from bench.interval import estimate
+from bench.peer import DTYPES
+from bench.runs import BenchError
+from specwire.core.sampling import InvalidParameter
+from specwire.lm.cached import CachedLM
+from specwire.lm.compiled import Buckets, CompiledRunner
+from specwire.lm.interface import LanguageModel, ModelInfo
+from specwire.lm.llama import LlamaRunner
+from specwire.rpc.process import say
+
+SEED = 1
+# Of the copies that measure the memory: far above any cache of a GPU.
+COPIED = {"cuda": 1 << 32, "cpu": 1 << 26}
+OFF, ORACLE, DRAFTER = "drafting off", "drafting by the oracle", "drafting by the drafter"
+PLAIN, ASSISTED = "transformers", "transformers assisted"
+NOTES = (
+    "Weights are random and acceptance is chosen; the oracle, which drafts in no time, exists in measurements only.",
+    "The engine runs in this process: no network, no log. The drafter takes turns with the target on the same device.",
+)
+
+
+class Row(Protocol):
+    """One way to decode with several sessions at once; `name` is for people."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def levels(self) -> Sequence[int]:
+        """How many sessions it can take part with."""
+        ...
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """Our engine; draft tokens from `source`."""
+
+    name: str
+    engine: Decoding
+    source: Source | None
+    levels: Sequence[int]
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
+        return self.engine.run(prompts, tokens, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """transformers, of which assisted generation takes one session."""
+
+    name: str
+    pair: TransformersPair
+    assisted: bool
+    levels: Sequence[int] = (1,)
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
+        return self.pair.run(prompts[0], tokens, self.assisted)
+
+
+def measure(settings: GpuSettings) -> GpuResults:
+    """BenchError, or what the device's runtime raises, if it cannot be measured."""
+    device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
+    after = successors(SHAPES[settings.target].vocabulary, SEED)
+    say(f"bench: building {settings.target} and {settings.draft}")
+    target = build(SHAPES[settings.target], after, settings.context, dtype, device, SEED)
+    draft_after = agreeing(after, settings.acceptance, SEED)
+    draft = build(SHAPES[settings.draft], draft_after, settings.context, dtype, device, SEED + 1)
+    floor = Floor(weight_bytes(target), _position_bytes(settings), bandwidth(device, COPIED.get(device.type, 1 << 30)))
+    if settings.compiled:
+        say("bench: compiling")
+    lm = language_model(target, settings, _step_buckets(settings))
+    draft_lm = language_model(draft, settings, _draft_buckets(settings))
+    say("bench: measuring steps")
+    text = walk(after, 0, settings.prompt + max(settings.windows))
+    shapes = [(rows, window) for rows in settings.rows for window in settings.windows]
+    steps = measure_steps(lm, text, shapes, settings.repeats, floor)
+    engine, drafter = Decoding(lm), ModelDrafter(draft_lm, settings.drafts)
+    oracle = Oracle(after, settings.acceptance, settings.drafts, SEED)
+    pair = TransformersPair(target, draft, settings.drafts)
+    rows = [
+        EngineRow(OFF, engine, None, settings.sessions),
+        EngineRow(ORACLE, engine, oracle, settings.sessions),
+        EngineRow(DRAFTER, engine, drafter, settings.sessions),
+        PeerRow(PLAIN, pair, assisted=False),
+        PeerRow(ASSISTED, pair, assisted=True),
+    ]
+    samples = [one for level in settings.sessions for one in _decode(rows, settings, level, after)]
+    return GpuResults(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        compiled=settings.compiled,
+        arguments=settings.shown(),
+        floor=floor,
+        steps=steps,
+        speeds=speed_lines(samples),
+        samples=samples,
+        notes=NOTES,
+    )
+
+
+def language_model(model: PreTrainedModel, settings: GpuSettings, buckets: Buckets) -> LanguageModel:
+    """The model over a slot cache, as `specwire.lm.load_model` makes it of one on disk."""
+    vocabulary, slots, context = model.config.vocab_size, settings.slots, settings.context
+    runner: CompiledRunner | LlamaRunner
+    if settings.compiled:
+        runner = CompiledRunner(model, slots, context, vocabulary, buckets)
+    else:
+        runner = LlamaRunner(model, slots, context, vocabulary)
+    kind = type(model).__name__
+    info = ModelInfo("random", kind, vocabulary, context, (), settings.dtype, settings.device, "", "")
+    return CachedLM(runner, info, slots)
+
+
+def _step_buckets(settings: GpuSettings) -> Buckets:
+    rows = sorted({*settings.rows, *settings.sessions, settings.slots})
+    columns = sorted({*settings.windows, settings.drafts + 1})
+    return Buckets(tuple(rows), tuple(columns), (settings.context,))
+
+
+def _draft_buckets(settings: GpuSettings) -> Buckets:
+    """A drafter is fed its last token, or the two that it lacks after a window that was all right."""
+    return Buckets((*sorted({*settings.sessions, settings.slots}),), (1, 2), (settings.context,))
+
+
+def _position_bytes(settings: GpuSettings) -> int:
+    return SHAPES[settings.target].kv_bytes_per_position * DTYPES[settings.dtype].itemsize // 2
+
+
+def _decode(rows: Sequence[Row], settings: GpuSettings, level: int, after: Sequence[int]) -> list[SpeedSample]:
+    """All rows that can by turns, after a run of each that does not count."""
+    prompts = [walk(after, start, settings.prompt) for start in range(level)]
+    expected = tuple(tuple(walk(after, after[prompt[-1]], settings.tokens)) for prompt in prompts)
+    taking_part = [row for row in rows if level in row.levels]
+    say(f"bench: {level} at once: {', '.join(row.name for row in taking_part)}")
+    for row in taking_part:
+        row.run(prompts, settings.tokens)
+    samples = []
+    for repeat, _, index in schedule(settings.repeats, 1, len(taking_part)):
+        row = taking_part[index]
+        found = row.run(prompts, settings.tokens)
+        if found.texts != expected:
+            raise BenchError(f"{row.name}: a text is not the walk that the target's weights are arranged to take")
+        samples.append(SpeedSample(repeat, row.name, level, found.seconds, found.tokens, found.tested, found.accepted))
+    return samples
+
+
+def speed_lines(samples: Sequence[SpeedSample]) -> list[SpeedLine]:
+    places = dict.fromkeys((sample.row, sample.sessions) for sample in samples)
+    return [_line([one for one in samples if (one.row, one.sessions) == place]) for place in places]
+
+
+def _line(samples: Sequence[SpeedSample]) -> SpeedLine:
+    row, sessions = samples[0].row, samples[0].sessions
+    speed = estimate([sample.tokens / sample.seconds for sample in samples])
+    tested = sum(sample.tested for sample in samples)
+    acceptance = sum(sample.accepted for sample in samples) / tested if tested else None
+    return SpeedLine(row, sessions, speed, speed.value / sessions, acceptance)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        settings = settings_of(args)
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
+    except (InvalidParameter, OSError) as error:
+        say(f"bench: error: {error}")
+        return 2
+    try:
+        found = measure(settings)
+    except (BenchError, RuntimeError, AssertionError) as error:  # no such device, or too little memory on it
+        say(f"bench: error: {' '.join(str(error).split())}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    write(found, args.out)
+    print(report(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Time per step: a forward of several sessions' windows, and the greedy choice at every row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.gpu.floor import Floor
+from bench.interleave import schedule
+from bench.interval import Estimate, estimate
+from specwire.core.sampling import Sampling
+from specwire.lm import Feed, LanguageModel, RowSampling, choose
+
+GREEDY = Sampling(temperature=0.0)
+# Of each shape in a repeat, after one that does not count.
+STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """rows: sessions; window: positions of each. floor_ms: see Floor."""
+
+    rows: int
+    window: int
+    ms: Estimate
+    floor_ms: float
+    to_floor: Estimate
+
+
+def measure_steps(
+    lm: LanguageModel, text: Sequence[int], shapes: Sequence[tuple[int, int]], repeats: int, floor: Floor
+) -> list[StepLine]:
+    """All shapes by turns, behind the text but for its end, which is what they feed."""
+    prefix = len(text) - max(window for _, window in shapes)
+    _fill(lm, text[:prefix], max(rows for rows, _ in shapes))
+    times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    for _, _, index in schedule(repeats, 1, len(shapes)):
+        rows, window = shapes[index]
+        _step(lm, text, prefix, rows, window)
+        seconds = [_step(lm, text, prefix, rows, window) for _ in range(STEPS)]
+        times[shapes[index]].append(sorted(seconds)[len(seconds) // 2])
+    for slot in range(lm.slots):
+        lm.discard(slot)
+    return [_line(shape, seconds, floor.seconds(shape[0], prefix + shape[1])) for shape, seconds in times.items()]
+
+
+def _fill(lm: LanguageModel, text: Sequence[int], rows: int) -> None:
+    lm.forward([Feed(0, 0, text, 0)])
+    for slot in range(1, rows):
+        lm.copy(0, slot, len(text))
+
+
+def _step(lm: LanguageModel, text: Sequence[int], prefix: int, rows: int, window: int) -> float:
+    """Seconds. The choice waits for the device."""
+    tokens = text[prefix : prefix + window]
+    began = time.perf_counter()
+    logits = lm.forward([Feed(slot, prefix, tokens, window) for slot in range(rows)])
+    choose(logits, [RowSampling(prefix + 1 + at, GREEDY) for _ in range(rows) for at in range(window)])
+    return time.perf_counter() - began
+
+
+def _line(shape: tuple[int, int], seconds: Sequence[float], floor: float) -> StepLine:
+    to_floor = estimate([each / floor for each in seconds])
+    return StepLine(*shape, estimate([1e3 * each for each in seconds]), 1e3 * floor, to_floor)
