@@ -222,7 +222,12 @@ class Answer:
 
 
 def _opening(started: pb.Started) -> Json:
-    return {"session_id": started.session_id, "seed": started.sampling.seed, "rule": started.sampling.rule}
+    return {
+        "session_id": started.session_id,
+        "seed": started.sampling.seed,
+        "rule": started.sampling.rule,
+        "lossy": started.lossy,
+    }
 
 
 def _details(chunk: pb.Chunk) -> Json:

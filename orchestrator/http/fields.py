@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,16 +11,19 @@ from specwire.core.sampling import InvalidParameter
 
 # Characters of a value that an error shows.
 SHOWN = 80
-MOST_DEPTH_MESSAGE = "is nested too deeply"
+# How JSON spells what may be half a character.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
     try:
-        found = json.loads(body, parse_constant=_no_number)
+        found = json.loads(body.decode(), parse_constant=_no_number)
+        if SURROGATE.search(body):
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
     except RecursionError:
-        raise InvalidParameter("body", MOST_DEPTH_MESSAGE) from None
-    except ValueError as error:  # also what is not UTF-8
+        raise InvalidParameter("body", "is nested too deeply") from None
+    except ValueError as error:  # also what is no text: UnicodeError is one
         raise InvalidParameter("body", f"is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidParameter("body", "must be a JSON object")

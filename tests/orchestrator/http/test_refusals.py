@@ -104,7 +104,10 @@ def test_a_chats_field(door: Front, body: dict[str, object], param: str) -> None
     assert (answer.status_code, error_of(answer)["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": NaN}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"prompt": NaN}', b"\xff", b"[" * 100_000, b'{"x": "\xed\xa0\x80"}', rb'{"x": "\ud800"}'],
+)
 def test_what_is_no_json_object(door: Front, body: bytes) -> None:
     answer = door.client.post(COMPLETIONS, content=body)
     assert (answer.status_code, error_of(answer)["param"]) == (400, "body")
