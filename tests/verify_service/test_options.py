@@ -116,7 +116,7 @@ def close(got: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> bo
     return same_ids and all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in values)
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(deadline=None, max_examples=30, derandomize=True)
 @given(samplings, stoppings, st.data())
 def test_no_option_depends_on_proposals(sampling: Sampling, stopping: Stopping, data: st.DataObject) -> None:
     """Nothing proposed, right guesses, wrong ones, and right ones that go wrong somewhere."""
