@@ -33,6 +33,7 @@ class Command:
 COMMANDS = (
     Command("up", "start the whole stack on this machine", "deploy.up", configurable=True),
     Command("generate", "complete a prompt", "deploy.generate"),
+    Command("chat", "talk with a model", "deploy.chat"),
     Command("demo", "watch drafting speed up real completions", "deploy.demo"),
     Command("draft", "serve a draft model", "draft_service.server", configurable=True),
     Command("verify", "serve a target model", "verify_service.server", configurable=True),

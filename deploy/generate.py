@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -14,11 +13,12 @@ from pathlib import Path
 from deploy import stack
 from deploy.comparison import from_the_text
 from deploy.entry import run_owned
-from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
+from deploy.options import StackError
 from deploy.render import Painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.terminal import Tail, is_terminal
 from deploy.up import progress
+from deploy.where import Where, add_where_arguments, where_of
 from specwire.client import (
     AsyncClient,
     Chunk,
@@ -34,30 +34,19 @@ from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.keys import read_token
 from specwire.rpc.process import say
-from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
-
-ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to complete, where, and how to show it. `own` is the stack to start where no address is given.
-
-    tls: how to encrypt the connection to `address`. token: what to show there.
-    """
+    """What to complete, where, and how to show it."""
 
     prompt: str
     options: Options
     n: int
     timeout: float
-    address: str | None
-    own: StackOptions
+    where: Where
     as_json: bool
-    tls: ClientTls | None
-    token: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,17 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-file", metavar="F", help="read the prompt from a file, - for stdin")
     add_sampling_arguments(parser)
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
-    parser.add_argument(
-        "--address",
-        metavar="ADDR[,ADDR]",
-        help=f"a running stack, by one or several of its addresses (default: ${ADDRESS_VARIABLE}, else none)",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument(
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
-    add_stack_arguments(parser)
-    add_client_arguments(parser, "a running stack", variable=True)
+    add_where_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,26 +75,17 @@ def run(args: argparse.Namespace) -> int:
 def request_of(args: argparse.Namespace) -> Request:
     """Return what the command line asks for; InvalidParameter names what is wrong."""
     options = sampling_options(args)
-    if not 0 < args.timeout < float("inf"):
-        raise InvalidParameter("timeout", f"must be a positive number of seconds, not {args.timeout}")
-    own = stack_options(args)
-    given = args.target is not None or args.draft is not None
-    if given and args.address is not None:
-        raise InvalidParameter("address", "names a running stack, --target and --draft one to start")
+    check_timeout(args.timeout)
+    where = where_of(args)
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
     options["provisional"] = args.provisional and not args.json and is_terminal()
-    address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)
-    tls = client_tls(args)
-    if address is not None and not all(each.strip() for each in address.split(",")):
-        raise InvalidParameter("address", f"must be HOST:PORT, or several with commas between them, not {address!r}")
-    if tls is not None and address is None:
-        raise InvalidParameter("--tls", "and its companions encrypt the connection to a running stack: give --address")
-    token = read_token(args, {} if address is None else os.environ)
-    for each in address.split(",") if address is not None else ():
-        check_token_is_safe(each.strip(), tls, token)
-    if token and address is None:
-        raise InvalidParameter("--token-file", "is shown to a running stack: give --address")
-    return Request(_prompt(args), options, args.n, args.timeout, address, own, args.json, tls, token)
+    return Request(_prompt(args), options, args.n, args.timeout, where, args.json)
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises InvalidParameter."""
+    if not 0 < seconds < float("inf"):
+        raise InvalidParameter("timeout", f"must be a positive number of seconds, not {seconds}")
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -134,8 +108,8 @@ def _read(name: str) -> str:
 
 async def _generate(request: Request, folder: Path) -> int:
     async with (
-        _address(request, folder) as address,
-        AsyncClient(address, tls=request.tls, token=request.token) as client,
+        _address(request.where, folder) as address,
+        AsyncClient(address, tls=request.where.tls, token=request.where.token) as client,
     ):
         try:
             completions = await _complete(client, request)
@@ -168,12 +142,12 @@ def _echoed(prompt: PromptEcho | None) -> str:
 
 
 @asynccontextmanager
-async def _address(request: Request, folder: Path) -> AsyncIterator[str]:
+async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
     """The running stack's address, or that of one that lives as long as the context."""
-    if request.address is not None:
-        yield request.address
+    if where.address is not None:
+        yield where.address
         return
-    running = await stack.start(request.own, folder, progress)
+    running = await stack.start(where.own, folder, progress)
     try:
         yield running.address
     finally:
@@ -188,13 +162,13 @@ async def _stream(client: AsyncClient, request: Request) -> Completion:
             async for event in events:
                 gathering.add(event)
                 if not request.as_json:
-                    print(_shown(event, painter, tail), end="", flush=True)
+                    print(shown(event, painter, tail), end="", flush=True)
     finally:
         print(tail.show(""), end="", flush=True)
     return gathering.completion()
 
 
-def _shown(event: Event, painter: Painter, tail: Tail) -> str:
+def shown(event: Event, painter: Painter, tail: Tail) -> str:
     """Return what an event makes a terminal, or a file, get."""
     match event:
         case Started():
@@ -227,6 +201,7 @@ def as_object(completion: Completion) -> dict[str, object]:
         "seed": completion.seed,
         "choice": completion.sampling.choice,
         "rule": completion.sampling.rule,
+        "lossy": completion.lossy,
         "stats": {
             "tokens_per_second": round(tokens_per_second(completion), 2),
             "time_to_first_token_ms": round(stats.time_to_first_token_us / 1e3, 3),
@@ -257,4 +232,5 @@ def summary(completion: Completion) -> str:
         f"first after {stats.time_to_first_token_us / 1e3:.0f} ms, {stats.target_forwards} target forwards, "
         f"{stats.accepted} of {stats.proposed} proposed accepted{from_the_text(stats)}, "
         f"end: {completion.finish_reason.name.lower()}, seed {completion.seed}"
+        f"{f', LOSSY: {completion.sampling.rule}' if completion.lossy else ''}"
     )

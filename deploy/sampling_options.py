@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from specwire.client.requests import MOST_COMPLETIONS, Options
 from specwire.core.limits import Stopping
-from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Rule, Sampling, resolve_rule
+from specwire.core.rules import KNOWN
+from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Sampling, resolve_rule
 
 DEFAULT_TOKENS = 128
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = True) -> None:
+    """What `sampling_options` reads, --json and --provisional apart. several: also what concerns the whole output."""
     add = parser.add_argument_group("sampling").add_argument
     add("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="default: %(default)s")
     add("--min-tokens", type=int, default=0, metavar="N", help="draw no id that ends the text before")
@@ -28,8 +30,21 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stop-id", action="append", type=int, default=[], metavar="ID", help="end behind ID; may be repeated")
     add("--ignore-eos", action="store_true", help="go on after the end of the text")
     add("--seed", type=int, metavar="S", help="of the noise (default: drawn, and told)")
+    add(
+        "--rule",
+        default="",
+        metavar="R",
+        help=f"acceptance rule: {KNOWN}; the last two are lossy (default: by --temperature)",
+    )
+    if several:
+        _add_output_arguments(parser)
+    else:
+        parser.set_defaults(n=1, logprobs=None, logprobs_of=None, echo=False, json=False)
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
     add("-n", "--n", type=int, default=1, metavar="N", help="completions of the prompt (default: %(default)s)")
-    add("--rule", default="", metavar="R", help=f"{' or '.join(Rule)} (default: by the temperature)")
     add(
         "--logprobs",
         type=int,

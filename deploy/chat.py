@@ -1,0 +1,257 @@
+"""`specwire chat`: a conversation on a terminal, or with lines from a pipe.
+
+Ctrl-C while an answer comes ends the answer; at the prompt it drops the line. Ctrl-D or /exit leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, nullcontext, suppress
+from types import FrameType
+
+import grpc
+
+from deploy.conversation import Conversation, Plain, Style, Turn
+from deploy.generate import check_timeout, shown, summary
+from deploy.options import StackError
+from deploy.own_stack import own_stack, stack_words
+from deploy.render import Painter, dim, wants_colour
+from deploy.sampling_options import add_sampling_arguments, sampling_options
+from deploy.terminal import Tail, is_terminal
+from deploy.where import Where, add_where_arguments, where_of
+from orchestrator.options import chat_template_of
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client.events import Gathering
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import say
+
+PROMPT = "> "
+MOST_TOKENS = 1024
+# Seconds for a cancelled answer to say that it has ended.
+FAREWELL_S = 3.0
+# Seconds for a running stack to say what it serves.
+INFO_S = 30.0
+HELP = "/clear begins anew, /system TEXT too, with instructions; /exit or Ctrl-D leaves; Ctrl-C ends an answer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="Jinja template (default: the model's; without one, names and colons)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="of an answer (default: %(default)s s)"
+    )
+    parser.add_argument(
+        "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
+    )
+    add_sampling_arguments(parser, several=False)
+    parser.set_defaults(max_tokens=MOST_TOKENS)
+    add_where_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        options, where, template = sampling_options(args), where_of(args), chat_template_of(args)
+        check_timeout(args.timeout)
+    except InvalidParameter as error:
+        say(f"specwire chat: error: {error}")
+        return 2
+    options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
+    options["provisional"] = args.provisional and is_terminal()
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        with (
+            nullcontext(where.address) if where.address else own_stack(stack_words(args), say) as address,
+            asyncio.Runner() as runner,
+            _client(runner, address, where) as client,
+        ):
+            style = runner.run(_style(client, template))
+            Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
+    except (StackError, SpecwireError) as error:
+        say(f"specwire chat: error: {error.message if isinstance(error, SpecwireError) else error}")
+        return 1
+    return 0
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """What is open is closed on the way out."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _client(runner: asyncio.Runner, address: str, where: Where) -> Iterator[AsyncClient]:
+    async def opened() -> AsyncClient:
+        return AsyncClient(address, tls=where.tls, token=where.token)
+
+    client = runner.run(opened())
+    try:
+        yield client
+    finally:
+        runner.run(client.close())
+
+
+async def _style(client: AsyncClient, template: str) -> Style:
+    """As `template` says, else as the model's own, else plain."""
+    target = (await client.server_info(timeout=INFO_S)).target
+    source = template or target.chat_template
+    if not source:
+        say(f"specwire chat: {target.model} has no chat template: 'User:' and 'Assistant:' stand before what is said")
+        return Plain()
+    if importlib.util.find_spec("jinja2") is None:
+        raise StackError("the model's chat template needs the extra: pip install 'specwire[http]'")
+    from deploy.templated import Templated  # only whoever has a template needs the extra
+
+    return Templated(source, target.special_tokens, target.eos_ids)
+
+
+class Chat:
+    """One conversation at a time. The event loop runs while an answer comes, and rests at the prompt."""
+
+    def __init__(
+        self, runner: asyncio.Runner, client: AsyncClient, conversation: Conversation, options: Options, timeout: float
+    ) -> None:
+        self._runner = runner
+        self._client = client
+        self._conversation = conversation
+        self._options = {**options, "stop": [*options.get("stop", ()), *conversation.style.stops]}
+        self._timeout = timeout
+
+    def run(self, system: str) -> None:
+        """Until the user leaves. system: what /clear keeps."""
+        terminal = sys.stdin.isatty()
+        if terminal:
+            with suppress(ImportError):
+                importlib.import_module("readline")  # lets input() edit lines, and recall them
+            say(f"specwire chat: {HELP}")
+        while (line := _read(terminal)) is not None:
+            word, _, rest = line.strip().partition(" ")
+            match word:
+                case "":
+                    continue
+                case "/exit" | "/quit":
+                    return
+                case "/clear" | "/system":
+                    system = rest if word == "/system" else system
+                    self._conversation.clear(system)
+                case _ if word.startswith("/"):
+                    say(f"specwire chat: {HELP}")
+                case _:
+                    self._say(line.strip())
+
+    def _say(self, text: str) -> None:
+        """One turn; what goes wrong with it is told, and the conversation goes on without it."""
+        try:
+            self._runner.run(self._turn(text))
+        except InvalidParameter as error:
+            say(f"specwire chat: error: {error}")
+        except SpecwireError as error:
+            say(f"specwire chat: error: {error.message}")
+
+    async def _turn(self, text: str) -> None:
+        turn = self._conversation.turn(text)
+        answer = Answer(self._client, turn, self._options, self._timeout)
+        try:
+            completion = await answer.run()
+        except SpecwireError as error:
+            if not turn.parent or error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            self._conversation.forget_session()
+            turn = self._conversation.turn(text)
+            answer = Answer(self._client, turn, self._options, self._timeout)
+            completion = await answer.run()
+        self._conversation.answered(turn, text, answer.text, completion, answer.decoded)
+        if completion is not None and completion.finish_reason is FinishReason.ERROR:
+            say(f"specwire chat: error: {completion.message}")
+        elif completion is not None:
+            say(dim(summary(completion), wants_colour() and sys.stderr.isatty()))
+
+
+class Answer:
+    """One answer, shown as it comes. The first SIGINT has the service end it, the second stops listening.
+
+    decoded: code points of all tokens so far, those that are not shown included.
+    """
+
+    def __init__(self, client: AsyncClient, turn: Turn, options: Options, timeout: float) -> None:
+        self._client = client
+        self._turn = turn
+        self._options = options
+        self._timeout = timeout
+        self._gathering = Gathering()
+        self._consuming: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+        self.decoded = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._gathering.texts)
+
+    async def run(self) -> Completion | None:
+        """None where its end was not waited for. Raises SpecwireError."""
+        loop = asyncio.get_running_loop()
+        self._consuming = asyncio.ensure_future(self._consume())
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            await self._consuming
+        except asyncio.CancelledError:
+            return None
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._consuming.cancel()
+            if self._cancelling is not None:
+                self._cancelling.cancel()
+        return self._gathering.completion()
+
+    def _interrupt(self) -> None:
+        if self._consuming is None:
+            return
+        if self._gathering.started is None or self._cancelling is not None:
+            self._consuming.cancel()
+        else:
+            ending = self._end(self._gathering.started.session_id, self._consuming)
+            self._cancelling = asyncio.ensure_future(ending)
+
+    async def _end(self, session_id: str, consuming: asyncio.Task[None]) -> None:
+        with suppress(SpecwireError):
+            await self._client.cancel(session_id, timeout=FAREWELL_S)
+        await asyncio.wait({consuming}, timeout=FAREWELL_S)
+        consuming.cancel()
+
+    async def _consume(self) -> None:
+        painter, tail = Painter(wants_colour()), Tail()
+        options: Options = {**self._options, "parent": self._turn.parent}
+        over = False
+        try:
+            events = self._client.generate(self._turn.prompt, timeout=self._timeout, **options)
+            async with aclosing(events):
+                async for event in events:
+                    self._gathering.add(event)
+                    over = isinstance(event, Finished)
+                    if isinstance(event, Chunk) and event.text_ends:
+                        self.decoded = event.text_ends[-1]
+                    print(shown(event, painter, tail), end="", flush=True)
+        finally:
+            if not over:
+                print(tail.show(""), flush=True)
+
+
+def _read(terminal: bool) -> str | None:
+    """The next line; None at the end. Ctrl-C drops what was typed."""
+    while True:
+        try:
+            return input(PROMPT if terminal else "")
+        except EOFError:
+            if terminal:
+                print()
+            return None
+        except KeyboardInterrupt:
+            print()

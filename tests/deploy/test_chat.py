@@ -1,0 +1,168 @@
+"""`specwire chat` as its user sees it: in a terminal of its own, against a real stack; and from a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.options import add_stack_arguments
+from deploy.own_stack import stack_words
+from specwire.core.limits import FinishReason
+from tests.orchestrator.stack import DRAFT, TARGET, stack
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 40.0
+# Its terminal becomes the one that Ctrl-C comes from.
+OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+SLOW = f"{TARGET}:delay_ms=10"
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "deploy", "chat", *words]
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECWIRE_")}
+    return {**kept, "TERM": "dumb", "NO_COLOR": "1"}
+
+
+class Terminal:
+    """A command in a terminal. `shown` is all that it has written."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.shown = ""
+        self._at = 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNING, *command(*words)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            env=environment(),
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def until(self, text: str, times: int = 1) -> None:
+        """Read until `text` has come so often since the last call's; AssertionError at the limit."""
+        end = time.monotonic() + LIMIT_S
+        for _ in range(times):
+            while (found := self.shown.find(text, self._at)) < 0:
+                ready = select.select([self._ours], [], [], max(0.0, end - time.monotonic()))[0]
+                assert ready, f"no {text!r} in {self.shown[self._at :]!r}"
+                self.shown += os.read(self._ours, 4096).decode(errors="replace")
+            self._at = found + len(text)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        os.close(self._ours)
+
+
+def talk(address: str) -> tuple[str, int]:
+    """A conversation in which Ctrl-C ends an answer, then drops a line; what was shown, and the exit code."""
+    terminal = Terminal("--address", address, "--max-tokens", "4000", "--ignore-eos")
+    try:
+        return converse(terminal)
+    finally:
+        terminal.close()
+
+
+def converse(terminal: Terminal) -> tuple[str, int]:
+    terminal.until("> ")
+    terminal.type("hello\n")
+    terminal.until(" 1")  # of the answer: its words are numbers
+    terminal.until(" ", 10)
+    terminal.type("\x03")
+    terminal.until("end: cancelled")
+    terminal.until("> ")
+    terminal.type("dropped\x03")
+    terminal.until("> ")
+    terminal.type("/nonsense\n")
+    terminal.until("/clear begins anew")
+    terminal.until("> ")
+    terminal.type("again\n")
+    terminal.until(" ", 20)
+    terminal.type("\x03")
+    terminal.until("end: cancelled")
+    terminal.type("/exit\n")
+    return terminal.shown, terminal.process.wait(LIMIT_S)
+
+
+async def test_ctrl_c_ends_the_answer_and_not_the_program() -> None:
+    async with stack(SLOW, DRAFT) as running:
+        shown, code = await asyncio.to_thread(talk, running.client.address)
+        sessions = list(running.orchestrator.orchestrator.sessions.values())
+    assert code == 0
+    assert "Traceback" not in shown
+    assert [driver.output.end.reason for driver in sessions if driver.output.end] == [FinishReason.CANCELLED] * 2
+    first, second = sessions
+    # The second turn goes on behind the first one's tokens, all of them.
+    tokens = [*first.record.prompt, *first.output.tokens]
+    assert list(second.record.prompt[: len(tokens)]) == tokens
+
+
+async def test_lines_from_a_pipe() -> None:
+    async with stack(TARGET) as running:
+        address = running.client.address
+        process = await asyncio.create_subprocess_exec(
+            *command("--address", address, "--max-tokens", "5", "--ignore-eos", "--system", "Be brief."),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(),
+        )
+        async with asyncio.timeout(LIMIT_S):
+            out, err = await process.communicate(b"one\n\n/clear\none\nthree\n")
+        ends = [driver.record.stopping.max_tokens for driver in running.orchestrator.orchestrator.sessions.values()]
+    first, second, third = out.decode().splitlines()
+    assert first == second
+    assert first != third
+    assert len(first.split()) == 5
+    assert err.decode().count("5 tokens in ") == 3
+    assert (process.returncode, ends) == (0, [5, 5, 5])
+
+
+def test_nobody_there() -> None:
+    done = subprocess.run(
+        command("--address", "127.0.0.1:1"), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60.0
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "specwire chat: error: cannot connect to 127.0.0.1:1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--timeout", "0"], "timeout: must be a positive number of seconds, not 0.0"),
+        (["--temperature", "-1"], "temperature: must be a finite number from 0 to 100, not -1.0"),
+        (["--chat-template", "no/such"], "--chat-template: no/such cannot be read: No such file or directory"),
+        (["--target", "m", "--address", "h:1"], "address: names a running stack, --target and --draft one to start"),
+    ],
+)
+def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", *words]) == 2
+    assert capsys.readouterr().err == f"specwire chat: error: {message}\n"
+
+
+def test_the_flags_of_a_stack_are_handed_on() -> None:
+    words = ["--target=m", "--draft=a", "--draft=b", "--no-ray", "--slots=3", "--no-ngram"]
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser)
+    assert sorted(stack_words(parser.parse_args(words))) == sorted(words)
+    assert stack_words(parser.parse_args([])) == []
