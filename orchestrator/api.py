@@ -66,6 +66,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             created_ms=round(log.record.created * 1000),
             ended_ms=round((log.ended or 0.0) * 1000),
             weights_fingerprint=log.record.weights_fingerprint,
+            lossy=log.record.sampling.lossy,
         )
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:

@@ -22,6 +22,7 @@ def started(driver: SessionDriver, prompt: pb.Prompt | None = None) -> pb.Starte
         sampling=convert.sampling_to_wire(record.sampling),
         prompt_hash=driver.prompt_hash,
         prompt=prompt,
+        lossy=record.sampling.lossy,
     )
 
 
@@ -91,6 +92,7 @@ def finished(driver: SessionDriver, end: End, text: str) -> pb.Finished:
         text=text,
         text_length=end.text_length,
         stats=stats(driver.stats, len(driver.record.prompt)),
+        lossy=driver.record.sampling.lossy,
     )
 
 

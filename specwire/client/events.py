@@ -47,7 +47,7 @@ class Started:
     """The session exists; whoever knows `session_id` may watch and cancel it.
 
     prompt_hash: `specwire.core.text.hash_of` the prompt's tokens; None from a service that does not say.
-    prompt: only where it was asked for (`echo`).
+    prompt: only where it was asked for (`echo`). lossy: the rule, asked for by name, may change the text.
     """
 
     session_id: str
@@ -56,6 +56,7 @@ class Started:
     received_ns: int
     prompt_hash: int | None = None
     prompt: PromptEcho | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class Finished:
     text_length: int
     stats: Stats
     received_ns: int
+    lossy: bool = False
 
 
 Event = Started | Chunk | Provisional | Finished
@@ -168,7 +170,7 @@ Event = Started | Chunk | Provisional | Finished
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole generation."""
+    """A whole generation. lossy: its rule, asked for by name, may have changed the text."""
 
     session_id: str
     prompt_tokens: int
@@ -181,6 +183,7 @@ class Completion:
     stats: Stats
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt: PromptEcho | None = None
+    lossy: bool = False
 
     @property
     def seed(self) -> int:
@@ -201,6 +204,7 @@ class SessionState:
     durability: str = ""
     created: float = 0.0
     ended: float | None = None
+    lossy: bool = False
 
 
 @dataclass(slots=True)
@@ -242,6 +246,7 @@ class Gathering:
             stats=self.finished.stats,
             logprobs=tuple(self.logprobs),
             prompt=self.started.prompt,
+            lossy=self.started.lossy or self.finished.lossy,
         )
 
 
@@ -270,7 +275,7 @@ def _started(message: generation_pb2.Started, received_ns: int) -> Started:
     prompt_hash = message.prompt_hash if message.HasField("prompt_hash") else None
     prompt = PromptEcho(tuple(message.prompt.tokens), message.prompt.text) if message.HasField("prompt") else None
     sampling = _sampling(message.sampling)
-    return Started(message.session_id, message.prompt_tokens, sampling, received_ns, prompt_hash, prompt)
+    return Started(message.session_id, message.prompt_tokens, sampling, received_ns, prompt_hash, prompt, message.lossy)
 
 
 def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
@@ -340,7 +345,8 @@ def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
     reason = reason_from_wire(message.reason)
     if reason is None:
         raise InvalidParameter("finish_reason", "is missing")
-    return Finished(reason, message.message, message.text, message.text_length, _stats(message.stats), received_ns)
+    stats = _stats(message.stats)
+    return Finished(reason, message.message, message.text, message.text_length, stats, received_ns, message.lossy)
 
 
 def _stats(message: generation_pb2.Stats) -> Stats:
@@ -379,4 +385,5 @@ def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionStat
         message.durability,
         message.created_ms / 1000,
         message.ended_ms / 1000 if message.ended_ms else None,
+        message.lossy,
     )
