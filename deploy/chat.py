@@ -122,7 +122,8 @@ class Chat:
         self._runner = runner
         self._client = client
         self._conversation = conversation
-        self._options = {**options, "stop": [*options.get("stop", ()), *conversation.style.stops]}
+        self._options = options.copy()
+        self._options["stop"] = [*options.get("stop", ()), *conversation.style.stops]
         self._timeout = timeout
 
     def run(self, system: str) -> None:
