@@ -106,6 +106,7 @@ class Engine:
         self._take_commands()
         self.reception.expire(self._now_us())
         self.reception.seating.fill()
+        self.reception.seating.catch_up()
         runnable = {held.slot: held for held in self.roster if held.session.room > 0 and not held.waiting}
         candidates = [
             held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from specwire.core.prefixes import Prefix
+from specwire.core.prefixes import LEAST_SHARED, Prefix, longest
 from specwire.lm import LanguageModel
 from verify_service.roster import Held, Roster
 from verify_service.slots import Slots
@@ -61,6 +61,22 @@ class Seating:
                 return
             self.waiting.took_turn(held)
             self._seat(held, slot)
+
+    def catch_up(self) -> None:
+        """Before a step: those whose prompts wait to be fed take what has been fed meanwhile of one that begins alike.
+
+        Of several that came together with one prompt, all but the first do. Each copies once: when there is no more.
+        """
+        behind = [held for held in self._roster if held.scope and not held.waiting and self._is_behind(held)]
+        shared = {scope: self._shared(scope) for scope in {held.scope for held in behind}}
+        for held in behind:
+            # Its own slot holds less than it asks for, and is not found.
+            found = longest(held.session.text.tokens, shared[held.scope], self._lm.cached(held.slot) + LEAST_SHARED)
+            if found is not None and (found[1] < found[0].length or found[0].whole):
+                self.slots.copy(found[0].slot, held.slot, found[1])
+
+    def _is_behind(self, held: Held) -> bool:
+        return held.session.position - self._lm.cached(held.slot) > LEAST_SHARED
 
     def succeed(self, former: Held, held: Held) -> None:
         """Take over the slot of the session that it replaces, rolled back to what their texts share.

@@ -60,9 +60,12 @@ class Slots:
         self._touch(source.slot)
         slot = self.lend()
         if slot is not None:
-            self._lm.copy(source.slot, slot, shared)
-            self.counts["prefix copied"] += 1
+            self.copy(source.slot, slot, shared)
         return slot
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._lm.copy(source, target, length)
+        self.counts["prefix copied"] += 1
 
     def give_back(self, slot: int) -> None:
         """What was in it is gone."""

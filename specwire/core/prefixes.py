@@ -23,6 +23,11 @@ class Prefix:
     tokens: list[int]
     length: int
 
+    @property
+    def whole(self) -> bool:
+        """All of the tokens are there, but for the last one, which is fed when the next is wanted."""
+        return self.length >= len(self.tokens) - 1
+
 
 def common(text: list[int], other: list[int]) -> int:
     """How many tokens the two begin with alike: stretches that double while they are equal, then halve."""

@@ -131,6 +131,30 @@ def test_a_session_closed_in_the_middle_of_a_forward_leaves_its_text_only() -> N
     assert rig.cached(2) == len(text)
 
 
+def test_of_several_long_prompts_that_come_together_one_is_fed() -> None:
+    """A whole budget's worth of the first one goes first; the others take it over when it is there."""
+    rig = Counting()
+    long = tuple(index % 50 + 3 for index in range(900))
+    for handle in (1, 2, 3):
+        rig.open(handle, (*long, handle), scope=b"a", max_tokens=5)
+    rig.open(4, (*long, 4), scope=b"b", max_tokens=5)
+    rig.run()
+    for handle in (1, 2, 3, 4):
+        assert rig.tokens[handle] == oracle(rig.lm, (*long, handle), 5)
+    assert rig.counts == {"prefix copied": 2}
+    assert rig.fed < 3 * len(long)
+
+
+def test_a_prompt_catches_up_with_one_that_goes_on_differently() -> None:
+    rig = Counting()
+    long = tuple(index % 50 + 3 for index in range(700))
+    rig.open(1, long, scope=b"a", max_tokens=5)
+    rig.open(2, (*long[:600], *long[:100]), scope=b"a", max_tokens=5)
+    rig.run()
+    assert rig.tokens[2] == oracle(rig.lm, (*long[:600], *long[:100]), 5)
+    assert rig.counts == {"prefix copied": 1}
+
+
 # Whose
 
 
