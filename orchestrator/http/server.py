@@ -32,8 +32,8 @@ MOST_HEADER_BYTES = 16 * 1024
 FIRST_REQUEST_S = 30.0
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
-# What answers that are cancelled at the end of a stop may take to be gone.
-CANCEL_LIMIT_S = 1.0
+# What answers whose connections are cut at the end of a stop may take to be gone.
+CUT_LIMIT_S = 1.0
 
 
 class Connection(H11Protocol):
@@ -117,26 +117,25 @@ class HttpServer:
             await asyncio.sleep(0.01)
 
     async def stop(self, grace: float) -> None:
-        """Take no connection any more, give answers that are under way `grace` seconds, cancel the rest. Idempotent."""
+        """Take no connection any more, give answers that are under way `grace` seconds, cut the rest. Idempotent."""
         self._server.should_exit = True
         try:
             async with asyncio.timeout(grace):
                 await asyncio.shield(self._serving)
         except TimeoutError:
-            await self._cancel()
+            await self._cut()
 
-    async def _cancel(self) -> None:
-        """Answers whose clients do not take them."""
-        tasks = list(self._server.server_state.tasks)
-        for task in tasks:
-            task.cancel()
-        for connection in list(self._server.server_state.connections):
+    async def _cut(self) -> None:
+        """Answers whose clients do not take them: what works for a connection ends with it."""
+        state = self._server.server_state
+        for connection in list(state.connections):
             cast(Connection, connection).transport.abort()
         self._server.force_exit = True
-        await asyncio.wait({self._serving, *tasks}, timeout=CANCEL_LIMIT_S)
-        self._serving.cancel()
-        await asyncio.gather(self._serving, return_exceptions=True)
-        self._listening.close()
+        await asyncio.wait({self._serving, *state.tasks}, timeout=CUT_LIMIT_S)
+        left = [self._serving, *state.tasks]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chat_template: str = "") -> HttpServer:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
+from orchestrator.output import Output
 from specwire.client import Client
 from specwire.core.limits import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, text_of
@@ -105,19 +107,21 @@ def test_a_place_that_is_none_of_the_stream(door: Front) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
-def test_a_client_that_does_not_read_holds_its_session_back(door: Front) -> None:
-    """What it does not take is not decided: the session stands still long before its end."""
+@contextmanager
+def not_reading(door: Front) -> Iterator[Output]:
+    """A client that asks and never reads, when its session stands still for that; the session's output."""
     body = json.dumps({**LONG, "details": True}).encode()
     host, port = door.url.removeprefix("http://").split(":")
-    known = set(door.serving.orchestrator.sessions)
+    sessions = door.serving.orchestrator.sessions
+    known = set(sessions)
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         slow.connect((host, int(port)))
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         slow.sendall(head.encode() + body)
-        assert eventually(lambda: bool(set(door.serving.orchestrator.sessions) - known))
-        (session_id,) = set(door.serving.orchestrator.sessions) - known
-        output = door.serving.orchestrator.sessions[session_id].output
+        assert eventually(lambda: bool(set(sessions) - known))
+        (session_id,) = set(sessions) - known
+        output = sessions[session_id].output
 
         def stands() -> bool:
             before = len(output.tokens)
@@ -125,9 +129,23 @@ def test_a_client_that_does_not_read_holds_its_session_back(door: Front) -> None
             return len(output.tokens) == before > 0
 
         assert eventually(stands)
+        yield output
+
+
+def test_a_client_that_does_not_read_holds_its_session_back(door: Front) -> None:
+    """What it does not take is not decided: the session stands still long before its end."""
+    with not_reading(door) as output:
         assert output.end is None
         assert len(output.tokens) < 2000
     assert eventually(lambda: output.end is not None and output.end.reason is FinishReason.CANCELLED)
+
+
+def test_a_client_that_does_not_read_keeps_no_door_open(door: Front, caplog: pytest.LogCaptureFixture) -> None:
+    before = door.loop.run(_tasks())
+    with another(door) as closing, not_reading(closing):
+        closing.loop.run(closing.serving.stop(0.0))
+        assert closing.loop.run(_tasks()) == before
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_front_door_that_closes_says_so_and_lets_streams_end(door: Front) -> None:
