@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -127,6 +127,12 @@ bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: spe
 
 bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
 	$(BIN)/python -m bench.deterministic
+
+bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, beside transformers' static and continuous batching (20 minutes)
+	$(BIN)/python -m bench.batch.run
+
+bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
+	$(BIN)/python -m bench.gpu.run --compile
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "results" / "main.json"
 WAN = ROOT / "bench" / "results" / "wan.json"
 COPY = ROOT / "bench" / "results" / "copy.json"
+BATCH = ROOT / "bench" / "results" / "batch.json"
+GPU = ROOT / "bench" / "results" / "gpu.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
 
 
@@ -93,6 +95,49 @@ def copy_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{how}; {arguments['dtype']}. Microseconds per proposal: {interval(proposal)}."
 
 
+def batch_table(results: dict[str, Any]) -> str:
+    """Render the rows of `make bench-batch`, the verifier's work beside its forwards, requests that arrive, the bars."""
+    rows = [["at once", "row", "tokens/s", "x off", "ms between tokens, p50", "p95", "first token, ms"]]
+    outside = [["at once", "row", "us between forwards, p50", "of each session", "forward, us", "share of the forward"]]
+    for row in results["rows"]:
+        speed = f"{row['tokens_per_second']['value']:.0f}"
+        pauses = [f"{row['pause_p50_ms']:.1f}", f"{row['pause_p95_ms']:.1f}", f"{row['first_token_ms']:.0f}"]
+        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), *pauses])
+        found = row["outside"]
+        if found is not None:
+            times = [f"{found['step_us']['value']:.0f}", f"{found['session_us']:.1f}", f"{found['forward_us']:.0f}"]
+            outside.append([str(row["level"]), row["label"], *times, interval(found["share"])])
+    loads = [["requests arriving", "row", "tokens/s", "in time, tokens/s", "in time", "first token p95, ms"]]
+    for load in results["loads"]:
+        name = f"{load['requests_per_second']:.1f}/s ({load['share']:.0%} of off)"
+        speeds = [interval(load["tokens_per_second"]), interval(load["goodput"])]
+        loads.append([name, load["label"], *speeds, f"{load['in_time']:.0%}", f"{load['first_p95_ms']:.0f}"])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['tokens']} tokens each, {arguments['repeats']} repeats, interleaved; {arguments['dtype']}"
+    parts = [grid(rows), grid(outside), *([grid(loads)] if results["loads"] else []), bars_table(results)]
+    parts += [f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}. {' '.join(results['notes'])}"]
+    return "\n\n".join(parts)
+
+
+def gpu_table(results: dict[str, Any]) -> str:
+    """Render what `make bench-gpu` measured, with the device's name."""
+    steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
+    for step in results["steps"]:
+        sizes = [str(step["rows"]), str(step["window"])]
+        steps.append([*sizes, interval(step["ms"]), f"{step['floor_ms']:.2f}", interval(step["to_floor"])])
+    speeds = [["row", "sessions", "tokens/s", "of each", "accepted"]]
+    for line in results["speeds"]:
+        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
+        of_each = f"{line['tokens_per_session']:.1f}"
+        speeds.append([line["row"], str(line["sessions"]), interval(line["tokens_per_second"]), of_each, accepted])
+    arguments, floor = results["arguments"], results["floor"]
+    how = f"{arguments['target']}, drafter {arguments['draft']}, {arguments['dtype']}, prompt {arguments['prompt']}"
+    compiled = "compiled" if results["compiled"] else "not compiled"
+    where = f"{results['device']}, {compiled}: {how}; copies at {floor['bandwidth'] / 1e9:.0f} GB/s."
+    parts = [grid(steps), grid(speeds), *([bars_table(results)] if results["bars"] else [])]
+    return "\n\n".join([*parts, f"{where} {' '.join(results['notes'])}"])
+
+
 def pair_table(figures: dict[str, Any]) -> str:
     """Render what `python -m demo_pair.train.evaluate` measured."""
     loss, acceptance = figures["held_out_loss"], figures["acceptance_first"]
@@ -112,6 +157,8 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
     (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
     (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "batch", BATCH, batch_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "gpu", GPU, gpu_table),
     (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
 ]
 

@@ -88,7 +88,7 @@ def walk(after: Sequence[int], start: int, count: int) -> list[int]:
     return text
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def build(
     shape: ModelShape, after: Sequence[int], context: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> PreTrainedModel:
@@ -96,7 +96,7 @@ def build(
     torch.manual_seed(seed)
     with device:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(shape.config(context), dtype=dtype)
-    model.to(device=device).eval()
+    model.to(device=device).eval().requires_grad_(False)
     embedding = torch.randn(shape.vocabulary, shape.hidden, dtype=dtype, device=device)
     head = torch.empty_like(embedding)
     head[torch.tensor(list(after), device=device)] = embedding

@@ -24,6 +24,8 @@ from specwire.lm.llama import model_of, shape_of
 
 # Positions of a session in one forward; windows are of up to 16 draft tokens, and a trial at load of 20.
 COLUMNS = (1, 4, 8, 32)
+# Positions of a slot, and those attended to, are a multiple of this: GPUs' kernels for attention with a mask want it.
+ALIGNED = 8
 # Sessions, beside one and all.
 FEW_ROWS = 8
 # Calls of a bucket before it is used: compile, let PyTorch record a CUDA graph, replay it.
@@ -205,6 +207,10 @@ def _cells(feed: Feed, context: int) -> list[list[int]]:
     return [[token, feed.start + at, feed.slot * context + feed.start + at] for at, token in enumerate(feed.tokens)]
 
 
+def _aligned(positions: int) -> int:
+    return -(-positions // ALIGNED) * ALIGNED
+
+
 class CompiledRunner:
     """`Runner` with weights from a Hugging Face model of the Llama family, compiled for `buckets`."""
 
@@ -220,10 +226,10 @@ class CompiledRunner:
         """Compiles, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does."""
         shape = shape_of(model)
         self.buckets = buckets or Buckets.usual(slots, context)
-        self._context, self._spare = context, slots
-        self.decoder = StaticDecoder(shape, model_of(model, shape, context, vocabulary), slots + 1, context).eval()
+        self._room, self._spare = _aligned(context), slots
+        self.decoder = StaticDecoder(shape, model_of(model, shape, context, vocabulary), slots + 1, self._room).eval()
         self._device = self.decoder.embedding.device
-        # Cuda graphs are what "reduce-overhead" adds.
+        # CUDA graphs are what "reduce-overhead" adds.
         mode = "reduce-overhead" if self._device.type == "cuda" and backend == BACKEND else None
         self._compiled: Any = torch.compile(self.decoder, backend=backend, mode=mode, dynamic=False, fullgraph=True)
         self._warm_up()
@@ -255,14 +261,16 @@ class CompiledRunner:
     def _caches(self) -> Iterator[torch.Tensor]:
         """Of each layer, (slots, context, 2 kv_heads, head_dim)."""
         for layer in self.decoder.layers:
-            yield layer.get_buffer("cache").unflatten(0, (-1, self._context))
+            yield layer.get_buffer("cache").unflatten(0, (-1, self._room))
 
     def _parts(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, ...]:
         return self.run(feeds).split([max(feed.wanted, 1) for feed in feeds])
 
     def _compute(self, feeds: Sequence[Feed], bucket: Bucket, compiled: bool = True) -> torch.Tensor:
-        fed = torch.tensor(packed(feeds, bucket, self._context, self._spare)).to(self._device)
-        logits = (self._compiled if compiled else self.decoder)(fed, bucket.span)
+        fed = torch.tensor(packed(feeds, bucket, self._room, self._spare)).to(self._device)
+        if compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+        logits = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
         wanted = [
             row * bucket.columns + column
             for row, feed in enumerate(feeds)

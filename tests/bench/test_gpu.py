@@ -1,0 +1,111 @@
+"""The measurement of a large target, with tiny shapes on the CPU: texts, acceptance, floors, bars, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu import run, settings
+from bench.gpu.decoding import Decoding, ModelDrafter, Oracle, Source
+from bench.gpu.floor import Floor, bandwidth, weight_bytes
+from bench.gpu.results import GpuResults
+from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
+from bench.gpu.steps import StepLine
+from bench.interval import estimate
+from scripts.figures import gpu_table
+from specwire.core.sampling import InvalidParameter
+
+CPU = torch.device("cpu")
+AFTER = successors(128, 1)
+QUICK = settings.settings_of(settings.parser().parse_args(["--quick"]))
+
+
+def model(name: str, after: Sequence[int], seed: int = 1) -> torch.nn.Module:
+    return build(SHAPES[name], after, QUICK.context, torch.float32, CPU, seed)
+
+
+def test_what_follows_is_one_cycle_and_a_drafter_agrees_with_a_share_of_it() -> None:
+    assert sorted(walk(AFTER, 5, 128)) == list(range(128))
+    many = successors(20_000, 2)
+    drafted = agreeing(many, 0.8, 3)
+    assert sorted(drafted) == list(range(20_000))
+    assert sum(a == b for a, b in zip(many, drafted, strict=True)) / 20_000 == pytest.approx(0.8, abs=0.01)
+    assert agreeing(many, 1.0, 3) == many
+
+
+def test_the_target_says_the_walk() -> None:
+    text = walk(AFTER, 7, 30)
+    logits = model("tiny", AFTER)(torch.tensor([text])).logits[0]
+    assert logits.argmax(dim=-1).tolist() == [*text[1:], AFTER[text[-1]]]
+    best, second = logits.topk(2).values.unbind(-1)
+    assert float((best - second).min()) > 1.0
+
+
+@pytest.mark.parametrize("kind", ["none", "oracle", "drafter"])
+def test_the_engine_says_the_walk_whoever_drafts(kind: str) -> None:
+    buckets = run._step_buckets(QUICK)
+    target = run.language_model(model("tiny", AFTER), QUICK, buckets)  # type: ignore[arg-type]
+    draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, buckets)  # type: ignore[arg-type]
+    sources: dict[str, Source | None] = {
+        "none": None,
+        "oracle": Oracle(AFTER, 1.0, QUICK.drafts, seed=1),
+        "drafter": ModelDrafter(draft, QUICK.drafts),
+    }
+    engine = Decoding(target)
+    prompts = [walk(AFTER, start, QUICK.prompt) for start in (0, 1)]
+    for _ in range(2):
+        found = engine.run(prompts, QUICK.tokens, sources[kind])
+        assert [list(text) for text in found.texts] == [walk(AFTER, AFTER[each[-1]], QUICK.tokens) for each in prompts]
+        assert found.tokens >= 2 * (QUICK.tokens - 1 - QUICK.drafts)
+        assert found.tested >= found.accepted
+        if kind == "oracle":
+            assert found.tested == found.accepted
+        if kind == "none":
+            assert found.tested == 0
+
+
+def test_a_floor_is_bytes_by_bandwidth() -> None:
+    made = model("tiny", AFTER)
+    weights = weight_bytes(made)  # type: ignore[arg-type]
+    assert weights == sum(each.nbytes for each in made.parameters()) - 128 * 64 * 4
+    assert Floor(1000, 10, 100.0).seconds(rows=3, positions=20) == pytest.approx(16.0)
+    assert bandwidth(CPU, 1 << 16) > 0
+    assert SHAPES["llama-8b"].kv_bytes_per_position == 131_072
+
+
+def test_bars_are_for_compiled_steps() -> None:
+    steps = [StepLine(rows, window, estimate([9.0]), 6.0, estimate([1.5])) for rows, window in ((1, 1), (8, 4), (8, 1))]
+    found = GpuResults("a device", True, {}, Floor(1, 1, 1.0), steps, [], [], [])
+    assert [(bar.name, bar.needed, bar.holds) for bar in found.bars] == [
+        ("step of 1 sessions x 1 / its floor", 1.35, False),
+        ("step of 8 sessions x 4 / its floor", 1.6, True),
+    ]
+    assert GpuResults("a device", False, {}, Floor(1, 1, 1.0), steps, [], [], []).bars == []
+
+
+def test_a_quick_measurement_ends_with_tables_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "gpu.json"
+    assert run.main(["--quick", "--out", str(out), "--tokens", "8", "--sessions", "1"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("x floor", "drafting by the oracle", "transformers assisted", "Weights are random"):
+        assert words in printed
+    written = json.loads(out.read_text())
+    assert [(step["rows"], step["window"]) for step in written["steps"]] == [(1, 1), (1, 4), (2, 1), (2, 4)]
+    assert len(written["raw"]) == 5
+    assert "cpu, not compiled: tiny" in gpu_table(written)
+
+
+def test_what_cannot_be_measured_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "gpu.json")
+    assert run.main(["--quick", "--device", "nowhere", "--out", out]) == 1
+    assert run.main(["--quick", "--rows", "0", "--out", out]) == 2
+    assert run.main(["--quick", "--draft", "llama-1b", "--out", out]) == 2
+    errors = capsys.readouterr().err
+    for words in ("nowhere", "rows: must each be at least 1", "another vocabulary"):
+        assert words in errors
+    with pytest.raises(InvalidParameter):
+        settings.GpuSettings(acceptance=1.5)
