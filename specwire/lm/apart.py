@@ -19,11 +19,12 @@ from specwire.lm.cached import Runner
 from specwire.lm.interface import Feed
 from specwire.lm.linear import Weights
 
-# Rows of a block that are tried; the first is what the others are held against.
-WIDTHS = (16, 8, 4, 2, 1)
+# Rows of a block that are tried, and the number that the others are held against: one that any step can do with.
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+REFERENCE = 8
 ALONE = (1,)
-# Blocks of the widest that are computed for the comparison, and the rows by which they are shifted.
-BLOCKS, SHIFT = 4, 5
+# Rows that are computed for the comparison, and by how many they are shifted in their blocks.
+ROWS, SHIFT = 192, 5
 
 
 class Apart:
@@ -70,7 +71,7 @@ class Apart:
 
 @torch.inference_mode()
 def agreeing_widths(multiply: nn.Module, layers: Sequence[Weights], dtype: torch.dtype) -> tuple[int, ...]:
-    """Those of WIDTHS whose blocks give each row the bits that the widest gives it, by trial; ALONE if there are none.
+    """Those of WIDTHS whose blocks give each row the bits that REFERENCE gives it, by trial, or ALONE.
 
     A kernel's order of summation depends on shapes, so one layer of each shape is tried, on random numbers: another
     order shows in some of the thousands of sums.
@@ -83,11 +84,10 @@ def agreeing_widths(multiply: nn.Module, layers: Sequence[Weights], dtype: torch
 
 
 def _agreeing(multiply: nn.Module, layer: Weights, dtype: torch.dtype) -> tuple[int, ...]:
-    widest = WIDTHS[0]
     source = torch.Generator().manual_seed(0)
-    rows = torch.randn(BLOCKS * widest, layer.weight.shape[1], generator=source).to(dtype)
-    expected = _in_blocks(multiply, layer, rows, widest)
-    shifted = _in_blocks(multiply, layer, rows.roll(SHIFT, 0), widest).roll(-SHIFT, 0)
+    rows = torch.randn(ROWS, layer.weight.shape[1], generator=source).to(dtype)
+    expected = _in_blocks(multiply, layer, rows, REFERENCE)
+    shifted = _in_blocks(multiply, layer, rows.roll(SHIFT, 0), REFERENCE).roll(-SHIFT, 0)
     if not torch.equal(shifted, expected):
         return ()
     return tuple(width for width in WIDTHS if torch.equal(_in_blocks(multiply, layer, rows, width), expected))

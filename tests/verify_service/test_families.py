@@ -1,4 +1,4 @@
-"""Every family's greedy text is what transformers' `generate` writes, whatever is proposed and whoever shares the step."""
+"""Every family writes greedily what transformers' `generate` writes, whatever is proposed, whoever shares a step."""
 
 from __future__ import annotations
 
