@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
-EXTRAS := lm,ray,embedded-redis,http,openvino,bench,dev
+EXTRAS := lm,ray,embedded-redis,http,openvino,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.

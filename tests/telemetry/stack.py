@@ -1,0 +1,54 @@
+"""A stack whose services all have their figures read over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import draft_service.server
+import verify_service.server
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.stack import DRAFT, TARGET
+
+ANY = "127.0.0.1:0"
+# An emulation: slow enough that drafts are there in time on a busy machine.
+SLOW_TARGET = f"{TARGET}:delay_ms=20"
+
+
+@dataclass
+class Observed:
+    """addresses: of the figures, by service."""
+
+    client: AsyncClient
+    addresses: dict[str, str]
+
+    async def page(self, service: str) -> str:
+        host, _, port = self.addresses[service].rpartition(":")
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            writer.close()
+        assert head.startswith("HTTP/1.1 200 "), head
+        return body
+
+
+@asynccontextmanager
+async def observed() -> AsyncIterator[Observed]:
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, metrics=ANY))
+        parts.push_async_callback(verifier.stop, 0.0)
+        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY))
+        parts.push_async_callback(drafter.stop, 0.0)
+        options = OrchestratorOptions((verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8")
+        orchestrator = await server.start(options)
+        parts.push_async_callback(orchestrator.stop, 0.0)
+        listeners = {"verifier": verifier.metrics, "drafter": drafter.metrics, "orchestrator": orchestrator.metrics}
+        addresses = {service: listener.address for service, listener in listeners.items() if listener is not None}
+        client = await parts.enter_async_context(AsyncClient(orchestrator.address))
+        yield Observed(client, addresses)
