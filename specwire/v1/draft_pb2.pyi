@@ -43,20 +43,24 @@ class ConnectDraftResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[OpenedDraft, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("handle", "tokens", "sampling", "vocabulary_fingerprint", "pace", "epoch")
+    __slots__ = ("handle", "tokens", "sampling", "vocabulary_fingerprint", "pace", "epoch", "prompt_length", "traceparent")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.Sampling
     vocabulary_fingerprint: str
     pace: Pace
     epoch: int
-    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., vocabulary_fingerprint: _Optional[str] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    prompt_length: int
+    traceparent: str
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., vocabulary_fingerprint: _Optional[str] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., epoch: _Optional[int] = ..., prompt_length: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class OpenedDraft(_message.Message):
     __slots__ = ("handle",)
