@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specwire.core.history import Seen
 from specwire.core.noise import gumbel
 from specwire.core.sampling import Sampling
+from specwire.lm.adjust import adjusted
 
 CANDIDATES = 64
 # Ids less likely than this, relative to the likeliest, are left out: where one id dominates no noise is needed.
@@ -30,15 +32,25 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one row of logits is for; `rate` asks for a confidence."""
+    """What one row of logits is for; `rate` asks for a confidence. seen: the text, where penalties look at it."""
 
     position: int
     sampling: Sampling
     rate: bool
+    seen: Seen | None = None
 
     @property
     def plain(self) -> bool:
         return self.sampling.temperature == 0.0 and not self.rate
+
+    @property
+    def adjusted(self) -> bool:
+        return self.seen is not None or bool(self.sampling.logit_bias)
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """None: it is the verifier that knows what may not end the text yet."""
+        return ()
 
 
 def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
@@ -47,6 +59,8 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
     The confidence is the probability of the likeliest token: under greedy that is the token drawn; under coupled it
     says more about agreement than the drawn token's own probability does, because both models see the same noise.
     """
+    if any(row.adjusted for row in rows):
+        logits = adjusted(logits, rows).float()
     if all(row.plain for row in rows):
         return [(token, 1.0) for token in logits.argmax(dim=1).tolist()]
     if logits.device.type == "cpu":

@@ -46,7 +46,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Draft for a text; replaces the session of an open handle."""
+    """Draft for a text; replaces the session of an open handle. prompt_length: None where it is not told."""
 
     link: Link
     handle: int
@@ -54,6 +54,7 @@ class OpenSession:
     sampling: Sampling
     pace: Pace
     epoch: int = 0
+    prompt_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

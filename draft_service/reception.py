@@ -113,12 +113,15 @@ class Reception:
         tokens = self._tokens("tokens", opening.tokens)
         if not tokens:
             raise InvalidParameter("tokens", "must not be empty")
-        sampling, _ = sampling_from_wire(opening.sampling)
+        sampling, _ = sampling_from_wire(opening.sampling, vocabulary=self.info.vocabulary)
+        prompt_length = opening.prompt_length or len(tokens)
+        if prompt_length > len(tokens):
+            raise InvalidParameter("prompt_length", f"must be at most the {len(tokens)} tokens, not {prompt_length}")
         pace = pace_from_wire(opening.pace)
         if pace.confidence_floor > 0.0 and not sampling.guessed:
             message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
             raise InvalidParameter("pace.confidence_floor", message)
-        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch)
+        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length)
 
     def _check_vocabulary(self, theirs: str) -> None:
         ours = self.info.vocabulary_fingerprint

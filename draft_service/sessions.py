@@ -30,6 +30,7 @@ from draft_service.commands import (
 from draft_service.tally import Tally
 from draft_service.weighing import Place, draw_weighed
 from specwire.core.drafting import Desynchronised, DraftSession
+from specwire.core.history import Seen, seen_in
 from specwire.core.sampling import Sampling
 from specwire.core.weights import Weights
 from specwire.lm import Feed, LanguageModel
@@ -53,7 +54,13 @@ class Drafting:
     slot: int
     sampling: Sampling
     session: DraftSession
+    prompt_length: int
     spent_ns: int = 0
+
+    @property
+    def seen(self) -> Seen | None:
+        """The text, where penalties look at it."""
+        return seen_in(self.session.text.tokens, self.prompt_length) if self.sampling.penalised else None
 
 
 class Guess(NamedTuple):
@@ -109,7 +116,9 @@ class Sessions:
         weighed = command.sampling.weighed
         session = DraftSession(command.tokens, command.pace, chain, self._context, weighed, command.epoch)
         self.tally.opened += 1
-        self._open[key] = Drafting(command.link, command.handle, self._free.pop(), command.sampling, session)
+        prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
+        slot = self._free.pop()
+        self._open[key] = Drafting(command.link, command.handle, slot, command.sampling, session, prompt_length)
         self._reply(command.link, Opened(command.handle))
 
     def _advance(self, command: AdvanceSession) -> None:
@@ -237,10 +246,10 @@ def _guesses(logits: torch.Tensor, drawing: list[Drafting]) -> list[Guess]:
 
 def _row(drafting: Drafting) -> Row:
     session = drafting.session
-    return Row(len(session.text), drafting.sampling, session.pace.confidence_floor > 0.0)
+    return Row(len(session.text), drafting.sampling, session.pace.confidence_floor > 0.0, drafting.seen)
 
 
 def _place(drafting: Drafting) -> Place:
     session = drafting.session
     end = len(session.text)
-    return Place(end, drafting.sampling, session.epoch, session.text.hash_at(end))
+    return Place(end, drafting.sampling, session.epoch, session.text.hash_at(end), drafting.seen)

@@ -64,6 +64,7 @@ def open_drafter(effect: OpenDrafter, record: SessionRecord, handle: int, epoch:
         vocabulary_fingerprint=record.vocabulary_fingerprint,
         pace=_pace(effect.pace),
         epoch=epoch,
+        prompt_length=len(record.prompt),
     )
 
 

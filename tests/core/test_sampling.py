@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from specwire.core.history import History
+from specwire.core.history import History, seen_in
 from specwire.core.sampling import (
     InvalidParameter,
     LogprobsOf,
@@ -103,6 +103,8 @@ def test_a_history_counts_as_the_text_does_however_long() -> None:
         history.extend(output[start : start + 100])
     ids, counts = history.seen([900, 1000])
     expected = {token: [*output, 900, 1000].count(token) for token in {5, 900, 1000, *output}}
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
+    ids, counts = seen_in([5, 5, 900, *output, 900, 1000], 3)
     assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
 
 

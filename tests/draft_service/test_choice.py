@@ -8,6 +8,7 @@ import torch
 
 from draft_service.choice import CANDIDATES, Row, _draw_one, draw
 from specwire.core.acceptance import choose
+from specwire.core.history import seen_in
 from specwire.core.sampling import Sampling
 
 SAMPLINGS = [
@@ -84,3 +85,24 @@ def test_positions_and_seeds_change_the_draw() -> None:
     sampling = Sampling(temperature=1.0, seed=9)
     drawn = [draw(scores, [Row(position, sampling, False)])[0][0] for position in range(30)]
     assert len(np.unique(drawn)) > 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_what_the_target_changes_by_bias_and_penalties_is_changed_here_too(temperature: float) -> None:
+    """The same logits behind the same text give the same tokens."""
+    sampling = Sampling(
+        temperature,
+        seed=6,
+        repetition_penalty=1.3,
+        presence_penalty=0.8,
+        frequency_penalty=0.4,
+        logit_bias=((2, 3.0), (7, -9.0)),
+    )
+    text, prompt_length = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], 4
+    scores = logits(40, 12)
+    seen = seen_in(text, prompt_length)
+    drawn = [token for token, _ in draw(scores, [Row(position, sampling, False, seen) for position in range(40)])]
+    expected = [choose(row.numpy(), position, sampling, seen) for position, row in enumerate(scores)]
+    assert drawn == expected
+    plain = [Row(position, Sampling(temperature, seed=6), False) for position in range(40)]
+    assert drawn != [token for token, _ in draw(scores, plain)]
