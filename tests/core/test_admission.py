@@ -12,7 +12,8 @@ from specwire.core.sampling import InvalidParameter
 
 def order(waiting: list[Waiting], places: dict[bytes, int], stay: bool = True) -> list[int]:
     """Arrival numbers in the order in which places are given; each stays taken, or is free again at once."""
-    taken, latest, left, turns = Counter(places), dict[bytes, int](), list(waiting), []
+    taken, latest, left = Counter(places), dict[bytes, int](), list(waiting)
+    turns: list[int] = []
     while (chosen := next_in_turn(left, taken, latest)) is not None:
         left.remove(chosen)
         taken[chosen.scope] += stay

@@ -134,6 +134,9 @@ class Checks:
             return
         engine = party.strand.engine
         for held in engine.roster:
+            if held.waiting:
+                self._held(party.process, held)
+                continue
             cached = engine.lm.cached(held.slot)
             at_work = engine.under_way is not None
             key = party.process, held.session_id

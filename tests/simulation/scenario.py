@@ -15,6 +15,8 @@ LOG_FAULTS = ("log_down", "log_slow", "acks_lost", "effects_lost", "log_restarte
 STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"), tuple(f"{digit} 0" for digit in range(10)))
 # What most faults of a scenario are about; "" leaves it to chance.
 FOCUSES = ("", "", "verifier", "drafter", "orchestrator", "orchestrator", "client", "client", "log")
+# What all prompts begin with in a third of the scenarios: long enough for verifiers to share it between sessions.
+COMMON = tuple(1 + 5 * index % (VOCABULARY - 1) for index in range(12))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,13 @@ def random_asks(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
 
 
 def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
+    common = COMMON if scenario.drafters_per_session == 1 else ()
     coupled = random.random() < 0.4
     length = random.choice((random.randint(1, 8), random.randint(9, 120), random.randint(9, 120)))
     return Ask(
         start=round(random.uniform(0.5, 0.9), 3),
         at=random.randrange(scenario.orchestrators),
-        prompt=tuple(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6))),
+        prompt=(*common, *(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6)))),
         max_tokens=length,
         temperature=random.choice((0.5, 1.0)) if coupled else 0.0,
         seed=random.randrange(1 << 32) if coupled else 0,

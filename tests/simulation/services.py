@@ -25,7 +25,9 @@ from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
 from verify_service.commands import Command, Reports, Stop, Timings
-from verify_service.engine import Engine, Part, Rest
+from verify_service.engine import Engine, Rest
+from verify_service.parts import Choice, Part
+from verify_service.waiting import Patience
 
 CONTEXT = 160
 VOCABULARY = 12
@@ -78,6 +80,10 @@ class Model(ScriptedLM):
         return info
 
 
+# Few sessions, for not long: both ends of waiting are met.
+PATIENCE = Patience(sessions=3, wait_us=5e6)
+
+
 class SteppedEngine(Engine):
     """The real engine, whose forward ends when it is told so; for itself its time has passed at once."""
 
@@ -86,10 +92,10 @@ class SteppedEngine(Engine):
     def __init__(self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float) -> None:
         self._loop = loop
         self._ahead_us = 0.0
-        self.under_way: tuple[Sequence[Part], Sequence[int], Timings, frozenset[int]] | None = None
+        self.under_way: tuple[Sequence[Part], Sequence[Choice], Timings, frozenset[int]] | None = None
         lm.elapse = self._elapse
         costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
-        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us)
+        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us, patience=PATIENCE)
 
     def _clock(self) -> float:
         return self._loop.time() * 1e6 + self._ahead_us

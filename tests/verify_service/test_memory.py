@@ -26,12 +26,12 @@ class Short(Rig):
 
         def bounded(feeds: Sequence[Feed]) -> torch.Tensor:
             rows = sum(len(feed.tokens) for feed in feeds)
-            if after:
-                logits = forward(feeds)
+            if after and rows > self.most:
+                forward(feeds)
             if rows > self.most:
                 raise error("out of memory")
             self.widest = max(self.widest, rows)
-            return logits if after else forward(feeds)
+            return forward(feeds)
 
         self.lm.forward = bounded  # type: ignore[method-assign]
 
