@@ -40,6 +40,7 @@ COMMANDS = (
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.edge", configurable=True),
     Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
     Command("simulate", "say what a setting would do, in virtual time", "deploy.simulate"),
+    Command("top", "watch an orchestrator's services and sessions", "deploy.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.doctor"),
     Command("config", "show what options are in effect, and where each came from", "deploy.config"),
 )

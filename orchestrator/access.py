@@ -18,7 +18,7 @@ SCOPE_BYTES = 16
 class Access:
     """keys: clients' tokens, each of one tenant; None serves everybody as one tenant without a name.
 
-    drafter_keys: tokens of the drafters that dial in.
+    drafter_keys: tokens of the drafters that dial in. operator_keys: of those who may see what all tenants do.
     sessions: how many a tenant may have running at once; None for no limit.
     tokens_per_minute: prompt and output together, for each tenant; None for no limit.
     cache_salt: of `cache_scope`. Between orchestrators with equal ones a tenant's sessions share verifiers' caches.
@@ -26,6 +26,7 @@ class Access:
 
     keys: Keys | None = None
     drafter_keys: Keys | None = None
+    operator_keys: Keys | None = None
     sessions: int | None = None
     tokens_per_minute: int | None = None
     cache_salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False, compare=False)
@@ -48,6 +49,9 @@ def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
         "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
     )
     group.add_argument(
+        "--operator-keys", metavar="FILE", help="who shows a token of FILE may see what all tenants do: specwire top"
+    )
+    group.add_argument(
         "--cache-salt",
         metavar="FILE",
         help="holds a secret, like a token; a tenant's cache is shared between orchestrators with the same one",
@@ -60,6 +64,7 @@ def access_of(args: argparse.Namespace, drafter_keys: str | None = None) -> Acce
     return Access(
         keys=read_keys("--api-keys", args.api_keys),
         drafter_keys=read_keys("--drafter-keys", drafter_keys),
+        operator_keys=read_keys("--operator-keys", args.operator_keys),
         sessions=args.tenant_sessions,
         tokens_per_minute=args.tenant_tokens,
         cache_salt=hashlib.sha256(salt.encode()).digest() if salt else secrets.token_bytes(SALT_BYTES),

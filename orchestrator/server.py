@@ -11,15 +11,17 @@ from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
 from orchestrator.sessions import ORCHESTRATOR, Orchestrator
+from orchestrator.status import StatusApi, is_offered
 from orchestrator.store import open_store
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.process import process_families
-from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
+from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, status_pb2, status_pb2_grpc
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+STATUS = status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name
 HUB = draft_pb2.DESCRIPTOR.services_by_name["DraftHubService"].full_name
 
 
@@ -103,8 +105,11 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
             started.push_async_callback(http.stop, 0.0)
         hub = DraftHub(orchestrator)
         access = options.access
-        services = [_generation(GenerationApi(orchestrator), access.keys), _drafters(hub, access.drafter_keys)]
-        offered = services if options.accept_drafters else services[:1]
+        offered = [_generation(GenerationApi(orchestrator), access.keys)]
+        if options.accept_drafters:
+            offered.append(_drafters(hub, access.drafter_keys))
+        if is_offered(options):
+            offered.append(_status(StatusApi(orchestrator), access.operator_keys))
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         started.pop_all()
     return RunningOrchestrator(orchestrator, hub, server, http, metrics)
@@ -132,4 +137,12 @@ def _drafters(hub: DraftHub, keys: Keys | None) -> Service:
         HUB,
         lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server),
         Admission(keys, MOST_SAID_BYTES),
+    )
+
+
+def _status(api: StatusApi, keys: Keys | None) -> Service:
+    return Service(
+        STATUS,
+        lambda server: status_pb2_grpc.add_StatusServiceServicer_to_server(api, server),
+        Admission(keys),
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specwire.core.text import hash_of
 from specwire.rpc.errors import code_of
-from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verify_pb2
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Pools, Values, encoded, messages
 from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
@@ -160,11 +160,12 @@ def targets(services: Services) -> list[Target]:
             draft_pb2.JoinResponse,
             True,
         ),
+        make("orchestrator", "StatusService", "GetStatus", status_pb2.GetStatusRequest, "GetStatusResponse"),
         make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
     ]
 
 
-MODULES = (common_pb2, draft_pb2, generation_pb2, verify_pb2)
+MODULES = (common_pb2, draft_pb2, generation_pb2, status_pb2, verify_pb2)
 
 
 def _target(

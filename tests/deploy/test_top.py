@@ -1,0 +1,181 @@
+"""`specwire top` against real orchestrators: what it shows, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from deploy import cli
+from deploy.top import Seen, page, rate
+from orchestrator import server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
+from specwire.client import Chunk
+from specwire.rpc.channel import open_channel
+from specwire.rpc.keys import Keys
+from specwire.v1 import status_pb2 as pb
+from specwire.v1 import status_pb2_grpc
+from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, stack
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR, TENANT = "operators-token-1", "tenants-token-12"
+LIMIT_S = 40.0
+SLOW = f"{TARGET}:delay_ms=10"
+
+
+async def top(*words: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deploy", "top", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(LIMIT_S):
+        out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_services_and_sessions_are_shown() -> None:
+    async with stack(SLOW, DRAFT) as running:
+        address = running.client.address
+        async with aclosing(running.client.generate(PROMPT, max_tokens=3000, ignore_eos=True)) as events:
+            seen = 0
+            async for event in events:
+                seen += len(event.tokens) if isinstance(event, Chunk) else 0
+                if seen > 20:
+                    break
+            code, out, err = await top("--address", address, "--json", "--once")
+            shown = await asyncio.to_thread(in_a_terminal, address)
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert [each["kind"] for each in told["services"]] == ["verifier", "drafter"]
+    assert {each["state"] for each in told["services"]} == {"up"}
+    assert all(each["sessions"] == 1 and each["round_trip_ms"] > 0 for each in told["services"])
+    (session,) = told["sessions"]
+    assert (session["state"], session["prompt_tokens"], len(session["session"])) == ("running", len(PROMPT), 8)
+    assert session["tokens"] >= 20
+    assert 0 < session["acceptance"] <= 1
+    assert session["tokens_per_second"] == told["tokens_per_second"] > 0
+    assert shown.startswith("\x1b[?1049h")  # the alternate screen
+    assert shown.endswith("\x1b[?1049l")
+    assert session["session"] in shown
+
+
+def in_a_terminal(address: str) -> str:
+    """What a terminal gets until Ctrl-C, a few looks long."""
+    ours, theirs = pty.openpty()
+    words = (sys.executable, "-m", "deploy", "top", "--address", address, "--interval", "0.1")
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    shown, end, told = "", time.monotonic() + LIMIT_S, False
+    try:
+        while select.select([ours], [], [], max(0.0, end - time.monotonic()))[0]:
+            try:
+                shown += os.read(ours, 4096).decode()
+            except OSError:  # the other end is closed
+                break
+            if not told and shown.count("\x1b[H") >= 3:
+                told = True
+                process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return shown
+
+
+async def ask(address: str, token: str = "") -> grpc.StatusCode:
+    async with open_channel(address, token=token) as channel:
+        try:
+            await status_pb2_grpc.StatusServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("access", "listen", "answers"),
+    [
+        (Access(), "127.0.0.1:0", {"": "OK", OPERATOR: "OK"}),
+        (Access(), "0.0.0.0:0", {"": "UNIMPLEMENTED"}),
+        (Access(Keys({TENANT: "t"})), "127.0.0.1:0", {"": "UNIMPLEMENTED", TENANT: "UNIMPLEMENTED"}),
+        (
+            Access(Keys({TENANT: "t"}), operator_keys=Keys({OPERATOR: "o"})),
+            "127.0.0.1:0",
+            {"": "UNAUTHENTICATED", TENANT: "UNAUTHENTICATED", OPERATOR: "OK"},
+        ),
+        (
+            Access(operator_keys=Keys({OPERATOR: "o"})),
+            "0.0.0.0:0",
+            {"": "UNAUTHENTICATED", OPERATOR: "OK"},
+        ),
+    ],
+)
+async def test_only_operators_see_what_all_do(access: Access, listen: str, answers: dict[str, str]) -> None:
+    async with stack(TARGET) as running:
+        options = OrchestratorOptions((running.verifier.address,), listen=listen, insecure=True, access=access)
+        orchestrator = await server.start(options)
+        try:
+            address = f"127.0.0.1:{orchestrator.address.rpartition(':')[2]}"
+            assert {token: (await ask(address, token)).name for token in answers} == answers
+        finally:
+            await orchestrator.stop(0.0)
+
+
+async def test_what_is_said_where_nothing_is_shown() -> None:
+    async with stack(TARGET) as running:
+        options = OrchestratorOptions((running.verifier.address,), access=Access(Keys({TENANT: "t"})))
+        orchestrator = await server.start(options)
+        try:
+            code, out, err = await top("--address", orchestrator.address)
+        finally:
+            await orchestrator.stop(0.0)
+    assert (code, out) == (1, "")
+    message = "this orchestrator shows its status to nobody: start it with --operator-keys"
+    assert err == f"specwire top: error: {message}\n"
+
+
+async def test_a_peer_that_is_gone_is_shown() -> None:
+    async with stack(TARGET, DRAFT) as running:
+        await running.drafters[0].stop()
+        status = pb.GetStatusResponse()
+        async with open_channel(running.client.address) as channel, asyncio.timeout(LIMIT_S):
+            stub = status_pb2_grpc.StatusServiceStub(channel)
+            while not status.peers or not status.peers[1].trouble:
+                await asyncio.sleep(0.02)
+                status = await stub.GetStatus(pb.GetStatusRequest())
+    assert [each.state for each in status.peers] == [pb.PEER_STATE_UP, pb.PEER_STATE_DOWN]
+    assert "down" in page(Seen(status, 0.0), None, "here")
+
+
+def test_the_rate_is_that_between_two_looks() -> None:
+    before, now = Seen(pb.GetStatusResponse(tokens=100), 5.0), Seen(pb.GetStatusResponse(tokens=160), 7.0)
+    assert rate(now, before) == 30.0
+    writing = pb.SessionStatus(tokens=101, writing_ms=2000)
+    assert rate(Seen(pb.GetStatusResponse(sessions=[writing]), 7.0), None) == 50.0
+    restarted = Seen(pb.GetStatusResponse(tokens=0), 9.0)
+    assert rate(restarted, now) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--interval", "0"], "interval: must be from 0.1 to 3600 seconds, not 0"),
+        (["--address", "h"], "address: must be HOST:PORT with a port from 0 to 65535, not 'h'"),
+    ],
+)
+def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", *words]) == 2
+    assert capsys.readouterr().err == f"specwire top: error: {message}\n"
