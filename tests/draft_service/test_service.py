@@ -228,6 +228,14 @@ def unknown_rule(opening: draft_pb2.OpenDraft) -> None:
     opening.sampling.rule = "wishful"
 
 
+def huge_bias(opening: draft_pb2.OpenDraft) -> None:
+    opening.sampling.logit_bias[64] = 1.0
+
+
+def long_prompt(opening: draft_pb2.OpenDraft) -> None:
+    opening.prompt_length = len(opening.tokens) + 1
+
+
 def no_vocabulary(opening: draft_pb2.OpenDraft) -> None:
     opening.vocabulary_fingerprint = ""
 
@@ -249,7 +257,9 @@ INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECO
         (nan_floor, INVALID, "pace.confidence_floor: must be from 0 to below 1, not nan"),
         (no_seed, INVALID, "seed: is required"),
         (nan_temperature, INVALID, "temperature: must be a finite number from 0 to 100, not nan"),
-        (unknown_rule, INVALID, "rule: must be one of greedy, coupled, not 'wishful'"),
+        (unknown_rule, INVALID, "rule: must be one of greedy, coupled, "),
+        (huge_bias, INVALID, "logit_bias: token id 64 is outside 0..63"),
+        (long_prompt, INVALID, "prompt_length: must be at most the 5 tokens, not 6"),
         (no_vocabulary, FAILED, "vocabulary_fingerprint: the verifier's vocabulary is (none)..., this drafter's is "),
         (
             other_vocabulary,
