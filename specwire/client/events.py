@@ -147,6 +147,8 @@ class Stats:
     accepted_at: tuple[int, ...] = ()
     proposed_ngram: int = 0
     accepted_ngram: int = 0
+    proposed_prediction: int = 0
+    accepted_prediction: int = 0
     plan: str = ""
     drafters: tuple[DrafterStats, ...] = ()
     cached_tokens: int = 0
@@ -365,6 +367,8 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         accepted_at=tuple(message.accepted_at),
         proposed_ngram=message.proposed_ngram,
         accepted_ngram=message.accepted_ngram,
+        proposed_prediction=message.proposed_prediction,
+        accepted_prediction=message.accepted_prediction,
         plan=message.plan,
         drafters=tuple(DrafterStats(d.source, d.model, d.proposed, d.accepted, d.plan) for d in message.drafters),
         cached_tokens=message.cached_tokens,

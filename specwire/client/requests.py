@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     logprobs_of: str
     echo: bool
+    prediction: Prompt
 
 
 def generate_request(
@@ -90,6 +91,7 @@ def generate_request(
     logprobs: int | None = None,
     logprobs_of: str = "",
     echo: bool = False,
+    prediction: Prompt = (),
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -116,6 +118,7 @@ def generate_request(
         logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
+        prediction: what the output may look like, text or token ids; right, it saves time, wrong, it changes nothing.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
@@ -156,6 +159,10 @@ def generate_request(
     else:
         request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
         request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
+    if isinstance(prediction, str):
+        request.prediction_text = _text("prediction", prediction)
+    else:
+        request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
     return request
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specwire.client import Client
+from specwire.client import Client, SpecwireError
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 
@@ -142,6 +142,19 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
     assert forwards[0] < forwards[1] < forwards[2]
     assert accepted[0][0] > accepted[1][0] > accepted[2][0] == 0
     assert [refused for _, refused in accepted] == [False, True, False]
+
+
+def test_a_prediction_is_grpcs_too(door: Front) -> None:
+    """As text or as token ids."""
+    tokens = plain(TARGET, PROMPT, 40)
+    with Client(door.parts.orchestrator.address) as client:
+        for prediction in (" ".join(map(str, tokens)), tokens):
+            wish: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "drafting": False, "ngram": True}
+            done = client.complete(PROMPT, prediction=prediction, timeout=LIMIT_S, **wish)
+            assert list(done.tokens) == tokens
+            assert done.stats.proposed_prediction >= done.stats.accepted_prediction > 30
+        with pytest.raises(SpecwireError, match="prediction: token id 64 is outside"):
+            client.complete(PROMPT, prediction=[64], timeout=LIMIT_S)
 
 
 def test_details_and_provisional_text(door: Front) -> None:

@@ -36,8 +36,9 @@ MARKED = """{% for m in messages %}{% if m.role == 'assistant' %}{% generation %
 @pytest.mark.parametrize("asking", [True, False])
 def test_as_transformers_renders_them(source: str, asking: bool) -> None:
     more: dict[str, Any] = {"extra": 5}
-    theirs, _ = render_jinja_template([TALK], chat_template=source, add_generation_prompt=asking, **TOKENS, **more)
-    assert ChatTemplate(source, TOKENS).render(TALK, asking, more) == theirs[0]
+    values: dict[str, Any] = {**TOKENS, **more}
+    theirs = render_jinja_template([TALK], chat_template=source, add_generation_prompt=asking, **values)
+    assert ChatTemplate(source, TOKENS).render(TALK, asking, more) == next(iter(theirs))[0]
 
 
 def test_the_day_is_todays() -> None:
