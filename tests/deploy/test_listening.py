@@ -69,6 +69,22 @@ def test_a_tenant_has_something(command: str, capsys: pytest.CaptureFixture[str]
     assert said == f"specwire {command}: error: --tenant-sessions: must be at least 1, not 0"
 
 
+@pytest.mark.parametrize("command", ["up", "orchestrate", "edge"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--http", "0.0.0.0:8000"), "http: 0.0.0.0:8000 can be reached from other machines"),
+        (("--http", "8000"), "http: must be HOST:PORT"),
+        (("--chat-template", "/no/such/file"), "--chat-template: /no/such/file cannot be read: No such file"),
+    ],
+    ids=["exposed", "address", "template"],
+)
+def test_http_is_a_door_like_the_other(
+    command: str, flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, command, *COMMANDS[command], *flags).startswith(f"specwire {command}: error: {said}")
+
+
 def test_a_token_stays_on_the_machine_or_is_encrypted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
