@@ -11,7 +11,7 @@ EXTRAS := lm,ray,embedded-redis,http,openvino,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-test-unit test-integration test-faults test-faults-all bench-failover: export OMP_NUM_THREADS ?= 1
+statistics test-unit test-integration test-faults test-faults-all bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz lint format proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -87,6 +87,11 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 fuzz: $(STAMP) ## tell every service, and write into the log, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
+SESSIONS ?= 50000
+
+statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000, half an hour)
+	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS)
+
 lint: $(STAMP) ## formatting, types, import order, protocol
 	echo "lint: ruff"
 	$(BIN)/ruff check -q $(CODE)
@@ -109,6 +114,9 @@ format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend 
 
 node: ## install what the Node.js example needs (its test runs where this is done)
 	npm ci --prefix examples/node --silent --no-audit --no-fund --ignore-scripts
+
+screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
+	$(BIN)/python -m scripts.screenshots
 
 proto: $(STAMP) ## regenerate specwire/v1 from proto/
 	$(BIN)/python -m scripts.proto

@@ -22,6 +22,7 @@ from specwire.core.contention import Forward
 from specwire.core.controller import Controller, Fixed, Plan, Planner, time_to_plan
 from specwire.core.drafting import Pace, fitting
 from specwire.rpc import convert
+from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 
@@ -30,8 +31,10 @@ class Owner(Protocol):
 
     @property
     def epoch(self) -> int: ...
+    @property
+    def span(self) -> Span: ...
     def apply(self, event: ev.Event) -> None: ...
-    def on_draft(self, proposal: Proposal) -> None: ...
+    def on_draft(self, proposal: Proposal, draft_us: int) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
 
 
@@ -135,7 +138,7 @@ class Drafting:
         known = replace(convert.proposal_from_wire(proposal), source=self.source)
         if self._planner is not None:
             self._planner.observe_proposal(known, proposal.draft_us, time.monotonic_ns() / 1000)
-        self._owner.on_draft(known)
+        self._owner.on_draft(known, proposal.draft_us)
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         self._on_refused(self, refused.message)
@@ -151,6 +154,7 @@ class Drafting:
     def open(self, effect: fx.OpenDrafter) -> None:
         self._ask(effect.pace.run_ahead)
         opened = messages.open_drafter(effect, self._record, self._handle, self._owner.epoch)
+        opened.traceparent = self._owner.span.traceparent
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
     def advance(self, effect: fx.AdvanceDrafter) -> None:

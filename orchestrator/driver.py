@@ -32,6 +32,7 @@ from orchestrator.store import (
 )
 from orchestrator.tally import Tally
 from orchestrator.timers import Timers
+from orchestrator.trace import Judged, Proposed, Trace
 from orchestrator.verifying import Verifying
 from specwire.core import effects as fx
 from specwire.core import events as ev
@@ -41,6 +42,7 @@ from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.core.text import Text
+from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import verify_pb2
 
 logger = logging.getLogger(__name__)
@@ -69,15 +71,18 @@ class SessionDriver:
         on_fenced: Callable[[SessionDriver], None] | None = None,
         owner: str = "",
         tally: Tally | None = None,
+        span: Span = NO_SPAN,
     ) -> None:
         self.record = record
         self.output = Output(len(record.prompt))
         self.provisional: ProvisionalText | None = None
+        self.trace: Trace | None = None
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.abandoned = False
         self.patience_with_others = LEASE_S
         self._tally = tally or Tally()
+        self._span = span
         self._store_is_kept = store.durability != "memory"
         self._store = store
         self._owner = owner
@@ -118,6 +123,11 @@ class SessionDriver:
     def epoch(self) -> int:
         """Of the session's present connection generation; see `specwire.core.epoch`."""
         return messages.epoch(self.record, self.fence, self.session.attach)
+
+    @property
+    def span(self) -> Span:
+        """Lasts as long as the session is driven or shown here."""
+        return self._span
 
     @property
     def following(self) -> bool:
@@ -191,6 +201,8 @@ class SessionDriver:
     # From peers
 
     def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
+        if self.trace is not None:
+            self.trace(Judged.of(event, verdict, self.verifying.timings, self.verifying.round_trip_us, self.stats.plan))
         self.apply(event)
         self.drafters.observe(event, verdict, self.verifying.timings)
 
@@ -198,8 +210,10 @@ class SessionDriver:
         self.failure = self.failure or (code, message)
         self.apply(ev.VerifierRefused(self.session.attach, message))
 
-    def on_draft(self, proposal: Proposal) -> None:
+    def on_draft(self, proposal: Proposal, draft_us: int) -> None:
         self.apply(ev.ProposalArrived(proposal))
+        if self.trace is not None:
+            self.trace(Proposed.of(proposal, draft_us))
         if self.provisional is not None:
             self.provisional.offer(proposal)
 
@@ -216,7 +230,10 @@ class SessionDriver:
                 self._own(self._append(effect))
             case fx.Emit():
                 now = asyncio.get_running_loop().time()
-                self._tally.emitted(self.stats, len(effect.tokens), now, first=not self.output.tokens)
+                first = not self.output.tokens
+                self._tally.emitted(self.stats, len(effect.tokens), now, first)
+                if first:
+                    self._span.event("first token")
                 self.stats.count_emit(effect, now)
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
@@ -317,7 +334,18 @@ class SessionDriver:
         self.drafters.leave()
         self.verifying.leave()
         self.output.finish(effect)
+        self._end_span(effect.end)
         self._on_ended(self)
+
+    def _end_span(self, end: fx.End) -> None:
+        self._span.end(
+            end.message if end.reason is FinishReason.ERROR else "",
+            reason=end.reason.name.lower(),
+            output_tokens=len(self.output.tokens),
+            proposed=self.stats.proposed,
+            accepted=self.stats.accepted,
+            target_forwards=self.stats.target_forwards,
+        )
 
     async def ended(self, timeout: float) -> None:
         """Wait until the session has ended, but not for longer than `timeout` seconds."""

@@ -22,6 +22,7 @@ from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.target import Target
 from orchestrator.tenants import ANONYMOUS
+from orchestrator.trace import Trace
 from orchestrator.turns import tokens_of
 from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
@@ -29,12 +30,15 @@ from specwire.core.limits import Ending, FinishReason
 from specwire.core.preview import Provisional
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Metadata
+from specwire.telemetry.tracing import Side, Span, begin
 from specwire.v1 import generation_pb2 as pb
 
 # A client's own clock may end the call this much before ours says that its deadline has passed.
 DEADLINE_SLACK_S = 0.1
 # A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
 RESUME_AFTER_S = 0.1
+# Of a session's id in logs and traces: whoever knows the whole may read the session.
+SHOWN_CHARACTERS = 8
 
 
 class Generating:
@@ -54,17 +58,23 @@ class Generating:
         tenant: str,
         time_left: float | None,
         reached: tuple[int, int] | None = None,
+        trace: Trace | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[replies.Part, None]:
         """A session's events, from its start to its end. It is cancelled when the caller closes this.
 
         time_left: seconds until the caller's deadline, None for none.
         reached: of a caller that comes back, by its request id: the position before which it has everything, and the
             hash of the text before it. See `orchestrator.watching`.
+        trace: is told what happens in the session from now on; must not block.
+        traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
         """
         target = self._orchestrator.pool.require_target()
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
-        driver = await self._session_for(await record_of(request, target, tenant, before), time_left)
+        record = await record_of(request, target, tenant, before)
+        driver = await self._traced(record, time_left, traceparent)
         guess = _guess(driver, target) if request.provisional else None
+        driver.trace = trace or driver.trace
         with driver.readers.reading():
             try:
                 cursor = await self.cursor_at(driver, *reached) if reached is not None else Cursor()
@@ -75,7 +85,20 @@ class Generating:
                 _pass_deadline(driver)
                 raise
 
-    async def _session_for(self, record: SessionRecord, time_left: float | None) -> SessionDriver:
+    async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
+        """The session, with a span of its own if it begins here."""
+        session, tokens = record.session_id[:SHOWN_CHARACTERS], len(record.prompt)
+        span = begin("specwire.generate", Side.SERVER, traceparent, session=session, prompt_tokens=tokens)
+        try:
+            driver = await self._session_for(record, time_left, span)
+        except BaseException as error:
+            span.end(str(error) or type(error).__name__)
+            raise
+        if driver.span is not span:
+            span.end(joined=driver.record.session_id[:SHOWN_CHARACTERS])
+        return driver
+
+    async def _session_for(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
             ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
@@ -84,15 +107,15 @@ class Generating:
                     record.tenant, record.request_id, record.session_id, ttl
                 )
             if first != record.session_id:
-                return await self._joined(replace(record, session_id=first), time_left)
-        return await self._orchestrator.open(record, time_left)
+                return await self._joined(replace(record, session_id=first), time_left, span)
+        return await self._orchestrator.open(record, time_left, span)
 
-    async def _joined(self, record: SessionRecord, time_left: float | None) -> SessionDriver:
+    async def _joined(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
         """The session that a request id stands for; begun now if its first call got no further than binding the id."""
         driver = await self._orchestrator.find(record.session_id)
         if driver is None and await self.read(record.session_id) is not None:
             driver = await self._orchestrator.join(record.session_id)
-        return driver or await self._orchestrator.open(record, time_left)
+        return driver or await self._orchestrator.open(record, time_left, span)
 
     async def cursor_at(self, driver: SessionDriver, position: int, prefix_hash: int) -> Cursor:
         """The place of a reader that has what is before `position`; raises as `cursor_of`."""

@@ -23,6 +23,7 @@ from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
+from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
@@ -40,6 +41,8 @@ class Owner(Protocol):
     def fence(self) -> int: ...
     @property
     def output(self) -> Output: ...
+    @property
+    def span(self) -> Span: ...
     def apply(self, event: ev.Event) -> None: ...
     def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None: ...
     def on_refused(self, code: grpc.StatusCode, message: str) -> None: ...
@@ -81,6 +84,10 @@ class Verifying:
         """What was lost before tells nothing of what comes."""
         self._losses = 0
         self._patience = self._options.peer_timeout
+
+    @property
+    def round_trip_us(self) -> float:
+        return self.peer.link.round_trip_us if self.peer is not None else 0.0
 
     def use(self, peer: VerifierPeer) -> None:
         """Take a place there; the session opens in it."""
@@ -185,9 +192,11 @@ class Verifying:
     def _open(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
         left = self._timers.left("deadline")
         scope = self._options.access.cache_scope(self._record.tenant)
-        return messages.open_verifier(
+        opened = messages.open_verifier(
             effect, self._record, self._handle, self._owner.fence, self._ledger_us, left, scope
         )
+        opened.traceparent = self._owner.span.traceparent
+        return opened
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:
         if self.peer is not None:

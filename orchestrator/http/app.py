@@ -11,13 +11,15 @@ from orchestrator.http.completions import Completions
 from orchestrator.http.endpoint import Answering, Endpoint
 from orchestrator.http.errors import failure_of
 from orchestrator.http.info import Info
+from orchestrator.http.looking import Looking
 from orchestrator.http.metrics import Metrics
+from orchestrator.http.page import routes as page_routes
 from orchestrator.http.service import Service
 
 
 def application(service: Service) -> Starlette:
     """All endpoints. Health, readiness and version are open to everybody, as gRPC's health checks are."""
-    completions, info, metrics = Completions(service), Info(service), Metrics(service)
+    completions, info, metrics, looking = Completions(service), Info(service), Metrics(service), Looking(service)
 
     def route(method: str, path: str, answer: Answering, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, answer, path, guarded, metrics.observe), methods=[method])
@@ -29,10 +31,13 @@ def application(service: Service) -> Starlette:
         route("GET", "/v1/models/{model:path}", info.model),
         route("POST", "/tokenize", info.tokenize),
         route("POST", "/detokenize", info.detokenize),
+        route("POST", "/console/generate", looking.generate),
+        route("GET", "/console/status", looking.status),
         route("GET", "/metrics", metrics.answer),
         route("GET", "/health", info.health, guarded=False),
         route("GET", "/ready", info.ready, guarded=False),
         route("GET", "/version", info.version, guarded=False),
+        *page_routes(),
     ]
     # Starlette's own 404 and 405; endpoints deal with their failures themselves.
     return Starlette(routes=routes, exception_handlers={404: _refuse, 405: _refuse})

@@ -1,0 +1,102 @@
+// Shows a session's text token by token; one token at a time is current, by pointer or by arrow keys.
+
+export class TokenText {
+  constructor(article, inspect) {
+    this.pre = article.querySelector(".tokens");
+    this.speed = article.querySelector(".speed");
+    this.inspect = inspect;
+    this.pre.addEventListener("pointerover", (event) => this.#point(event.target));
+    this.pre.addEventListener("click", (event) => this.#point(event.target));
+    this.pre.addEventListener("keydown", (event) => this.#move(event));
+    this.clear();
+  }
+
+  clear() {
+    this.pre.replaceChildren();
+    this.speed.value = "";
+    this.spans = [];
+    this.settled = 0;
+    this.current = -1;
+    this.guess = null;
+  }
+
+  show(session) {
+    this.session = session;
+    const follow = this.pre.scrollTop + this.pre.clientHeight >= this.pre.scrollHeight - 8;
+    this.guess?.remove();
+    this.guess = null;
+    for (let i = this.settled; i < session.tokens.length; i++) this.#token(i, session);
+    while (this.settled < session.tokens.length && session.tokens[this.settled].end <= session.points.length) this.settled++;
+    if (session.guess) this.#guessed(session.guess);
+    this.speed.value = session.lastUs ? `${session.tokensPerSecond.toFixed(0)} tokens/s` : "";
+    if (follow) this.pre.scrollTop = this.pre.scrollHeight;
+  }
+
+  #token(i, session) {
+    const token = session.tokens[i], begin = i ? session.tokens[i - 1].end : 0;
+    const end = session.finished ? Math.min(token.end, session.finished.text_length) : token.end;
+    const text = session.points.slice(begin, Math.max(begin, end)).join("");
+    if (!this.spans[i]) {
+      this.spans[i] = document.createElement("span");
+      this.spans[i].className = `${token.outcome} new`;
+      this.spans[i].dataset.index = i;
+      this.pre.append(this.spans[i]);
+    }
+    this.spans[i].textContent = text;
+  }
+
+  #guessed(text) {
+    this.guess = document.createElement("span");
+    this.guess.className = "guess";
+    this.guess.textContent = text;
+    this.pre.append(this.guess);
+  }
+
+  #point(target) {
+    if (target.dataset?.index !== undefined) this.#select(Number(target.dataset.index));
+  }
+
+  #move(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
+    if (!step || !this.spans.length) return;
+    event.preventDefault();
+    this.#select(Math.min(this.spans.length - 1, Math.max(0, this.current + step)));
+    this.spans[this.current].scrollIntoView({ block: "nearest" });
+  }
+
+  #select(index) {
+    this.spans[this.current]?.classList.remove("current");
+    this.current = index;
+    this.spans[index].classList.add("current");
+    this.inspect(this.session, index, this.spans[index].textContent);
+  }
+}
+
+const WHY = {
+  accepted: "a draft token, accepted",
+  recovered: "the target's own, instead of a draft token that it refused",
+  bonus: "the target's own, behind an accepted run",
+  direct: "the target's own, with no draft token to test",
+};
+
+export function explained(session, index, text) {
+  const token = session.tokens[index], verdict = token.verdict;
+  const parts = [`${JSON.stringify(text)}: ${WHY[token.outcome]}`, `position ${token.position}`, `id ${token.id}`];
+  if (token.logprob !== undefined) parts.push(`probability ${percent(Math.exp(token.logprob))}`);
+  if (verdict) {
+    parts.push(verdict.tested ? `verdict over a window of ${verdict.tested} from ${source(session, token)}` : "verdict without a window");
+    parts.push(`forward ${(verdict.forward_us / 1000).toFixed(1)} ms`);
+  }
+  return parts.join(" · ");
+}
+
+function source(session, token) {
+  const { kind, source } = token.verdict;
+  if (kind !== "DRAFTER") return kind === "NGRAM" ? "the text itself (n-grams)" : "the request's prediction";
+  const one = session.proposed.findLast((p) => p.source === source && p.base + p.offset <= token.position);
+  return `drafter ${source}${one ? `, chain ${one.chain}` : ""}`;
+}
+
+function percent(p) {
+  return p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : `${(100 * p).toPrecision(2)} %`;
+}
