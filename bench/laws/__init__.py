@@ -1,1 +1,1 @@
-"""Whether texts follow the target's law, through a whole stack and on engines beside it (docs/SAMPLING_LAWS.md)."""
+"""Whether texts follow the target's law, through a whole stack and on engines beside it."""

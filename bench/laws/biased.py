@@ -1,7 +1,8 @@
 """Drafters that break one condition of exactness each, and send honest weights: the test has to refuse them.
 
-They are patches of the real drafter, for the time of a `with`. A token is *sure* where the drafter gives it more than an
-equal share.
+They are patches of the real drafter, for the time of a `with`. A token is *sure* where the drafter gives it more than
+an equal share. They draw with noise of their own: shared with the target's draws it makes such mistakes smaller, since
+what stands in for a token that is held back is then often the same token.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from unittest.mock import patch
 
 from draft_service import weighing
 from draft_service.weighing import Place
+from specwire.core import scheduler
 from specwire.core.chain import Proposal
 from specwire.core.drafting import DraftSession
 from specwire.core.weights import Weights, draw
 
 TRIES = 16
+PATIENCE_US = 60e3
 Drawn = tuple[int, Weights]
 
 
@@ -24,9 +27,14 @@ def _sure(token: int, weights: Weights) -> bool:
     return weights.of(token) * len(weights.ids) > weights.total
 
 
-def _again(weights: Weights, place: Place, attempt: int) -> int:
+def _again(weights: Weights, place: Place, attempt: int = 0) -> int:
     """Drawn with numbers of its own."""
-    return draw(weights, place.seed ^ attempt, place.sampling.choice, place.position)
+    return draw(weights, place.seed ^ (attempt + 1), place.sampling.choice, place.position)
+
+
+def _apart(weights: Weights, place: Place) -> Drawn:
+    """Nothing wrong with it."""
+    return _again(weights, place), weights
 
 
 def _restarting(weights: Weights, place: Place) -> Drawn:
@@ -61,17 +69,22 @@ def _flushing(session: DraftSession) -> Proposal | None:
     return _propose(session) if following is not None and not _sure(*following) else None
 
 
+# How each draws, and what it sends of that.
 BIASED = {
-    "value-dependent flush": (DraftSession, "take_proposal", _flushing),
-    "value-dependent stop": (DraftSession, "take_proposal", _stopping),
-    "longest of two chains": (weighing, "_drawn", _longest_of_two),
-    "value-dependent restart": (weighing, "_drawn", _restarting),
+    "value-dependent flush": (_apart, _flushing),
+    "value-dependent stop": (_apart, _stopping),
+    "longest of two chains": (_longest_of_two, _propose),
+    "value-dependent restart": (_restarting, _propose),
 }
 
 
 @contextmanager
 def biased(name: str) -> Iterator[None]:
-    """Have the drafters of this process draft so."""
-    owner, attribute, replacement = BIASED[name]
-    with patch.object(owner, attribute, replacement):
+    """Have the drafters of this process draft so. Verifiers wait for what is held back, but not for long."""
+    drawn, take_proposal = BIASED[name]
+    with (
+        patch.object(weighing, "_drawn", drawn),
+        patch.object(DraftSession, "take_proposal", take_proposal),
+        patch.object(scheduler, "PATIENCE_US", PATIENCE_US),
+    ):
         yield

@@ -1,4 +1,4 @@
-"""`make statistics`: the law of many short texts through a whole stack, for each rule and drafter; and what bias looks like.
+"""`make statistics`: the law of many short texts through a whole stack, by rule and drafter; and what bias looks like.
 
 Prints a table, and fails where an exact rule's law is refused or a biased drafter's is not.
 """
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from bench.laws.biased import BIASED, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
-from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Drafting, Sample, deployment, sample
+from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, TARGET, Drafting, Sample, deployment, sample
 
 RULES = ("coupled", "rejection", "block")
 # Tokens whose joint law is tested; those behind them are tested one by one.
 FIRSTS = 3
 # Below this a law is refused. Of a dozen tests of an exact engine one in 8,000 runs has one.
 ALPHA = 1e-5
-# One token a chunk, and time to draft before the target is at work: every token may be tested.
-ONE_BY_ONE = Drafting(DRAFTING["random"].model, "stream:1,5")
+# One token a chunk, and a verifier that waits for it.
+ONE_BY_ONE = Drafting(TARGET, "stream:1,2,1")
 
 
 @dataclass(frozen=True, slots=True)
