@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, replace
 
 import demo_pair
+from deploy.speculative import FIELD as SPECULATIVE
+from deploy.speculative import Speculative, speculative_of
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
 from orchestrator.options import add_drafters_per_session, check_drafters_per_session, check_http
@@ -53,6 +55,7 @@ class StackOptions:
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
+        plan: see OrchestratorOptions.
     """
 
     target: str
@@ -80,6 +83,7 @@ class StackOptions:
     http: str = ""
     chat_template: str = ""
     metrics: str = ""
+    plan: str = "auto"
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
@@ -153,6 +157,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
+    group.add_argument(
+        "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
+    )
     group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     add_runtime_argument(group)
@@ -174,10 +181,11 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
     """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
     # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
     default_draft = str(demo_pair.DRAFT) if args.target is None else None
-    draft, *more = args.draft or [default_draft]
+    speculative = _speculative(args)
+    draft, *more = args.draft or [speculative.draft or default_draft]
     return StackOptions(
         target=args.target or str(demo_pair.TARGET),
-        draft=None if args.no_draft else draft,
+        draft=draft if speculative.drafter else None,
         more_drafts=tuple(more),
         drafters_per_session=args.drafters_per_session,
         redis_url=args.redis_url,
@@ -191,9 +199,25 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,
-        ngram=not args.no_ngram,
+        ngram=speculative.ngram,
         ray=not args.no_ray,
+        plan=speculative.plan,
     )
+
+
+def _speculative(args: argparse.Namespace) -> Speculative:
+    """What the flags say: --speculative-config, or else --draft, --no-draft and --no-ngram."""
+    if args.speculative_config is None:
+        return Speculative(drafter=not args.no_draft, ngram=not args.no_ngram)
+    for flag, given in (("--draft", args.draft), ("--no-draft", args.no_draft), ("--no-ngram", args.no_ngram)):
+        if given:
+            raise InvalidParameter(SPECULATIVE, f"says what {flag} says, too: leave one of them out")
+    wanted = speculative_of(args.speculative_config)
+    if wanted.drafter and not wanted.draft and args.target is not None:
+        raise InvalidParameter(
+            SPECULATIVE, "model is missing: a target that is named needs a draft model that is named"
+        )
+    return wanted
 
 
 def cores() -> int:

@@ -116,6 +116,7 @@ class Stack:
             verifiers=(self.services[VERIFIER],),
             drafters=tuple(address for role, address in self.services.items() if role != VERIFIER),
             drafters_per_session=self.options.drafters_per_session,
+            plan=self.options.plan,
             redis_url=redis_url,
             durability=self.options.durability,
             retention=self.options.retention,

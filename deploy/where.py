@@ -42,7 +42,7 @@ def add_where_arguments(parser: argparse.ArgumentParser) -> None:
 def where_of(args: argparse.Namespace) -> Where:
     """InvalidParameter names what is wrong."""
     own = stack_options(args)
-    given = args.target is not None or args.draft is not None
+    given = args.target is not None or args.draft is not None or args.speculative_config is not None
     if given and args.address is not None:
         raise InvalidParameter("address", "names a running stack, --target and --draft one to start")
     address = args.address or (None if given else os.environ.get(ADDRESS_VARIABLE) or None)

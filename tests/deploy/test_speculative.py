@@ -1,0 +1,80 @@
+"""--speculative-config: other servers' words for what there is here, and the rest refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from deploy.options import add_stack_arguments, stack_options
+from deploy.speculative import Speculative, speculative_of
+from specwire.core.sampling import InvalidParameter
+
+
+@pytest.mark.parametrize(
+    ("config", "meant"),
+    [
+        ({}, Speculative()),
+        ({"method": "ngram"}, Speculative(drafter=False)),
+        ({"method": "ngram", "num_speculative_tokens": None}, Speculative(drafter=False)),
+        ({"method": "draft_model", "model": "m"}, Speculative(ngram=False, draft="m")),
+        ({"model": "m", "num_speculative_tokens": 5}, Speculative(ngram=False, draft="m", plan="lockstep:5")),
+        ({"num_assistant_tokens": 4, "assistant_confidence_threshold": 0}, Speculative(plan="lockstep:4")),
+        ({"num_assistant_tokens": 4, "num_speculative_tokens": 4}, Speculative(plan="lockstep:4")),
+    ],
+)
+def test_what_means_the_same(config: dict[str, object], meant: Speculative) -> None:
+    assert speculative_of(json.dumps(config)) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "must be a JSON object, not '[1]'"),
+        ("{", "must be a JSON object, not '{'"),
+        ('{"method": "eagle"}', 'method must be draft_model or ngram, not "eagle"'),
+        ('{"model": 3}', "model must be a path or hub id, not 3"),
+        ('{"num_speculative_tokens": 0}', "num_speculative_tokens must be a whole number from 1 on, not 0"),
+        ('{"num_speculative_tokens": true}', "num_speculative_tokens must be a whole number from 1 on, not true"),
+        ('{"num_speculative_tokens": 9999}', "num_speculative_tokens plan: "),
+        ('{"num_speculative_tokens": 3, "num_assistant_tokens": 4}', "num_assistant_tokens contradicts"),
+        ('{"assistant_confidence_threshold": 0.4}', "assistant_confidence_threshold must be 0: a drafter here ends"),
+        ('{"method": "ngram", "num_speculative_tokens": 5}', "num_speculative_tokens is a draft model's"),
+        ('{"prompt_lookup_max": 4}', "prompt_lookup_max is not taken: what is looked up"),
+        ('{"disable_by_batch_size": 8}', "disable_by_batch_size is not taken: whether drafting pays"),
+        ('{"num_speculativ_tokens": 5}', "num_speculativ_tokens is not known; there are method, "),
+    ],
+)
+def test_what_does_not_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        speculative_of(text)
+    assert str(refused.value).startswith(f"speculative-config: {message}")
+
+
+def options_of(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_stack_is_made_of_it() -> None:
+    config = '{"model": "d", "num_speculative_tokens": 3}'
+    options = stack_options(options_of("--target", "t", "--speculative-config", config))
+    assert (options.draft, options.ngram, options.plan) == ("d", False, "lockstep:3")
+    options = stack_options(options_of("--target", "t", "--speculative-config", '{"method": "ngram"}'))
+    assert (options.draft, options.ngram, options.plan) == (None, True, "auto")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--draft", "d"], "says what --draft says, too"),
+        (["--no-draft"], "says what --no-draft says, too"),
+        (["--no-ngram"], "says what --no-ngram says, too"),
+        (["--target", "t"], "model is missing"),
+    ],
+)
+def test_it_stands_for_the_flags(words: list[str], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        stack_options(options_of("--speculative-config", "{}", *words))
