@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,8 +47,9 @@ class Endpoint:
         request = Request(scope, receive)
         headers = {name.lower(): value for name, value in request.headers.items()}
         try:
+            _check_site(scope["method"], headers)
             tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
-        except StatusError:
+        except (Failure, StatusError):
             await read_body(request, keep=False)  # a connection that is closed on its sender loses the answer
             raise
         body = await read_body(request) if scope["method"] == "POST" else b""
@@ -68,6 +69,12 @@ class Endpoint:
             await send(message)
 
         return observing
+
+
+def _check_site(method: str, headers: Mapping[str, str]) -> None:
+    """A page of another site cannot read an answer, but could have its readers' browsers ask for many."""
+    if method == "POST" and headers.get("sec-fetch-site") == "cross-site":
+        raise Failure(403, "requests from pages of other sites are not taken", INVALID, None, "cross_site")
 
 
 async def read_body(request: Request, keep: bool = True) -> bytes:

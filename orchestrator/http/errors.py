@@ -92,7 +92,8 @@ def failure_of(error: Exception) -> Failure:
             status, kind, code = OF_STATUS.get(status_of_store(error), INTERNAL)
             return Failure(status, str(error), kind, None, code)
         case HTTPException():
-            return Failure(error.status_code, str(error.detail), INVALID, None, "not_found")
+            code = "method_not_allowed" if error.status_code == 405 else "not_found"
+            return Failure(error.status_code, str(error.detail), INVALID, None, code)
         case _:
             logger.error("an HTTP request failed", exc_info=error)
             status, kind, code = INTERNAL

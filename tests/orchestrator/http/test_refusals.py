@@ -118,7 +118,15 @@ def test_another_model_another_path_another_method(door: Front) -> None:
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
     assert error_of(door.client.get("/v2/completions"))["code"] == "not_found"
     answer = door.client.get(COMPLETIONS)
-    assert (answer.status_code, error_of(answer)["type"]) == (405, "invalid_request_error")
+    assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+
+
+def test_pages_of_other_sites(door: Front) -> None:
+    """Browsers say where a request comes from; without that, a page could use its readers' machines."""
+    for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        headers = {"Sec-Fetch-Site": site, "Content-Type": "text/plain"}
+        answer = door.client.post(COMPLETIONS, content=json.dumps({"prompt": IDS, "max_tokens": 2}), headers=headers)
+        assert answer.status_code == status
 
 
 def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
