@@ -96,7 +96,7 @@ def copy_table(results: dict[str, Any]) -> str:
 
 
 def batch_table(results: dict[str, Any]) -> str:
-    """Render the rows of `make bench-batch`, the verifier's work beside its forwards, requests that arrive, the bars."""
+    """Render `make bench-batch`: rows, the verifier's work beside its forwards, requests that arrive, bars."""
     rows = [["at once", "row", "tokens/s", "x off", "ms between tokens, p50", "p95", "first token, ms"]]
     outside = [["at once", "row", "us between forwards, p50", "of each session", "forward, us", "share of the forward"]]
     for row in results["rows"]:

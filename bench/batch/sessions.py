@@ -28,8 +28,10 @@ async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[st
         SpecwireError, BenchError.
     """
     began_ns = time.monotonic_ns()
-    options = {"max_tokens": tokens, "ignore_eos": True, "drafting": asked.drafting}
-    events = [event async for event in asked.client.generate(prompt, timeout=RUN_LIMIT, **options)]
+    stream = asked.client.generate(
+        prompt, max_tokens=tokens, ignore_eos=True, drafting=asked.drafting, timeout=RUN_LIMIT
+    )
+    events = [event async for event in stream]
     if not events or not isinstance(events[0], Started):
         raise BenchError(f"{asked.label}: the stream began without a session")
     return events[0].session_id, run_of(events, began_ns, time.monotonic_ns(), tokens, asked.label, asked.drafting)

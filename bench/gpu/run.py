@@ -101,7 +101,7 @@ def measure(settings: GpuSettings) -> GpuResults:
     engine, drafter = Decoding(lm), ModelDrafter(draft_lm, settings.drafts)
     oracle = Oracle(after, settings.acceptance, settings.drafts, SEED)
     pair = TransformersPair(target, draft, settings.drafts)
-    rows = [
+    rows: list[Row] = [
         EngineRow(OFF, engine, None, settings.sessions),
         EngineRow(ORACLE, engine, oracle, settings.sessions),
         EngineRow(DRAFTER, engine, drafter, settings.sessions),

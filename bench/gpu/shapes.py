@@ -96,12 +96,12 @@ def build(
     torch.manual_seed(seed)
     with device:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(shape.config(context), dtype=dtype)
-    model.to(device=device).eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
     embedding = torch.randn(shape.vocabulary, shape.hidden, dtype=dtype, device=device)
     head = torch.empty_like(embedding)
     head[torch.tensor(list(after), device=device)] = embedding
-    model.get_input_embeddings().weight.copy_(EMBEDDING_SCALE * embedding)
-    model.get_output_embeddings().weight.copy_(head)
+    for name, weight in (("model.embed_tokens.weight", EMBEDDING_SCALE * embedding), ("lm_head.weight", head)):
+        model.get_parameter(name).copy_(weight)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

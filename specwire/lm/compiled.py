@@ -8,6 +8,7 @@ What fits no bucket, such as a long prompt's chunk, runs uncompiled, a feed at a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -118,7 +119,8 @@ class StaticLayer(nn.Module):
         """Map x (B x M, hidden) to the same; file its keys and values."""
         x = x + self.output(self._attended(self.qkv(self._normed(x, self.attention_norm)), where))
         gate, up = self.gate_up(self._normed(x, self.mlp_norm)).chunk(2, dim=-1)
-        return x + self.down(functional.silu(gate) * up)
+        fed: torch.Tensor = self.down(functional.silu(gate) * up)
+        return x + fed
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, [x.shape[-1]], weight, self.shape.epsilon)
@@ -263,14 +265,15 @@ class CompiledRunner:
         for layer in self.decoder.layers:
             yield layer.get_buffer("cache").unflatten(0, (-1, self._room))
 
-    def _parts(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, ...]:
-        return self.run(feeds).split([max(feed.wanted, 1) for feed in feeds])
+    def _parts(self, feeds: Sequence[Feed]) -> Sequence[torch.Tensor]:
+        parts: Sequence[torch.Tensor] = self.run(feeds).split([max(feed.wanted, 1) for feed in feeds])
+        return parts
 
     def _compute(self, feeds: Sequence[Feed], bucket: Bucket, compiled: bool = True) -> torch.Tensor:
         fed = torch.tensor(packed(feeds, bucket, self._room, self._spare)).to(self._device)
         if compiled:
             torch.compiler.cudagraph_mark_step_begin()
-        logits = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
+        logits: torch.Tensor = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
         wanted = [
             row * bucket.columns + column
             for row, feed in enumerate(feeds)
@@ -282,7 +285,9 @@ class CompiledRunner:
     @torch.inference_mode()
     def _warm_up(self) -> None:
         """Every bucket, of padding only; widest first, for the memory that they share."""
-        with torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS):
+        limits = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS)
+        with limits, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch, by what its compiler imports
             for bucket in reversed(self.buckets.all()):
                 for _ in range(WARM_UPS):
                     self._compute([], bucket)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from bench.gpu import run, settings
 from bench.gpu.decoding import Decoding, ModelDrafter, Oracle, Source
@@ -24,7 +25,7 @@ AFTER = successors(128, 1)
 QUICK = settings.settings_of(settings.parser().parse_args(["--quick"]))
 
 
-def model(name: str, after: Sequence[int], seed: int = 1) -> torch.nn.Module:
+def model(name: str, after: Sequence[int], seed: int = 1) -> PreTrainedModel:
     return build(SHAPES[name], after, QUICK.context, torch.float32, CPU, seed)
 
 
@@ -48,8 +49,8 @@ def test_the_target_says_the_walk() -> None:
 @pytest.mark.parametrize("kind", ["none", "oracle", "drafter"])
 def test_the_engine_says_the_walk_whoever_drafts(kind: str) -> None:
     buckets = run._step_buckets(QUICK)
-    target = run.language_model(model("tiny", AFTER), QUICK, buckets)  # type: ignore[arg-type]
-    draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, buckets)  # type: ignore[arg-type]
+    target = run.language_model(model("tiny", AFTER), QUICK, buckets)
+    draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, buckets)
     sources: dict[str, Source | None] = {
         "none": None,
         "oracle": Oracle(AFTER, 1.0, QUICK.drafts, seed=1),
@@ -70,7 +71,7 @@ def test_the_engine_says_the_walk_whoever_drafts(kind: str) -> None:
 
 def test_a_floor_is_bytes_by_bandwidth() -> None:
     made = model("tiny", AFTER)
-    weights = weight_bytes(made)  # type: ignore[arg-type]
+    weights = weight_bytes(made)
     assert weights == sum(each.nbytes for each in made.parameters()) - 128 * 64 * 4
     assert Floor(1000, 10, 100.0).seconds(rows=3, positions=20) == pytest.approx(16.0)
     assert bandwidth(CPU, 1 << 16) > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.cached import CachedLM
@@ -23,7 +24,7 @@ BUCKETS = Buckets(rows=(3,), columns=(1, 4), spans=(16, CONTEXT))
 FEW = Buckets(rows=(3,), columns=(4,), spans=(CONTEXT,))
 
 
-def compiled(kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager") -> tuple[torch.nn.Module, CachedLM]:
+def compiled(kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager") -> tuple[PreTrainedModel, CachedLM]:
     model = build(config(kind))
     runner = CompiledRunner(model, SLOTS, CONTEXT, VOCABULARY, buckets, backend)
     info = ModelInfo("tiny", kind, VOCABULARY, CONTEXT, (), "float32", "cpu", "", "")
