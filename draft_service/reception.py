@@ -26,6 +26,7 @@ from specwire.core.drafting import Pace
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
+from specwire.telemetry.tracing import LinkSpans
 from specwire.v1 import common_pb2, draft_pb2
 
 ModelDrafter = Drafter[common_pb2.GetModelInfoResponse]
@@ -73,6 +74,7 @@ class Reception:
     def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:
         self.info = info
         self._drafter = drafter
+        self._spans = LinkSpans("specwire.draft")
 
     async def room(self) -> None:
         """Return once the drafter has taken in enough of what it was told."""
@@ -82,6 +84,7 @@ class Reception:
     def lose(self, link: OrchestratorLink) -> None:
         """The link is gone, and its sessions with it."""
         self._drafter.send(LoseLink(link))
+        self._spans.lose(link)
 
     def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
         """In the order that makes sense of a tick in which a session was opened, advanced and closed."""
@@ -91,8 +94,10 @@ class Reception:
             self._take_advance(advance, link)
         for close in message.closes:
             self._drafter.send(CloseSession(link, close.handle))
+            self._spans.end(link, close.handle)
 
     def _take_open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> None:
+        self._spans.begin(link, opening.handle, opening.traceparent, tokens=len(opening.tokens))
         try:
             self._drafter.send(self._open(opening, link))
         except (InvalidParameter, StatusError) as error:
@@ -140,6 +145,7 @@ class Reception:
 
     def _refuse(self, handle: int, error: InvalidParameter | StatusError, link: OrchestratorLink) -> None:
         """Refuse, and end what may be open under this handle."""
+        self._spans.end(link, handle, str(error))
         self._drafter.send(CloseSession(link, handle))
         if isinstance(error, StatusError):
             link.send([Dropped(handle, code_number(error.code), error.message)])

@@ -15,6 +15,7 @@ from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.rpc import convert
 from specwire.rpc.errors import Context
+from specwire.telemetry.tracing import parent_in
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
@@ -28,7 +29,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
-        streams = [self._generating.generate(each, tenant, left) for each in single_requests(request)]
+        parent = parent_in(context.invocation_metadata())
+        streams = [
+            self._generating.generate(each, tenant, left, traceparent=parent) for each in single_requests(request)
+        ]
         async with aclosing(merged(streams)) as parts:
             async for choice, part in parts:
                 yield replies.generate_response(part, choice)

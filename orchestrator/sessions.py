@@ -31,6 +31,7 @@ from orchestrator.tenants import Allowances, no_session
 from orchestrator.totals import Totals
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.metrics import Registry
+from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.text import OutputText
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,10 @@ class Orchestrator:
                 self._forget(driver)
         return list(self.sessions.values())
 
-    async def open(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
+    async def open(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
         """Create the session in the log and set it going; a call for one that has begun joins it.
+
+        span: the session's, if it begins here.
 
         Its caller's leaving does not interrupt this: the log would hold a session that nobody drives.
 
@@ -133,15 +136,15 @@ class Orchestrator:
             return known
         self._check_welcome()
         try:
-            return await self._begin(record.session_id, self._admit(record, deadline))
+            return await self._begin(record.session_id, self._admit(record, deadline, span))
         except StatusError as error:
             self.tally.refused[error.code.name.lower()] += 1
             raise
 
-    async def _admit(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
+    async def _admit(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
         self._allowances.admit(record)
         try:
-            return await self._create(record, deadline)
+            return await self._create(record, deadline, span)
         except BaseException:
             self._allowances.settle(record, 0)
             raise
@@ -171,7 +174,7 @@ class Orchestrator:
             message = f"the session log did not take the session within {timeout:g} s"
             raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
 
-    async def _create(self, record: SessionRecord, deadline: float | None) -> SessionDriver:
+    async def _create(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
         if deadline is not None:
             record = replace(record, deadline=record.created + deadline)
         try:
@@ -182,7 +185,7 @@ class Orchestrator:
             if not isinstance(error.__cause__, SessionExists):
                 raise
             return await self._join(record.session_id)  # the same request id was used elsewhere at the same moment
-        driver = self._driver(record, fence)
+        driver = self._driver(record, fence, span)
         self.tally.begun += 1
         self.tally.prompt_tokens += len(record.prompt)
         if deadline is not None:
@@ -249,12 +252,11 @@ class Orchestrator:
             raise
         return driver
 
-    def _driver(self, record: SessionRecord, fence: int) -> SessionDriver:
+    def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
         scanner = self._scanner_of(record)
         calls = (self.pool.place, self._ended, self._fenced)
-        driver = SessionDriver(
-            record, fence, scanner, self.store, self.options, *calls, owner=self.owner, tally=self.tally
-        )
+        of_all = (self.owner, self.tally, span)
+        driver = SessionDriver(record, fence, scanner, self.store, self.options, *calls, *of_all)
         self.sessions[record.session_id] = driver
         return driver
 
@@ -292,6 +294,7 @@ class Orchestrator:
         """Nobody reads the session here, and it is driven elsewhere."""
         self._settle(driver)
         self.totals.keep(driver.stats)
+        driver.span.end()
         if self.sessions.get(driver.record.session_id) is driver:
             del self.sessions[driver.record.session_id]
 

@@ -16,9 +16,10 @@ from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
+from specwire.telemetry.tracing import LinkSpans
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
-from verify_service.commands import Code, LinkLost, Refusal, Reports, Scoring
+from verify_service.commands import Code, LinkLost, Refusal, Report, Reports, Scoring
 from verify_service.presence import Presence
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 from verify_service.worker import Worker
@@ -35,6 +36,8 @@ BACKLOG_PAUSE_S = 0.005
 STOPPING = "the verifier is stopping"
 # How long ended links may take to say so to their peers.
 FAREWELL_S = 1.0
+# Of a session's id in traces, as in logs: whoever knows the whole may read the session.
+SHOWN_CHARACTERS = 8
 
 
 class Link(NamedTuple):
@@ -57,6 +60,17 @@ def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
     return [Refusal(handle, Code.UNAVAILABLE, STOPPING) for handle in handles]
 
 
+def trace(spans: LinkSpans, link: int, report: Report) -> None:
+    """What a step says, on the spans of its sessions."""
+    for admitted in report.admitted:
+        spans.event(link, admitted.handle, "seated", position=admitted.position, cached=admitted.cached)
+    for decided in report.decided:
+        if decided.verdict.finish is not None:
+            spans.event(link, decided.handle, "decided", end=decided.verdict.end, reason=decided.verdict.finish.name)
+    for refusal in report.refused:
+        spans.end(link, refusal.handle, refusal.message)
+
+
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """Serves the engine whose model is loaded and described by `info`. Each Connect stream is a link.
 
@@ -72,6 +86,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._empty = asyncio.Event()
         self._draining = False
         self.refused: Counter[str] = Counter()
+        self._spans = LinkSpans("specwire.verify")
         worker.on_reports = self._deliver
 
     def _deliver(self, reports: Reports) -> None:
@@ -79,6 +94,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         for link, report in reports.items():
             self._presence.went(link, (refusal.handle for refusal in report.refused))
             self.refused.update(refusal.code.name.lower() for refusal in report.refused)
+            if self._spans:
+                trace(self._spans, link, report)
             if link in self._links:
                 self._links[link].outbox.push(report_to_wire(report))
 
@@ -159,8 +176,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _forget(self, number: int) -> None:
         del self._links[number]
         self._presence.lost(number)
+        self._spans.lose(number)
         if not self._links:
             self._empty.set()
+
+    def _trace(self, link: int, message: verify_pb2.ConnectVerifyRequest) -> None:
+        """Closes come first, so that a handle may be used again."""
+        for close in message.closes:
+            self._spans.end(link, close.handle)
+        for opening in message.opens:
+            session, tokens = opening.session_id[:SHOWN_CHARACTERS], len(opening.tokens)
+            self._spans.begin(link, opening.handle, opening.traceparent, session=session, tokens=tokens)
 
     async def _read(
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses
@@ -170,6 +196,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             tick, refusals = tick_from_wire(link, message, self._info, monotonic_us())
             self._presence.came(link, (opening.handle for opening in tick.opens))
             self._presence.went(link, tick.closes)
+            self._trace(link, message)
             refusals += late
             if refusals:
                 self.refused.update(refusal.code.name.lower() for refusal in refusals)

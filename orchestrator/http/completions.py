@@ -20,6 +20,7 @@ from orchestrator.http.streams import EventStream
 from orchestrator.http.wishes import MOST_CHOICES, Wish, take_chat, take_completion
 from orchestrator.replies import Part
 from specwire.core.sampling import InvalidParameter
+from specwire.telemetry.tracing import TRACEPARENT
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -57,8 +58,8 @@ class Completions:
         requests = sessions_of(wish, prompts)
         place = _place(call, wish)
         reached = None if place is None else (place.position, place.hash)
-        generate = self._service.generating.generate
-        events = merged([generate(each, call.tenant, wish.timeout, reached) for each in requests])
+        generate, parent = self._service.generating.generate, call.headers.get(TRACEPARENT, "")
+        events = merged([generate(each, call.tenant, wish.timeout, reached, traceparent=parent) for each in requests])
         echoed = [_echo(each, served) if wish.echo and place is None else "" for each in requests]
         answer = Answer(shape, wish, served.name, served.names, echoed, place)
         if wish.stream:

@@ -36,10 +36,13 @@ from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
 from specwire.rpc.channel import open_channel
 from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.tls import ClientTls
+from specwire.telemetry.tracing import Side, begin, metadata_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 
 # Seconds within which a session that is left early is cancelled.
 FAREWELL_S = 2.0
+# In the names of spans.
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Stub = generation_pb2_grpc.GenerationServiceStub
 Q = TypeVar("Q", contravariant=True)
@@ -69,17 +72,22 @@ class _Endpoint:
 
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:
         stream: Stream
+        method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
+        span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
         if isinstance(request, generation_pb2.WatchRequest):
-            stream = self.stub.Watch(request, timeout=timeout)
+            stream = self.stub.Watch(request, timeout=timeout, metadata=metadata_of(span))
         else:
-            stream = self.stub.Generate(request, timeout=timeout)
+            stream = self.stub.Generate(request, timeout=timeout, metadata=metadata_of(span))
         try:
             async for message in stream:
                 yield event_from_wire(message)
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, tls=self._tls) from None
+            failure = from_rpc(error, self.address, tls=self._tls)
+            problem = str(failure)
+            raise failure from None
         finally:
             stream.cancel()
+            span.end(problem)
 
     async def ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
         try:

@@ -26,16 +26,22 @@ class Observed:
 
     client: AsyncClient
     addresses: dict[str, str]
+    http: str
 
     async def page(self, service: str) -> str:
-        host, _, port = self.addresses[service].rpartition(":")
-        async with asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
-            writer.close()
-        assert head.startswith("HTTP/1.1 200 "), head
-        return body
+        return await ask(self.addresses[service], "GET /metrics HTTP/1.1\r\nHost: x")
+
+
+async def ask(address: str, head: str, body: str = "") -> str:
+    """The body of the answer to one HTTP request."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        answer, _, page = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+    assert answer.startswith("HTTP/1.1 200 "), (answer, page)
+    return page
 
 
 @asynccontextmanager
@@ -45,10 +51,10 @@ async def observed() -> AsyncIterator[Observed]:
         parts.push_async_callback(verifier.stop, 0.0)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY))
         parts.push_async_callback(drafter.stop, 0.0)
-        options = OrchestratorOptions((verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8")
+        options = OrchestratorOptions((verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8", http=ANY)
         orchestrator = await server.start(options)
         parts.push_async_callback(orchestrator.stop, 0.0)
         listeners = {"verifier": verifier.metrics, "drafter": drafter.metrics, "orchestrator": orchestrator.metrics}
         addresses = {service: listener.address for service, listener in listeners.items() if listener is not None}
         client = await parts.enter_async_context(AsyncClient(orchestrator.address))
-        yield Observed(client, addresses)
+        yield Observed(client, addresses, (orchestrator.http or "").removeprefix("http://"))
