@@ -15,7 +15,7 @@ from specwire.core.sampling import Sampling, log_probabilities
 from specwire.lm.scripted import EOS_ID, Script
 
 Text = tuple[int, ...]
-O = TypeVar("O", bound=Hashable)
+Thing = TypeVar("Thing", bound=Hashable)
 Floats = npt.NDArray[np.float64]
 # Outcomes that are expected less often are counted together.
 LEAST_EXPECTED = 8.0
@@ -71,7 +71,7 @@ def p_of_steps(script: Script, prompt: Text, texts: Sequence[Text], skipped: int
     return float(chi2.sf(statistic, freedom))
 
 
-def chi_square(counts: Mapping[O, int], law: Mapping[O, float], total: int) -> tuple[float, int]:
+def chi_square(counts: Mapping[Thing, int], law: Mapping[Thing, float], total: int) -> tuple[float, int]:
     """Pearson's statistic and its degrees of freedom. What the law forbids must not occur."""
     found, expected = dict(counts), {outcome: mass * total for outcome, mass in law.items() if mass > 1e-12}
     forbidden = [outcome for outcome in found if outcome not in expected]

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import torch
 from scipy.stats import chi2
@@ -61,7 +61,7 @@ def joint(target: LlamaForCausalLM, length: int) -> dict[Text, float]:
 def texts(target: LlamaForCausalLM, assistant: LlamaForCausalLM | None, count: int) -> Counter[Text]:
     """The first tokens of so many texts, from the library's own generator."""
     prompt = torch.tensor([PROMPT])
-    generate = cast(Callable[..., torch.Tensor], target.generate)
+    generate = cast(Callable[..., torch.Tensor], cast(Any, target).generate)
     found: Counter[Text] = Counter()
     for _ in range(count):
         answer = generate(
