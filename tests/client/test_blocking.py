@@ -7,11 +7,21 @@ import asyncio
 import grpc
 import pytest
 
-from specwire.client import Chunk, Client, Finished, SessionState, SpecwireError, Started
+from specwire.client import (
+    Chunk,
+    Client,
+    Completion,
+    Finished,
+    PromptEcho,
+    SessionState,
+    SpecwireError,
+    Started,
+    TokenLogprobs,
+)
 from specwire.core.limits import FinishReason
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
-from specwire.v1 import generation_pb2
+from specwire.v1 import common_pb2, generation_pb2
 from tests.client.service import FINISHED, FIRST, SECOND, STARTED, Scripted, serving
 
 
@@ -106,3 +116,33 @@ async def test_leaving_early_and_closing_cancel_the_session() -> None:
 def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
     with Client(dead_address) as client, pytest.raises(SpecwireError, match=f"cannot connect to {dead_address}"):
         client.server_info()
+
+
+async def test_several_completions_are_sessions_of_one_seed() -> None:
+    def work(address: str) -> int:
+        with Client(address) as client:
+            return len(client.complete_many("x", 3, temperature=1.0))
+
+    servicer = Scripted()
+    async with serving(servicer) as address:
+        assert await asyncio.to_thread(work, address) == 3
+    asked = [each for each in servicer.asked if isinstance(each, generation_pb2.GenerateRequest)]
+    assert sorted(each.sampling.choice for each in asked) == [0, 1, 2]
+    assert len({each.sampling.seed for each in asked}) == 1
+    assert len({each.request_id for each in asked}) == 3  # each can be resumed by itself
+
+
+async def test_what_is_reported_and_echoed_is_gathered() -> None:
+    def work(address: str) -> Completion:
+        with Client(address) as client:
+            return client.complete("x", logprobs=1, echo=True)
+
+    started, chunk = generation_pb2.Started(), generation_pb2.Chunk()
+    started.CopyFrom(STARTED)
+    started.prompt.CopyFrom(generation_pb2.Prompt(tokens=[1, 2], text="p"))
+    chunk.CopyFrom(FIRST)
+    chunk.logprobs.extend([common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[5], top_logprobs=[-0.5])] * 2)
+    async with serving(Scripted(events=(started, chunk, FINISHED))) as address:
+        done = await asyncio.to_thread(work, address)
+    assert done.logprobs == (TokenLogprobs(-0.5, ((5, -0.5),)),) * 2
+    assert done.prompt == PromptEcho((1, 2), "p")
