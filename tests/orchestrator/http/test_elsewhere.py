@@ -1,0 +1,61 @@
+"""A stream that is resumed at another orchestrator with the same log."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, parsed, text_of
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+
+WISH: dict[str, Any] = {
+    "prompt": list(PROMPT),
+    "max_tokens": 80,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "request_id": "moved",
+}
+
+
+async def test_a_stream_goes_on_where_its_orchestrator_left_it() -> None:
+    with RedisServer() as redis:
+        await _moved(redis.url)
+
+
+async def _moved(url: str) -> None:
+    async with stack(SLOW_TARGET, DRAFT, redis_url=url, http="127.0.0.1:0") as parts:
+        options = OrchestratorOptions((parts.verifier.address,), redis_url=url, http="127.0.0.1:0")
+        other = await server.start(options)
+        try:
+            begun, place = await _begin(str(parts.orchestrator.http))
+            await parts.orchestrator.stop(0.0)
+            async with httpx.AsyncClient(base_url=str(other.http), timeout=LIMIT_S) as client:
+                rest = await client.post(COMPLETIONS, json=WISH, headers={"Last-Event-ID": place})
+        finally:
+            await other.stop(0.0)
+    assert begun
+    assert begun + text_of(parsed(rest.text)) == " ".join(map(str, plain(TARGET, PROMPT, 80)))
+
+
+async def _begin(url: str) -> tuple[str, str]:
+    """The text of the first few events, and the last one's id."""
+    events: list[dict[str, Any]] = []
+    ids: list[str] = []
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client,
+        client.stream("POST", COMPLETIONS, json=WISH) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                ids.append(line.removeprefix("id: "))
+            if line.startswith("data: {"):
+                events.append(json.loads(line.removeprefix("data: ")))
+            if len(ids) == 4 and len(events) > 4:
+                break
+    return text_of(events), ids[-1]
