@@ -160,11 +160,16 @@ def _default(action: argparse.Action) -> Any:
 def _put_aside(action: argparse.Action, program: str) -> None:
     """Nothing of it is to be in the parsed arguments unless a flag says so, but its help tells the default."""
     if action.help and action.help != argparse.SUPPRESS:
-        action.help = (action.help % {**vars(action), "prog": program}).replace("%", "%%")
+        action.help = told(action, program).replace("%", "%%")
     if not action.option_strings and action.nargs is None:
         action.nargs = "?"
     action.default = argparse.SUPPRESS
     action.required = False
+
+
+def told(action: argparse.Action, program: str) -> str:
+    """An option's help with its default in it."""
+    return (action.help or "") % {**vars(action), "prog": program}
 
 
 def _exclusive_groups(parser: argparse.ArgumentParser) -> Iterable[argparse._MutuallyExclusiveGroup]:
