@@ -111,8 +111,7 @@ async def serve(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int, tim
             group.create_task(_serve(asked, prompts[index % len(prompts)], tokens, began, due, ids))
             for index, due in enumerate(times)
         ]
-    with suppress(SpecwireError):
-        await forget(asked.client, ids)
+    await forget(asked.client, ids)
     return [task.result() for task in tasks]
 
 

@@ -14,7 +14,7 @@ from bench.bars import Bar
 from bench.batch.arrivals import Load, LoadLine, LoadSample, due_times, load_lines, serve
 from bench.batch.figures import BatchSample, Line, lines
 from bench.batch.judged import FULL, JudgedText, bars
-from bench.batch.rows import AUTOMATIC, LABELS, OFF, ON, OURS, PEERS, BatchRow, OurRow, PeerRow, start_peer
+from bench.batch.rows import AUTOMATIC, LABELS, OFF, ON, OURS, PEERS, BatchRow, OurRow, PeerRow, run_in, start_peer
 from bench.batch.sessions import Asked
 from bench.batch.settings import SEEDS, SHARES, BatchSettings
 from bench.child import Child
@@ -188,7 +188,7 @@ def _loads(field: Field, settings: BatchSettings, prompts: Prompts, samples: Seq
         times = due_times(load, settings.requests)
         for row in rows if turn % 2 else reversed(rows):
             say(f"bench: {load.per_second:.1f} requests/s, {row}")
-            served = field.runner.run(serve(field.asked[row], prompts, settings.tokens, times))
+            served = run_in(field.runner, row, serve(field.asked[row], prompts, settings.tokens, times))
             found.append(LoadSample(load, row, tuple(served)))
     return found
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from bench.batch.sessions import Asked, together
 from bench.child import Child
 from bench.rows import LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.runs import Arrival, BenchError, Run
 from specwire.client import SpecwireError
+
+T = TypeVar("T")
 
 OFF, ON, AUTOMATIC, PADDED, CONTINUOUS = "off", "on", "automatic", "padded", "continuous"
 OURS = (OFF, ON, AUTOMATIC)
@@ -54,13 +56,8 @@ class OurRow:
     asked: Asked
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Together:
-        try:
-            seconds, runs = self.runner.run(together(self.asked, prompts, tokens))
-        except* (SpecwireError, BenchError) as errors:
-            failure = _first(errors)
-        else:
-            return Together(seconds, tuple(runs))
-        raise BenchError(f"{self.asked.label}: {failure}")
+        seconds, runs = run_in(self.runner, self.asked.label, together(self.asked, prompts, tokens))
+        return Together(seconds, tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,15 @@ class PeerRow:
             forwards=len(times),
             arrivals=tuple(Arrival(1, round(1e9 * at)) for at in times),
         )
+
+
+def run_in(runner: asyncio.Runner, label: str, sessions: Coroutine[Any, Any, T]) -> T:
+    """What the sessions yield; BenchError with the first failure among them."""
+    try:
+        return runner.run(sessions)
+    except* (SpecwireError, BenchError) as errors:
+        failure = _first(errors)
+    raise BenchError(f"{label}: {failure}")
 
 
 def start_peer(target: str, dtype: str, threads: int) -> Child:
