@@ -73,6 +73,8 @@ class Generating:
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
         record = await record_of(request, target, tenant, before)
         driver = await self._traced(record, time_left, traceparent)
+        if reached is not None:  # whoever drove the session may be gone: its reader has lost the connection
+            driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
         guess = _guess(driver, target) if request.provisional else None
         driver.trace = trace or driver.trace
         with driver.readers.reading():
