@@ -57,6 +57,7 @@ async def stack(
     durability: str = "",
     detach_grace: float = 30.0,
     drafters_per_session: int = 1,
+    plan: str = "auto",
     http: str = "",
     chat_template: str = "",
     patience: Patience = PATIENCE,
@@ -79,6 +80,7 @@ async def stack(
             detach_grace=detach_grace,
             accept_drafters=accept_drafters,
             drafters_per_session=drafters_per_session,
+            plan=plan,
             http=http,
             chat_template=chat_template,
         )

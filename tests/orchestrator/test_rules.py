@@ -1,0 +1,106 @@
+"""Rules that look at proposals, through a whole stack: what is marked, what is refused, what a lost verifier costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import grpc
+import pytest
+
+import draft_service.sessions
+import verify_service.server
+from draft_service.weighing import Place
+from orchestrator.store import SessionRecord
+from orchestrator.store.encoding import decode_record, encode_record
+from specwire.client import Chunk, SpecwireError
+from specwire.client.events import Gathering
+from specwire.core.drafting import DraftSession, Pace
+from specwire.core.epoch import epoch_of
+from specwire.core.limits import Stopping
+from specwire.core.sampling import Sampling, with_rule
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, stack
+
+RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_rule_asked_for_by_name_is_the_one_in_force_and_says_whether_it_is_lossy(rule: str) -> None:
+    lossy = rule[0] == "t"
+    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
+        done = await running.client.complete(PROMPT, max_tokens=40, temperature=1.0, rule=rule, ignore_eos=True)
+        state = await running.client.get_session(done.session_id)
+    assert (done.sampling.rule, done.lossy, state.lossy) == (rule, lossy, lossy)
+    assert len(done.tokens) == 40
+    assert done.stats.proposed > 0
+    assert done.stats.proposed_ngram == 0
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rule", "message"),
+    [
+        (0.0, "rejection", "rule: rejection contradicts temperature 0.0, which needs greedy"),
+        (0.0, "block", "rule: block contradicts temperature 0.0, which needs greedy"),
+        (1.0, "threshold", "rule: threshold takes t, not 0 numbers"),
+        (1.0, "typical(0.3,7)", "rule: delta of typical must be above 0 and at most 1, not 7.0"),
+        (1.0, "fast", "rule: must be one of greedy, coupled, rejection, block, threshold"),
+    ],
+)
+async def test_what_does_not_go_together_is_refused_by_name(temperature: float, rule: str, message: str) -> None:
+    async with stack(TARGET) as running:
+        with pytest.raises(SpecwireError) as raised:
+            await running.client.complete(PROMPT, max_tokens=4, temperature=temperature, rule=rule)
+    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in str(raised.value)
+
+
+async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -> None:
+    """Its proposals are dropped, and the text is the plain one of the session's own noise."""
+
+    def mute(logits: object, places: list[Place]) -> list[tuple[int, None]]:
+        return [(1, None)] * len(places)
+
+    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
+        with patch.object(draft_service.sessions, "draw_weighed", mute):
+            done = await running.client.complete(
+                PROMPT, max_tokens=20, temperature=1.0, rule="rejection", ignore_eos=True
+            )
+    assert (len(done.tokens), done.stats.proposed, done.stats.direct) == (20, 0, 20)
+
+
+async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
+    """What was shown stands; the rest is decided, and drafted for, with other numbers."""
+    epochs: list[int] = []
+    advance = draft_service.sessions.DraftSession.advance
+
+    def watched(session: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
+        epochs.append(epoch)
+        return advance(session, position, tokens, pace, epoch)
+
+    gathering = Gathering()
+    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
+        address = running.verifier.address
+        with patch.object(draft_service.sessions.DraftSession, "advance", watched):
+            async for event in running.client.generate(
+                PROMPT, max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True, timeout=30.0
+            ):
+                before = len(gathering.tokens)
+                gathering.add(event)
+                if isinstance(event, Chunk) and before < 12 <= len(gathering.tokens):
+                    await running.verifier.stop(0.0)
+                    running.verifier = await verify_service.server.start(
+                        ModelServiceOptions(SLOW_TARGET, listen=address)
+                    )
+        await running.verifier.stop(0.0)
+    assert len(gathering.completion().tokens) == 60
+    assert len(set(epochs)) >= 2
+    assert 0 not in epochs
+
+
+def test_the_log_keeps_the_rule() -> None:
+    for rule in RULES:
+        sampling = with_rule(Sampling(1.0, seed=5), rule)
+        kept = SessionRecord(session_id="s", prompt=PROMPT, sampling=sampling, stopping=Stopping(8))
+        assert decode_record(encode_record(kept), kept.prompt).sampling == kept.sampling
+    assert epoch_of(1, 1) != epoch_of(1, 2) != epoch_of(2, 1)
