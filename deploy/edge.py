@@ -38,6 +38,7 @@ from specwire.rpc.process import (
 )
 from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import Registry
+from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_serving_arguments(parser, "verifiers")
     add_http_arguments(parser, NO_HTTP)
+    add_telemetry_arguments(parser)
+    add_prompts_argument(parser)
 
 
 def options_of(args: argparse.Namespace) -> EdgeOptions:
@@ -153,6 +156,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         http=http_of(args),
         chat_template=chat_template_of(args),
         metrics=args.metrics,
+        log_prompts=args.log_prompts,
     )
     return EdgeOptions(drafting, serving)
 
@@ -160,10 +164,11 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        options, grace = options_of(args), drain_grace(args)
+        options, grace, telemetry = options_of(args), drain_grace(args), telemetry_of(args)
     except ValueError as error:
         say(f"specwire edge: error: {error}")
         return 2
+    telemetry.start("edge")
 
     def ready(running: RunningEdge) -> str:
         return _ready_object(running, options) if args.json else _ready_line(running, options)

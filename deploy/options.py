@@ -50,7 +50,7 @@ class StackOptions:
         runtime: what computes the forwards of both models.
         quantization: of both models' weights. deterministic: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
-        insecure, tls, access, http, chat_template: see OrchestratorOptions; all but it is reached on loopback only.
+        insecure, tls, access, http, chat_template, log_prompts: see OrchestratorOptions; only it is reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, the other services' at the ports behind it; "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
@@ -83,6 +83,7 @@ class StackOptions:
     http: str = ""
     chat_template: str = ""
     metrics: str = ""
+    log_prompts: bool = False
     plan: str = "auto"
 
     def __post_init__(self) -> None:

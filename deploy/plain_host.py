@@ -11,6 +11,8 @@ from collections.abc import Callable
 from deploy.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.processes import Child
 from specwire.rpc.process import ModelServiceOptions
+from specwire.telemetry.logs import message_of
+from specwire.telemetry.options import Telemetry, inherited
 
 MODULES = {VERIFIER: "verify_service", DRAFTER: "draft_service"}
 STOP_GRACE = 5.0
@@ -79,7 +81,7 @@ class PlainService:
 
     async def _launch(self, listen: str) -> str:
         """Start a process; return the address in its ready line."""
-        self._child = child = await Child.start(self._command(listen))
+        self._child = child = await Child.start(self._command(listen), relay if inherited() != Telemetry() else None)
         try:
             async with asyncio.timeout(self._start_timeout):
                 line = await child.line()
@@ -112,7 +114,7 @@ class PlainService:
         child = self._living()
         code = await child.wait()
         said = child.last_lines[-1] if child.last_lines else f"ended with exit code {code}"
-        return said.rpartition("error: ")[2]
+        return message_of(said).rpartition("error: ")[2]
 
     def _living(self) -> Child:
         if self._child is None:
@@ -143,3 +145,8 @@ class PlainService:
             own += ["--metrics", o.metrics, *(["--insecure"] if o.insecure else [])]
         module = MODULES[kind_of(self.role)]
         return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]
+
+
+def relay(line: str) -> None:
+    """A service's log is its host's."""
+    sys.stderr.write(f"{line}\n")

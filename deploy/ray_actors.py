@@ -12,12 +12,14 @@ import draft_service.server
 import verify_service.server
 from deploy.service_thread import Outcome, ServiceThread, Start
 from specwire.rpc.process import ModelServiceOptions
+from specwire.telemetry.options import inherited
 
 
 class ServiceActor:
     """After its process died Ray runs __init__ again, with the same arguments, in another."""
 
     def __init__(self, start: Start, options: ModelServiceOptions, address_file: Path) -> None:
+        inherited().start(type(self).__name__.lower())
         self._service = ServiceThread(start, options, address_file)
 
     def outcome(self) -> Outcome:

@@ -128,6 +128,7 @@ class Stack:
             http=self.options.http,
             chat_template=self.options.chat_template,
             metrics=self.options.metrics,
+            log_prompts=self.options.log_prompts,
         )
         running = await orchestrator.server.start(options)
         self._cleanup.push_async_callback(running.stop, self.options.grace)

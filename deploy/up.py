@@ -23,6 +23,7 @@ from orchestrator.options import add_http_arguments, and_http, chat_template_of,
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import add_listening_arguments, drain_grace, say
 from specwire.rpc.tls import server_tls
+from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_http_arguments(parser, "", f"{DEFAULT_HTTP}, or any free port where --listen takes one")
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)
+    add_telemetry_arguments(parser)
+    add_prompts_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
@@ -43,15 +46,18 @@ def run(args: argparse.Namespace) -> int:
             listen=args.listen,
             http=_http(args),
             metrics=args.metrics,
+            log_prompts=args.log_prompts,
             chat_template=chat_template_of(args),
             insecure=args.insecure,
             tls=server_tls(args),
             access=access_of(args),
             grace=drain_grace(args),
         )
+        telemetry = telemetry_of(args)
     except InvalidParameter as error:
         say(f"specwire up: error: {error}")
         return 2
+    telemetry.start("orchestrator")
     return run_owned("up", lambda folder: _serve(options, folder, args.json))
 
 

@@ -32,6 +32,7 @@ from specwire.rpc.server import RunningServer, Service, serve
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry
+from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -174,6 +175,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", metavar="ADDR", help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT)"
     )
     add_client_arguments(parser, "the orchestrator of --connect")
+    add_telemetry_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -181,10 +183,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         options, tls, token = model_options(args), client_tls(args), read_token(args)
         _check_connect(args, options, tls, token)
-        grace = drain_grace(args)
+        grace, telemetry = drain_grace(args), telemetry_of(args)
     except InvalidParameter as error:
         say(f"specwire draft: error: {error}")
         return 2
+    telemetry.start(DRAFTER)
     if args.connect is None:
         return run_model_service(args, "draft", start)
 

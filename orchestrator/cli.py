@@ -18,9 +18,11 @@ from orchestrator.options import (
     chat_template_of,
     http_of,
 )
+from orchestrator.sessions import ORCHESTRATOR
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
+from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_serving_arguments(parser, "verifiers and drafters")
     add_http_arguments(parser, NO_HTTP)
+    add_telemetry_arguments(parser)
+    add_prompts_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
@@ -82,16 +86,18 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         http=http_of(args),
         chat_template=chat_template_of(args),
         metrics=args.metrics,
+        log_prompts=args.log_prompts,
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        options, grace = options_of(args), drain_grace(args)
+        options, grace, telemetry = options_of(args), drain_grace(args), telemetry_of(args)
     except ValueError as error:
         say(f"specwire orchestrate: error: {error}")
         return 2
+    telemetry.start(ORCHESTRATOR)
 
     def ready(running: server.RunningOrchestrator) -> str:
         if args.json:

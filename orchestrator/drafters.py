@@ -17,6 +17,7 @@ from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.controller import parse_plan
+from specwire.telemetry.logs import of_session
 from specwire.v1 import verify_pb2
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class Drafters:
         self._owner.apply(ev.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: Drafting, message: str) -> None:
-        logger.info("session %s: drafter refused: %s", self._record.session_id[:8], message)
+        shown = self._record.session_id[:8]
+        logger.info("session %s: drafter refused: %s", shown, message, extra=of_session(shown))
         peer, name = drafting.peer, f"drafter {drafting.source}"
         self.refusals[peer] += 1
         if drafting.has_proposed:

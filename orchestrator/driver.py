@@ -42,6 +42,7 @@ from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.core.text import Text
+from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import verify_pb2
 
@@ -322,7 +323,8 @@ class SessionDriver:
 
     def on_broken(self, error: Exception) -> None:
         """A failure of our own: this session ends, whatever state it is in; the others go on."""
-        logger.error("session %s failed", self.record.session_id[:8], exc_info=error)
+        shown = self.record.session_id[:8]
+        logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
         self._events.clear()
         self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 
@@ -353,7 +355,8 @@ class SessionDriver:
             async with asyncio.timeout(timeout):
                 await self.output.ended()
         except TimeoutError:
-            logger.warning("session %s did not end within %g s", self.record.session_id[:8], timeout)
+            shown = self.record.session_id[:8]
+            logger.warning("session %s did not end within %g s", shown, timeout, extra=of_session(shown))
 
     async def close(self) -> None:
         """End the session's tasks and timers, whatever its state; used at shutdown."""

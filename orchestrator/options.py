@@ -109,6 +109,7 @@ class OrchestratorOptions:
     retention: how long the log keeps prompt and text after a session's end.
     http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
     metrics: where figures are read in plain HTTP by whoever asks; with `http` they are read there, too. "" for nowhere.
+    log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
     """
@@ -137,6 +138,7 @@ class OrchestratorOptions:
     http: str = ""
     chat_template: str = ""
     metrics: str = ""
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         certified = self.tls is not None and self.tls.client_ca is not None

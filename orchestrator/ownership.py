@@ -29,6 +29,7 @@ from orchestrator.statuses import status_of_append, store_statuses
 from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from specwire.core.scanning import PeekingScanner
 from specwire.rpc.errors import StatusError
+from specwire.telemetry.logs import of_session
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,8 @@ class Ownership:
             self._follow(driver, replay)
 
     def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
-        logger.info("session %s: claimed at %d tokens", log.record.session_id[:8], log.length)
+        shown = log.record.session_id[:8]
+        logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
         driver.drive(log.fence, replay.scanner)
         if log.cancelled:
             driver.cancel()

@@ -29,7 +29,9 @@ from orchestrator.store.base import deleted
 from orchestrator.tally import Tally
 from orchestrator.tenants import Allowances, no_session
 from orchestrator.totals import Totals
+from specwire.core.effects import End
 from specwire.rpc.errors import StatusError
+from specwire.telemetry.logs import of_session
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.text import OutputText
@@ -188,6 +190,7 @@ class Orchestrator:
         driver = self._driver(record, fence, span)
         self.tally.begun += 1
         self.tally.prompt_tokens += len(record.prompt)
+        self._log_begun(record)
         if deadline is not None:
             driver.set_deadline(deadline)
         driver.readers.expect()
@@ -307,9 +310,26 @@ class Orchestrator:
         if driver.output.end is not None:
             self.totals.count(driver.stats, driver.output.end.reason)
             self.tally.ended(driver.stats)
+            self._log_ended(driver, driver.output.end)
         ended = [s for s, d in self.sessions.items() if d.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]
+
+    def _log_begun(self, record: SessionRecord) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        texts, shown = {}, record.session_id[:8]
+        if self.options.log_prompts:
+            texts["prompt"] = self.pool.require_target().tokenizer.decode(list(record.prompt))
+        logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
+
+    def _log_ended(self, driver: SessionDriver, end: End) -> None:
+        stats, shown = driver.stats, driver.record.session_id[:8]
+        texts = {"output": driver.output.text} if self.options.log_prompts else {}
+        message = "session %s: ended (%s) with %d tokens, %d of %d draft tokens accepted, after %.3f s"
+        took = (stats.ended or stats.started) - stats.started
+        figures = (len(driver.output.tokens), stats.accepted, stats.proposed, took)
+        logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))
 
     @property
     def unready(self) -> str | None:

@@ -22,6 +22,7 @@ from specwire.rpc.process import (
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Family, Registry, by_label, gauge
+from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.service import EngineWorker, VerifyServicer
@@ -189,6 +190,7 @@ def _loader(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    add_telemetry_arguments(parser)
     add_deterministic_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
@@ -229,9 +231,11 @@ def run(args: argparse.Namespace) -> int:
         patience = Patience(args.queue, args.queue_wait * 1e6)
         check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
+        telemetry = telemetry_of(args)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
+    telemetry.start(VERIFIER)
 
     def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
         options = replace(options, ngram=args.ngram, deterministic=args.deterministic)

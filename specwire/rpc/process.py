@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ DTYPES = ("float32", "bfloat16")
 RUNTIMES = ("torch", "openvino", "auto")
 QUANTIZATIONS = ("none", "int8")
 ANY_PORT = "127.0.0.1:0"
+# The logger of what is said, where a log takes it.
+SAID = "specwire.say"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -364,6 +367,10 @@ def one_line(error: BaseException) -> str:
 
 
 def say(line: str) -> None:
-    """Progress and errors, for people."""
+    """Progress and errors, for people; a log line where lines are for machines (`specwire.telemetry.logs`)."""
+    said = logging.getLogger(SAID)
+    if said.handlers:
+        said.log(logging.ERROR if ": error: " in line else logging.INFO, "%s", line)
+        return
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

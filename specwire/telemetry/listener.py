@@ -60,7 +60,9 @@ async def listen(registry: Registry, address: str) -> MetricsListener:
         server = await asyncio.start_server(connected, host, port, limit=MOST_HEAD_BYTES)
     except OSError as error:
         raise ListenError(f"metrics: cannot listen on {address}: {error.strerror}") from error
-    return MetricsListener(registry, server, connections)
+    listener = MetricsListener(registry, server, connections)
+    logger.info("figures are at http://%s/metrics", listener.address)
+    return listener
 
 
 async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

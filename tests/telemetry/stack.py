@@ -45,13 +45,15 @@ async def ask(address: str, head: str, body: str = "") -> str:
 
 
 @asynccontextmanager
-async def observed() -> AsyncIterator[Observed]:
+async def observed(log_prompts: bool = False) -> AsyncIterator[Observed]:
     async with AsyncExitStack() as parts:
         verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, metrics=ANY))
         parts.push_async_callback(verifier.stop, 0.0)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY))
         parts.push_async_callback(drafter.stop, 0.0)
-        options = OrchestratorOptions((verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8", http=ANY)
+        options = OrchestratorOptions(
+            (verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8", http=ANY, log_prompts=log_prompts
+        )
         orchestrator = await server.start(options)
         parts.push_async_callback(orchestrator.stop, 0.0)
         listeners = {"verifier": verifier.metrics, "drafter": drafter.metrics, "orchestrator": orchestrator.metrics}
