@@ -42,6 +42,7 @@ COMMANDS = (
     Command("simulate", "say what a setting would do, in virtual time", "deploy.simulate"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.doctor"),
+    Command("bench", "measure, in a checkout of the repository", "deploy.bench"),
     Command("completion", "print what has a shell complete these commands", "deploy.completion"),
     Command("config", "show what options are in effect, and where each came from", "deploy.config"),
 )

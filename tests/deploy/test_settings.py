@@ -196,3 +196,11 @@ def test_show_refuses_as_the_command_does(config: Path, capsys: pytest.CaptureFi
     assert (
         capsys.readouterr().err == f"specwire config: error: {config}, line 2: slots must be a whole number, not 'x'\n"
     )
+
+
+def test_the_example_in_the_docs_is_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "CLI.md").read_text()
+    config.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    monkeypatch.setenv("SPECWIRE_CONFIG", str(config))
+    assert cli.parse(["up"]).draft == ["models/small", "models/smaller"]
+    assert cli.parse(["orchestrate"]).verifier == ["10.0.0.1:50061", "10.0.0.2:50061"]
