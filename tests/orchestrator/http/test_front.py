@@ -45,6 +45,30 @@ def test_drawn_text_is_grpcs(door: Front) -> None:
     assert answer["text"] == streamed == known.text
 
 
+def test_every_option_is_grpcs(door: Front) -> None:
+    """All at once; the same names but for stop ids, and JSON's keys, which are strings."""
+    same: dict[str, Any] = {
+        "max_tokens": 30,
+        "temperature": 0.8,
+        "seed": 9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": -0.2,
+        "min_tokens": 4,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "logprobs_of": "processed",
+    }
+    bias = {7: 2.5, 11: -100.0}
+    spelt = {str(token): value for token, value in bias.items()}
+    found = door.done(COMPLETIONS, prompt=IDS, logit_bias=spelt, stop_token_ids=[3], **same)["choices"][0]
+    with Client(door.parts.orchestrator.address) as client:
+        known = client.complete(PROMPT, logit_bias=bias, stop_ids=[3], timeout=LIMIT_S, **same)
+    assert found["text"] == known.text
+    assert found["logprobs"]["tokens"] == known.text.split()
+
+
 def test_several_prompts_with_several_choices_each(door: Front) -> None:
     prompts = [[2, 3], [4, 5]]
     wish: dict[str, Any] = {
