@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 
 from specwire.client.requests import MOST_COMPLETIONS, Options
+from specwire.core.admission import check_priority
 from specwire.core.limits import Stopping
 from specwire.core.rules import KNOWN
 from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Sampling, resolve_rule
@@ -30,6 +31,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = True
     add("--stop-id", action="append", type=int, default=[], metavar="ID", help="end behind ID; may be repeated")
     add("--ignore-eos", action="store_true", help="go on after the end of the text")
     add("--seed", type=int, metavar="S", help="of the noise (default: drawn, and told)")
+    add(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="among what waits for a slot; the greatest first",
+    )
     add(
         "--rule",
         default="",
@@ -73,6 +81,7 @@ def sampling_options(args: argparse.Namespace) -> Options:
         stop_ids=args.stop_id,
         ignore_eos=args.ignore_eos,
         seed=args.seed,
+        priority=args.priority,
         rule=args.rule,
         logprobs=args.logprobs,
         logprobs_of=args.logprobs_of or "",
@@ -84,6 +93,7 @@ def _check(args: argparse.Namespace) -> None:
     """What a service would refuse, too, and what makes no sense here."""
     resolve_rule(args.rule, _sampling(args))
     Stopping(args.max_tokens, frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
+    check_priority(args.priority)
     if not all(args.stop):
         raise InvalidParameter("stop", "must not be empty")
     if not 1 <= args.n <= MOST_COMPLETIONS:
