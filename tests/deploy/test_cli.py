@@ -74,6 +74,7 @@ def test_each_command_has_help_without_torch_and_ray(command: str) -> None:
         (("x", "--rule", "coupled"), "rule: coupled contradicts temperature 0.0, which needs greedy"),
         (("x", "--stop", ""), "stop: must not be empty"),
         (("x", "--min-tokens", "200"), "min_tokens: must be from 0 to max_tokens, which is 128, not 200"),
+        (("x", "--priority", "101"), "priority: must be from -100 to 100, not 101"),
         (("x", "--min-p", "2"), "min_p: must be from 0 to 1, not 2.0"),
         (("x", "--repetition-penalty", "0"), "repetition_penalty: must be above 0 and at most 100, not 0.0"),
         (("x", "--presence-penalty", "3"), "presence_penalty: must be from -2 to 2, not 3.0"),
