@@ -27,6 +27,8 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import DTYPES, say
 
+# Arguments that must be positive, and say what was measured.
+NUMBERS = ("sessions", "tokens", "mixes", "repeats", "threads")
 OUT = HERE / "results" / "deterministic.json"
 SLOTS, CONTEXT, VERIFIERS = 16, 512, 2
 WAYS = {False: "as usual", True: "deterministic"}
@@ -127,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    for name in ("sessions", "tokens", "mixes", "repeats", "threads"):
+    for name in NUMBERS:
         if getattr(args, name) < 1:
             say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
             return 2
@@ -140,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "times": [row for dtype in args.dtypes for row in times(args, dtype)],
         "machine": machine.describe(),
         "commit": machine.commit(),
-        "arguments": {name: str(value) for name, value in vars(args).items()},
+        "arguments": {name: getattr(args, name) for name in NUMBERS},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -27,6 +27,8 @@ from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import DTYPES, QUANTIZATIONS, say
 
+# Arguments that must be positive, and say what was measured.
+NUMBERS = ("prompts", "tokens", "ahead", "threads")
 OUT = HERE / "results" / "dtypes.json"
 RUNTIMES = ("torch", "openvino")
 CHUNK = 64  # positions of a forward that only reads
@@ -123,7 +125,7 @@ class Measured:
 def measure(args: argparse.Namespace) -> dict[Way, Measured]:
     ways = [
         Way(runtime, dtype, quantization)
-        for runtime in RUNTIMES
+        for runtime in args.runtimes
         if runtime == "torch" or find_spec(runtime)
         for dtype in DTYPES
         for quantization in QUANTIZATIONS
@@ -208,13 +210,14 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--tokens", type=int, default=96, metavar="N", help="of each text (default: %(default)s)")
     line.add_argument("--ahead", type=int, default=4, metavar="N", help="draft tokens a step (default: %(default)s)")
     line.add_argument("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    line.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES, help="(default: all)")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    for name in ("prompts", "tokens", "ahead", "threads"):
+    for name in NUMBERS:
         if getattr(args, name) < 1:
             say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
             return 2
@@ -225,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rows": lines,
         "machine": machine.describe(),
         "commit": machine.commit(),
-        "arguments": {name: str(value) for name, value in vars(args).items()},
+        "arguments": {name: getattr(args, name) for name in NUMBERS},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n")
