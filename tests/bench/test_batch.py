@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from bench.batch import settings
@@ -151,7 +152,7 @@ class MadeClient:
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> AsyncGenerator[Event, None]:
         if self.refuses:
-            raise SpecwireError.__new__(SpecwireError)
+            raise SpecwireError(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         self.asked.append(options)
         self.running += 1
         self.most = max(self.most, self.running)
@@ -184,6 +185,11 @@ def test_sessions_of_a_group_run_at_once_and_leave_nothing_behind() -> None:
 def test_a_session_that_gives_too_few_tokens_fails_the_measurement_in_a_sentence() -> None:
     with asyncio.Runner() as runner, pytest.raises(BenchError, match="a row: gave 2 tokens, not 3"):
         OurRow(OFF, runner, asked(MadeClient(tokens=2))).run([[1], [2]], 3)
+
+
+def test_a_session_that_is_refused_fails_it_likewise() -> None:
+    with asyncio.Runner() as runner, pytest.raises(BenchError, match="a row: RESOURCE_EXHAUSTED: no slot"):
+        OurRow(OFF, runner, asked(MadeClient(tokens=2, refuses=True))).run([[1], [2]], 2)
 
 
 async def test_requests_are_asked_for_when_they_are_due_whatever_became_of_others() -> None:
