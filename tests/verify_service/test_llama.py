@@ -48,3 +48,18 @@ async def test_equals_transformers_with_and_without_proposals(llama: Path, expec
                 await peer.send(proposals=[chunk])
         assert peer.tokens[1] == expected
         assert len(peer.tokens[2]) == COUNT
+
+
+async def test_equals_transformers_behind_a_prefix_that_others_left(llama: Path, expected: list[int]) -> None:
+    """A turn that goes on behind what was decided, one that begins alike, and one whose slot was needed meanwhile."""
+    text = PROMPT + expected
+    async with serving(str(llama), slots=2, context=None) as running, connected(running) as peer:
+        cached = []
+        for handle, (length, scope) in enumerate([(30, b"a"), (40, b"a"), (20, b"a"), (20, b"b"), (30, b"a")], 1):
+            stopping = common_pb2.Stopping(max_tokens=len(text) - length, ignore_eos=True)
+            await peer.open(handle, text[:length], stopping=stopping, cache_scope=scope)
+            while handle not in peer.finished:
+                cached += [opened.cached for opened in (await peer.receive()).opened]
+            assert peer.tokens[handle] == text[length:]
+            await peer.send(closes=[common_pb2.Close(handle=handle)])
+    assert cached == [0, 39, 19, 0, 29]
