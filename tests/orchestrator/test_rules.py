@@ -72,7 +72,7 @@ async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -
 async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
     """What was shown stands; the rest is decided, and drafted for, with other numbers."""
     epochs: list[int] = []
-    advance = draft_service.sessions.DraftSession.advance
+    advance = DraftSession.advance
 
     def watched(session: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
         epochs.append(epoch)
@@ -81,7 +81,7 @@ async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
     gathering = Gathering()
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
         address = running.verifier.address
-        with patch.object(draft_service.sessions.DraftSession, "advance", watched):
+        with patch.object(DraftSession, "advance", watched):
             async for event in running.client.generate(
                 PROMPT, max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True, timeout=30.0
             ):
