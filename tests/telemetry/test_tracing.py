@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from opentelemetry import trace
@@ -18,6 +24,7 @@ from specwire.telemetry.tracing import NO_SPAN, LinkSpans, Side, begin, metadata
 from tests.orchestrator.stack import PROMPT
 from tests.telemetry.stack import Observed, ask, observed
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"specwire.generate", "specwire.verify", "specwire.draft"}
 CLIENT = "specwire.v1.GenerationService/Generate"
 ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -42,7 +49,7 @@ async def spans_of(exporter: InMemorySpanExporter, names: set[str]) -> dict[str,
 
 def trace_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.trace_id
+    return int(span.context.trace_id)
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -152,3 +159,39 @@ def test_with_no_provider_nothing_is_recorded_or_sent() -> None:
     assert metadata_of(span) == ()
     span.event("e")
     span.end()
+
+
+SENDER = """
+import sys
+from specwire.telemetry.options import Telemetry
+from specwire.telemetry.tracing import Side, begin
+
+Telemetry(traces=sys.argv[1]).start("verifier")
+begin("a span", Side.SERVER).end()
+"""
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what is posted."""
+
+    posted: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        self.posted.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # its name there
+        pass
+
+
+def test_a_process_sends_its_spans_to_the_collector_before_it_ends() -> None:
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        subprocess.run([sys.executable, "-c", SENDER, url], cwd=ROOT, check=True, timeout=40)
+        server.shutdown()
+    ((path, data),) = Collector.posted
+    assert path == "/v1/traces"
+    assert b"specwire-verifier" in data
+    assert b"a span" in data
