@@ -130,5 +130,12 @@ def full_steps(runs: Sequence[Run]) -> list[Step]:
     return full[1:]
 
 
+def unknown(found: Iterable[Line]) -> Iterator[str]:
+    """A note for each line of ours of which nothing is known between forwards: its bar neither holds nor is missed."""
+    for line in found:
+        if line.row in OURS and line.outside is None:
+            yield f"{line.level} at once, {line.row}: no step had all sessions in it, so none counts between forwards."
+
+
 def _p50(values: Iterable[float]) -> float:
     return percentile(list(values), 50)

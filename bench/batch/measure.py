@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench import machine
 from bench.bars import Bar
 from bench.batch.arrivals import Load, LoadLine, LoadSample, due_times, load_lines, serve
-from bench.batch.figures import BatchSample, Line, lines
+from bench.batch.figures import BatchSample, Line, lines, unknown
 from bench.batch.judged import FULL, JudgedText, bars
 from bench.batch.rows import AUTOMATIC, LABELS, OFF, ON, OURS, PEERS, BatchRow, OurRow, PeerRow, run_in, start_peer
 from bench.batch.sessions import Asked
@@ -88,7 +88,7 @@ def measure(settings: BatchSettings) -> BatchResults:
         cores=use.by_row(),
         samples=samples,
         load_samples=load_samples,
-        notes=field.notes,
+        notes=[*field.notes, *unknown(found)],
     )
 
 

@@ -22,7 +22,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     levels = sorted({line.level for line in lines})
     for axes, title in (
         (speeds, "tokens per second, all sessions together"),
-        (pauses, "ms between tokens, p50 and p95"),
+        (pauses, "ms between tokens, p50 and (dashed) p95"),
     ):
         axes.set(title=title, xlabel="sessions at once", xscale="log")
         axes.set_xticks(levels, [str(level) for level in levels])

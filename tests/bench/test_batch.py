@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,12 @@ import pytest
 
 from bench.batch import settings
 from bench.batch.arrivals import Load, LoadSample, Served, Target, due_times, load_lines, serve
-from bench.batch.figures import full_steps, lines, pauses_ms
+from bench.batch.figures import full_steps, lines, pauses_ms, unknown
 from bench.batch.judged import JudgedText, bars
 from bench.batch.measure import BatchResults
 from bench.batch.plot import draw
 from bench.batch.report import report, write
-from bench.batch.rows import AUTOMATIC, OFF, PADDED, OurRow
+from bench.batch.rows import AUTOMATIC, OFF, OURS, PADDED, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.runs import BenchError
 from bench.texts import Judged, Mismatch, Scores
@@ -43,6 +44,13 @@ def test_speeds_are_of_all_sessions_together_and_ratios_within_a_repeat() -> Non
     outside = found[16, AUTOMATIC].outside
     assert outside is not None
     assert (outside.step_us.value, outside.session_us, outside.share.value) == (200.0, 12.5, 0.1)
+
+
+def test_where_sessions_never_met_in_a_step_it_is_said_that_nothing_is_known() -> None:
+    samples = [replace(each, level=3) for each in made(levels=(2,))]
+    found = lines([replace(each, together=Together(1.0, each.together.runs[:1])) for each in samples])
+    assert [line.outside for line in found] == [None] * 5
+    assert [note.partition(":")[0] for note in unknown(found)] == [f"3 at once, {row}" for row in OURS]
 
 
 def test_a_step_counts_once_where_all_sessions_took_part_and_never_the_first() -> None:
