@@ -12,6 +12,7 @@ from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.speeds import first_token_ms, ratio, ratio_to, ratio_to_better, speeds
 from bench.wan.wire import Wire
+from specwire.core.rules import GUESSING_RULES
 
 OF_BETTER, OF_OPTIMUM, SIMULATOR_ERROR = 0.97, 0.90, 0.10
 SHOWN_TO_TEXTBOOK, SHOWN_TO_PLAIN = 1.2, 1.15
@@ -60,6 +61,9 @@ def _pair(one: MeasuredPair) -> Iterator[Bar]:
 
 
 def _wire(one: Wire) -> Iterator[Bar]:
+    """Rules that send ids only are held to the bar; what the others take is told."""
+    if one.rule not in GUESSING_RULES:
+        return
     for hop in one.hops:
         if hop.tokens.get("proposals"):
             value = hop.per_token("proposals")

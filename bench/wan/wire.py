@@ -31,7 +31,8 @@ PROMPT = tuple(20_000 + 7 * index for index in range(512))
 CHUNK = 4
 PLAN = Orchestration(f"stream:{CHUNK},32")
 GRPC_PREFIX = 5
-RULES = {"greedy": 0.0, "coupled": 0.8}
+# Temperatures. Under rejection a proposal also says what its tokens were drawn from.
+RULES = {"greedy": 0.0, "coupled": 0.8, "rejection": 0.8}
 M = TypeVar("M", bound=Message)
 
 
