@@ -114,13 +114,21 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnAway:
+    """The verifier is about to stop: who waits for a slot is to go elsewhere."""
+
+    message: str
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine's thread."""
 
     weight: int = 1
 
 
-Command = Tick | LinkLost | Scoring | Stop
+Command = Tick | LinkLost | Scoring | TurnAway | Stop
 
 
 # Reports

@@ -18,7 +18,7 @@ from specwire.core.scheduler import Share, schedule
 from specwire.lm import Feed, LanguageModel
 from verify_service import relief
 from verify_service.clock import monotonic_us
-from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings
+from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings, TurnAway
 from verify_service.inbox import Inbox
 from verify_service.parts import Choice, Part, choices
 from verify_service.reception import Reception
@@ -143,6 +143,8 @@ class Engine:
                 self.reception.link_lost(command.link)
             case Scoring():
                 self._scorer.add(command)
+            case TurnAway():
+                self.reception.turn_away(command.message)
             case Stop():
                 self.stopped = True
 

@@ -84,6 +84,10 @@ class Reception:
             self._detach(held)
         self.reports.pop(link, None)
 
+    def turn_away(self, message: str) -> None:
+        for held in [each for each in self.roster if each.waiting]:
+            self.fail(held, Code.UNAVAILABLE, message)
+
     def _close(self, tick: Tick) -> None:
         for handle in tick.closes:
             held = self.roster.get(tick.link, handle)

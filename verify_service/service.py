@@ -19,7 +19,7 @@ from specwire.rpc.outbox import Outbox
 from specwire.telemetry.tracing import LinkSpans
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
-from verify_service.commands import Code, LinkLost, Refusal, Report, Reports, Scoring
+from verify_service.commands import Code, LinkLost, Refusal, Report, Reports, Scoring, TurnAway
 from verify_service.presence import Presence
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 from verify_service.worker import Worker
@@ -108,6 +108,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._draining = True
         for link in self._links.values():
             link.outbox.push(verify_pb2.ConnectVerifyResponse(draining=True))
+        self._worker.send(TurnAway(STOPPING))
         await self._presence.none_left(grace)
         for link in self._links.values():
             link.end(STOPPING)

@@ -11,7 +11,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.verification import Allowance
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
-from verify_service.commands import Code, LinkLost
+from verify_service.commands import Code, LinkLost, TurnAway
 from verify_service.waiting import Patience
 
 PROMPT = (7, 3, 9)
@@ -109,6 +109,15 @@ def test_one_that_is_closed_or_loses_its_link_waits_no_more() -> None:
     assert admitted(rig) == [3]
     assert len(list(rig.engine.roster)) == 1
     assert len(rig.engine.reception.seating.waiting) == 0
+
+
+def test_a_verifier_that_is_about_to_stop_sends_elsewhere_who_waits_and_nobody_else() -> None:
+    rig = crowded()
+    rig.open(1, PROMPT)
+    rig.engine.inbox.put(TurnAway("stopping"))
+    rig.run()
+    assert [(each.handle, each.code, each.message) for each in rig.refused] == [(1, Code.UNAVAILABLE, "stopping")]
+    assert rig.held_slots() == 1
 
 
 @pytest.mark.parametrize(("link", "handle"), [(0, 1), (2, 5)])
