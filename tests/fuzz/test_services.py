@@ -23,6 +23,7 @@ NAMES = [
     "DraftService.Connect",
     "DraftService.GetModelInfo",
     "DraftHubService.Join",
+    "StatusService.GetStatus",
     "GenerationService.DeleteSession",
 ]
 
