@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -
             if during.type_of(sample[0]) in ("counter", "histogram part"):
                 assert after.values[sample] >= value, sample  # no count ever falls
 
+        assert documented() == set(during.types)
+
         for where, expression in (*dashboard(), *alerts()):
             check(where, expression, during)
 
@@ -132,6 +135,13 @@ def check(where: str, expression: str, figures: Figures) -> None:
     all_known = [figures.labels(each.name) for each in names]
     if all(all_known):
         assert grouped(expression) <= ADDED.union(*all_known), where
+
+
+def documented() -> set[str]:
+    """The names in the first column of the table of figures."""
+    table = (FOLDER.parents[1] / "docs" / "OPERATIONS.md").read_text().partition("| figure")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    return {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row)}
 
 
 def dashboard() -> Iterator[tuple[str, str]]:
