@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class DraftServiceStub:
-    """A drafter. It is untrusted: under the exact rules nothing it sends can change a text.
+    """A drafter. It is untrusted: under greedy and coupled nothing it sends can change a text.
     """
 
     def __init__(self, channel):
@@ -50,7 +50,7 @@ class DraftServiceStub:
 
 
 class DraftServiceServicer:
-    """A drafter. It is untrusted: under the exact rules nothing it sends can change a text.
+    """A drafter. It is untrusted: under greedy and coupled nothing it sends can change a text.
     """
 
     def Connect(self, request_iterator, context):
@@ -89,7 +89,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService:
-    """A drafter. It is untrusted: under the exact rules nothing it sends can change a text.
+    """A drafter. It is untrusted: under greedy and coupled nothing it sends can change a text.
     """
 
     @staticmethod
