@@ -45,7 +45,7 @@ def by_transformers(logits: list[float], sampling: Sampling) -> list[float]:
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
     if sampling.min_p:
-        scores = MinPLogitsWarper(sampling.min_p)(ids, scores)
+        scores = MinPLogitsWarper(sampling.min_p)(ids, scores)  # type: ignore[arg-type]  # says LongTensor, means ids
     return [float(value) for value in torch.log_softmax(scores, dim=-1)[0]]
 
 
@@ -79,7 +79,7 @@ def test_adjusts_as_transformers_does_and_in_its_order(
     prompt_length, end_id = 1, 7
     ids, scores = torch.tensor([text]), torch.tensor([logits], dtype=torch.float64)
     if bias:
-        scores = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})(ids, scores)
+        scores = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})(ids, scores)  # type: ignore[arg-type]  # takes both forms
     if penalty != 1.0:
         scores = RepetitionPenaltyLogitsProcessor(penalty)(ids, scores)
     if least:

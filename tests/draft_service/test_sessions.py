@@ -54,6 +54,8 @@ class Faulty:
         self.cached = model.cached
         self.rollback = model.rollback
         self.discard = model.discard
+        self.copy = model.copy
+        self.kv_bytes = model.kv_bytes
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         if self.raises:

@@ -54,7 +54,7 @@ class Known:
         self.chain += 1
         base = len(self.text)
         honest = {"handle": self.handle, "chain": self.chain, "base": base, "prefix_hash": self.text.hash_at(base)}
-        return common_pb2.Proposal(**{**honest, **changes}, tokens=tokens, draft_us=1)
+        return common_pb2.Proposal(**{**honest, **changes}, tokens=tokens, draft_us=1)  # type: ignore[arg-type]  # any field, by name
 
     def right(self, count: int) -> list[int]:
         """The tokens that the target will choose, under greedy."""

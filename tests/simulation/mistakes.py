@@ -119,8 +119,8 @@ def append_repeated(patch: Patch) -> None:
     """What the log holds already is not compared: it is appended again."""
     original = MemoryStore._write
 
-    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any) -> None:
-        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes)
+    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any, logprobs: Any) -> None:
+        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes, logprobs)
 
     patch.setattr(MemoryStore, "_write", repeating)
 
