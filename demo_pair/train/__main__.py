@@ -2,7 +2,7 @@
 
     python -m demo_pair.train --work DIR [--publish]
 
-Takes about three hours on two cores. `--publish` replaces the weights and figures in demo_pair/.
+Takes an hour and more on two cores. `--publish` replaces the weights and figures in demo_pair/.
 """
 
 from __future__ import annotations
