@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
 import grpc
 import pytest
@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.keys import Keys
 from specwire.rpc.process import ModelServiceOptions
-from tests.orchestrator.stack import TARGET, plain, stack
+from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
@@ -38,24 +38,32 @@ async def test_the_next_turn_finds_its_parent_s_cache_and_says_so() -> None:
 
 async def test_the_next_turn_goes_where_its_parent_was_and_elsewhere_says_the_same() -> None:
     async with AsyncExitStack() as parts:
-        verifiers = [await verify_service.server.start(ModelServiceOptions(TARGET, slots=8)) for _ in range(2)]
+        verifiers = [await verify_service.server.start(ModelServiceOptions(SLOW_TARGET)) for _ in range(2)]
         for verifier in verifiers:
             parts.push_async_callback(verifier.stop, 0.0)
         known = OrchestratorOptions(tuple(verifier.address for verifier in verifiers))
         running = await orchestrator.server.start(known)
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
-        parents = await asyncio.gather(*(said(client, (*PROMPT, number)) for number in range(2)))
-        turns = [await said(client, MORE, parent=parent.session_id) for parent in parents]
-        homes = running.orchestrator.pool._homes
-        at = [homes._of[each.session_id] for each in (*parents, *turns)]
-        assert at[:2] == at[2:]
-        assert at[0] is not at[1]
-        assert all(turn.stats.cached_tokens >= 40 for turn in turns)
-        home = next(each for each in verifiers if each.address == at[1].link.address)
-        await home.stop(0.0)
-        moved = await said(client, MORE, parent=parents[1].session_id)
-    assert moved.tokens == turns[1].tokens
+        pool = running.orchestrator.pool
+        busy = client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        async with aclosing(busy):
+            await anext(busy)
+            await anext(busy)  # its first token: one verifier has a session
+            parent = await said(client, (*PROMPT, 1))
+        async with asyncio.timeout(10.0):
+            while any(peer.subjects for peer in pool.verifiers):  # noqa: ASYNC110 # nothing tells of it
+                await asyncio.sleep(0.01)
+        turn = await said(client, MORE, parent=parent.session_id)
+        home = pool._homes._of[parent.session_id]
+        # With equal loads others go to the first one.
+        assert home is pool.verifiers[1]
+        assert pool._homes._of[turn.session_id] is home
+        assert turn.stats.cached_tokens >= 40
+        await next(each for each in verifiers if each.address == home.link.address).stop(0.0)
+        moved = await said(client, MORE, parent=parent.session_id)
+    assert moved.tokens == turn.tokens
+    assert moved.stats.cached_tokens == len(PROMPT)  # what the busy one left there
 
 
 async def test_no_tenant_can_tell_what_another_has_in_a_cache() -> None:
