@@ -161,7 +161,7 @@ def generate_request(
         request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)
-    else:
+    elif prediction:
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
     return request
 
