@@ -35,7 +35,7 @@ Row = npt.NDArray[np.float32]
 
 WORD = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-# Logits lie in [0, SPREAD) unless said otherwise: at temperature 1 the best of 64 tokens has a probability of about 0.2.
+# Logits lie in [0, SPREAD) unless said otherwise: at temperature 1 the best of 64 tokens has a probability near 0.2.
 SPREAD = 16.0
 NEVER = -64.0
 # Streams of coins and logits, apart from one another.

@@ -9,10 +9,12 @@ const HEIGHT = 176, TOP = 10, LANE = 34, DRAFTER = 30, VERIFIER = 128, LEFT = 70
 
 export function draw(box, session, zoom) {
   const judged = session.judged.slice(-MOST), proposed = session.proposed.slice(-MOST);
-  const began = Math.min(judged[0]?.at_us ?? Infinity, proposed[0]?.at_us ?? Infinity) - 60_000;
-  const ended = Math.max(judged.at(-1)?.at_us ?? 0, proposed.at(-1)?.at_us ?? 0);
+  const starts = [...judged.map((one) => one.at_us - one.round_trip_us - one.forward_us), ...proposed.map((one) => one.at_us - one.draft_us)];
+  const began = Math.min(...starts), ended = Math.max(judged.at(-1)?.at_us ?? 0, proposed.at(-1)?.at_us ?? 0);
   if (!(ended > began)) return box.replaceChildren();
-  const scale = 10 ** ((zoom - 50) / 25) / 1000, x = (us) => LEFT + (us - began) * scale;
+  // In the middle of its range the zoom shows all, but no more than a second and a half.
+  const fitting = (box.clientWidth - LEFT - 40) / Math.min(1.5e6, ended - began);
+  const scale = fitting * 10 ** ((zoom - 50) / 25), x = (us) => LEFT + (us - began) * scale;
   const svg = element("svg", { width: Math.max(box.clientWidth, x(ended) + 30), height: HEIGHT });
   lanes(svg, svg.getAttribute("width"), began, ended, scale);
   for (const one of proposed) proposal(svg, one, x, judged.at(-1)?.round_trip_us ?? 0);
