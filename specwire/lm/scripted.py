@@ -26,7 +26,10 @@ from specwire.lm.slots import SlotTable
 from specwire.lm.vocabulary import vocabulary_fingerprint
 
 PREFIX = "scripted:"
-USAGE = "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L][:device=NAME]"
+USAGE = (
+    "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L]"
+    "[:device=NAME]"
+)
 CONTEXT = 4096
 EOS_ID = 0
 UNKNOWN = "1"
