@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-
 from deploy.processes import Child, descendants, end_tree
 
 SLEEP = "import time; time.sleep(60)"

@@ -29,6 +29,7 @@ SERVICES = {
     "drafter": "specwire.v1.DraftService",
     "orchestrator": "specwire.v1.GenerationService",
 }
+ALSO = {"orchestrator": ("specwire.v1.StatusService",)}
 COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 Trio = dict[str, Service]
@@ -96,7 +97,7 @@ def test_health_and_reflection(scripted: Trio, role: str) -> None:
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         (listed,) = reflection.ServerReflectionInfo(iter([asked]), timeout=LIMIT_S)
-        assert {service.name for service in listed.list_services_response.service} == {SERVICES[role], *COMMON}
+        assert {service.name for service in listed.list_services_response.service} == {SERVICES[role], *ALSO.get(role, ()), *COMMON}
 
 
 def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisServer, tmp_path: Path) -> None:
