@@ -97,7 +97,8 @@ def test_health_and_reflection(scripted: Trio, role: str) -> None:
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         (listed,) = reflection.ServerReflectionInfo(iter([asked]), timeout=LIMIT_S)
-        assert {service.name for service in listed.list_services_response.service} == {SERVICES[role], *ALSO.get(role, ()), *COMMON}
+        expected = {SERVICES[role], *ALSO.get(role, ()), *COMMON}
+        assert {service.name for service in listed.list_services_response.service} == expected
 
 
 def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisServer, tmp_path: Path) -> None:
