@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     *("specwire", "specwire/v1", "specwire/core", "specwire/text", "specwire/lm", "specwire/rpc", "specwire/client"),
+    "specwire/telemetry",
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
 ]
 

@@ -21,7 +21,10 @@ PACKAGES = (
     "scripts",
 )
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml"}
+PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"}
+# YAML is read by the loaders that make plain values only.
+YAML_LOADERS = ("yaml.load", "yaml.load_all", "yaml.compose", "yaml.parse")
+YAML_RUNNERS = ("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all")
 RUNNERS = {"eval", "exec", "__import__"}
 
 
@@ -42,6 +45,9 @@ def _called(call: ast.Call) -> Iterator[str]:
     name = ast.unparse(call.func)
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     if name in RUNNERS:
+        yield name
+    loader = given.get("Loader")
+    if name in YAML_RUNNERS or (name in YAML_LOADERS and (loader is None or "Safe" not in ast.unparse(loader))):
         yield name
     if name.endswith("torch.load") and not _is(given.get("weights_only"), True):
         yield "torch.load without weights_only=True"
@@ -68,6 +74,9 @@ def _is(node: ast.expr | None, value: bool) -> bool:
         "AutoModel.from_pretrained(path, trust_remote_code=True)",
         "np.load(path, allow_pickle=True)",
         "eval('1')",
+        "yaml.load(text)",
+        "yaml.compose(text, Loader=yaml.FullLoader)",
+        "yaml.unsafe_load(text)",
         "subprocess.run('ls', shell=True)",
     ],
 )

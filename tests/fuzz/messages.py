@@ -60,8 +60,14 @@ def messages(draw: st.DrawFn, kind: type[M], pools: Pools, wild: int | None = No
         choice = field.containing_oneof  # an optional field is a choice of one
         if choice is not None and draw(st.integers(0, 3)) < len(choice.fields) - 1:
             continue
-        _fill(draw, message, field, None if odd else pools.get(field.name), pools, wildness)
+        _fill(draw, message, field, None if odd else pools.get(_pool(kind, field.name)), pools, wildness)
     return message
+
+
+def _pool(kind: type[Message], field: str) -> str:
+    """A field's name; in a map's entry, where all have the same names, with the entry's."""
+    entry = kind.DESCRIPTOR.GetOptions().map_entry
+    return f"{kind.DESCRIPTOR.name}.{field}" if entry else field
 
 
 def _fill(draw: st.DrawFn, message: Message, field: Any, plausible: Values | None, pools: Pools, wild: int) -> None:
