@@ -19,7 +19,7 @@ def describe() -> dict[str, object]:
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": cores(),
         "memory_gib": round(int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 2**20, 1),
-        "os": platform.platform(terse=True),
+        "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": list(os.getloadavg()),

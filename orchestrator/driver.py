@@ -305,7 +305,7 @@ class SessionDriver:
         if self.following or self._is_kept:
             self.abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
         else:
-            self.cancel()
+            self.fail(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
 
     @property
     def _is_kept(self) -> bool:

@@ -86,6 +86,8 @@ class Generating:
             except asyncio.CancelledError:
                 _pass_deadline(driver)
                 raise
+            finally:
+                driver.trace = None if driver.trace is trace else driver.trace
 
     async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
         """The session, with a span of its own if it begins here."""

@@ -156,7 +156,8 @@ class Verifying:
 
         A session that loses one verifier after the other, and gets no token from any, may be what ends them.
         """
-        self._losses += 1
+        if self._owner.session.has_credit:
+            self._losses += 1  # without, it is the client that has no time for a token
         self._stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"

@@ -174,10 +174,10 @@ class Answer:
     # Parts of both
 
     def _told(self, choice: Choice, chunks: Sequence[pb.Chunk]) -> Told | None:
-        if not self._wish.logprobs:
-            return None
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
+        if not self._wish.logprobs or len(logprobs) < len(tokens):
+            return None  # a request id may stand for a session that was asked for without
         ends = [end for chunk in chunks for end in chunk.text_ends]
         begins = [choice.end, *ends][: len(ends)]
         choice.end = ends[-1] if ends else choice.end

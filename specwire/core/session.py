@@ -325,6 +325,11 @@ class Session:
         return self._progress()
 
     @property
+    def has_credit(self) -> bool:
+        """The verifier may decide."""
+        return len(self.text) < self.credit
+
+    @property
     def _earned(self) -> int:
         """The credit that the log and the client's flow control allow by now."""
         return min(self.durable, self.taken) + self.buffer

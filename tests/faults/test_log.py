@@ -211,7 +211,7 @@ def test_sigterm_while_text_streams(healthy: Stack) -> None:
     assert_told(stream)
     log = healthy.log(stream.session_id)
     assert list(log.tokens[: len(stream.tokens)]) == stream.tokens
-    assert log.reason is FinishReason.CANCELLED
+    assert log.reason is FinishReason.ERROR
     assert healthy.orchestrator.process.pid not in healthy.parts.living()
     assert "Traceback" not in healthy.orchestrator.said()
 

@@ -215,9 +215,9 @@ def resumed_beyond_the_log(patch: Patch) -> None:
     """A verifier that holds less than the log says goes on where it stands."""
     original = VerifySession.resume
 
-    def hasty(self: VerifySession, tokens: Sequence[int], allowance: Allowance) -> Sequence[Verdict] | None:
+    def hasty(self: VerifySession, tokens: Sequence[int], allowance: Allowance, epoch: int) -> Sequence[Verdict] | None:
         known = tokens[: self.position]
-        return original(self, known, allowance) if self.text.common_prefix(0, known) == len(known) else None
+        return original(self, known, allowance, epoch) if self.text.common_prefix(0, known) == len(known) else None
 
     patch.setattr(VerifySession, "resume", hasty)
 
@@ -228,8 +228,8 @@ def resumed_beyond_the_log(patch: Patch) -> None:
 def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
     original = DraftSession.advance
 
-    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace) -> int:
-        original(self, position, tokens, pace)
+    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int) -> int:
+        original(self, position, tokens, pace, epoch)
         return len(self.text)
 
     patch.setattr(DraftSession, "advance", sloppy)
