@@ -107,12 +107,14 @@ async def test_taken_port_is_named_and_the_engine_ends(taken_address: str) -> No
 
 
 async def test_cancelled_start_returns_when_its_thread_has_ended() -> None:
+    before = set(threading.enumerate())
     starting = asyncio.create_task(start(ModelServiceOptions("scripted:3:delay_ms=5")))
     await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(starting, PATIENCE_S)
-    assert not [thread for thread in threading.enumerate() if thread.name == "verifier" and thread.is_alive()]
+        async with asyncio.timeout(PATIENCE_S):
+            await starting
+    assert not [each for each in set(threading.enumerate()) - before if each.name == "verifier" and each.is_alive()]
 
 
 class Exploding:
