@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.child import Child, Message
 from bench.runs import Arrival, BenchError, Run
-from specwire.client import Chunk, Client, Event, Finished, SpecwireError
+from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
 from specwire.core.limits import FinishReason
 
 LOAD_LIMIT = 600.0
@@ -106,9 +106,17 @@ class SpecwireRow:
                     prompt, max_tokens=tokens, ignore_eos=True, drafting=self.drafting, timeout=RUN_LIMIT
                 )
             )
+            ended_ns = time.monotonic_ns()
+            self._forget(events)
         except SpecwireError as error:
             raise BenchError(f"{self.label}: {error}") from error
-        return run_of(events, began_ns, time.monotonic_ns(), tokens, self.label, self.drafting)
+        return run_of(events, began_ns, ended_ns, tokens, self.label, self.drafting)
+
+    def _forget(self, events: Sequence[Event]) -> None:
+        """Have the session deleted: the verifier then keeps nothing that a later run of the prompt would begin from."""
+        for event in events:
+            if isinstance(event, Started):
+                self.client.delete_session(event.session_id, timeout=RUN_LIMIT)
 
 
 def run_of(events: Sequence[Event], began_ns: int, ended_ns: int, tokens: int, label: str, drafting: bool) -> Run:
