@@ -193,4 +193,4 @@ def differing(one: Sequence[Text], other: Sequence[Text]) -> tuple[int, int]:
 def samplings(count: int) -> list[Sampling]:
     """Greedy, and coupled with and without filters, by turns."""
     kinds = [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.95}, {"temperature": 0.7, "top_k": 20}]
-    return [Sampling(**kinds[index % len(kinds)], seed=index) for index in range(count)]  # type: ignore[arg-type]
+    return [Sampling(**kinds[index % len(kinds)], seed=index) for index in range(count)]  # type: ignore[arg-type]  # by name

@@ -63,17 +63,18 @@ def _end(job: Job, told: Told, due: Wanted) -> Iterator[tuple[Kind, str]]:
         yield Kind.END, f"{len(told.tokens) - due.length} tokens behind the end ({due.reason!r})"
     elif told.end is None and job.manner is not Manner.LEAVE:
         yield Kind.END, f"the stream ended without Finished after {len(told.tokens)} tokens"
-    elif told.end not in (None, due.reason) and not _may_end_early(job, told.end):
+    elif told.end not in (None, due.reason) and not _may_end_early(told, told.end):
         yield Kind.END, f"{told.end!r} after {len(told.tokens)} tokens, not {due.reason!r}"
     complete = told.text == due.text
     if not (complete or (told.end is None and due.text.startswith(told.text))):
         yield Kind.TEXT, f"{told.text[-80:]!r} instead of {due.text[-80:]!r}"
 
 
-def _may_end_early(job: Job, end: FinishReason | None) -> bool:
-    """One that was left by its reader, and whose orchestrator died, is driven by nobody until its deadline is past."""
-    early = {Manner.CANCEL: (FinishReason.CANCELLED,), Manner.LEAVE: (FinishReason.CANCELLED, FinishReason.DEADLINE)}
-    return end in early.get(job.manner, ())
+def _may_end_early(told: Told, end: FinishReason | None) -> bool:
+    """Nobody drives an orphan until it is asked for, which may be past its deadline."""
+    if end is FinishReason.DEADLINE:
+        return told.orphan
+    return told.job.manner is not Manner.READ and end is FinishReason.CANCELLED
 
 
 def _log(told: Told) -> Iterator[tuple[Kind, str]]:

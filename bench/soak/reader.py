@@ -28,6 +28,7 @@ class Told:
         waits: seconds until each chunk but the first came, without the reader's own pauses.
         second: what another reader was told, None if there was none, or it came to nothing (`second_error`).
         log: the session in the log, behind its end.
+        orphan: reader and orchestrator had gone for good; it was asked for at last, to see it end.
     """
 
     job: Job
@@ -43,6 +44,7 @@ class Told:
     second_error: str = ""
     log: SessionState | None = None
     log_error: str = ""
+    orphan: bool = False
 
     def add(self, event: Event, waited: float) -> None:
         match event:

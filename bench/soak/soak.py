@@ -164,7 +164,7 @@ class _Soak:
 
     async def _brought_to_an_end(self, client: AsyncClient, told: Told) -> bool:
         """An orphan, whose orchestrator and whose reader have both gone: it goes on for whoever asks for it."""
-        told = Told(told.job, told.session_id)
+        told = Told(told.job, told.session_id, orphan=True)
         try:
             async for event in client.watch(told.session_id, timeout=LEFT_S):
                 told.add(event, 0.0)

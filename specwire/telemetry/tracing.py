@@ -15,7 +15,7 @@ from specwire.rpc.keys import Metadata
 try:
     from specwire.telemetry import otel
 except ModuleNotFoundError:  # the extra is not installed
-    otel = None  # type: ignore[assignment]
+    otel = None  # type: ignore[assignment]  # a module, or nothing
 
 # The header's name, in HTTP and in gRPC's metadata.
 TRACEPARENT = "traceparent"

@@ -45,7 +45,7 @@ class Answering:
 
 
 def test_a_row_tells_when_each_token_came(peer: BatchPeer) -> None:
-    row = PeerRow(PADDED, Answering(peer), longest=30, most=4)  # type: ignore[arg-type]
+    row = PeerRow(PADDED, Answering(peer), longest=30, most=4)  # type: ignore[arg-type]  # a process's stand-in
     together = row.run(PROMPTS[:2], TOKENS)
     assert [len(run.tokens) for run in together.runs] == [TOKENS] * 2
     assert together.runs[0].forwards == len(together.runs[0].arrivals) == TOKENS

@@ -96,7 +96,9 @@ def test_the_end(pair: Pair) -> None:
     assert kinds(pair, told(a_job(), tokens[:30], FinishReason.CANCELLED)) == [Kind.END]
     assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.CANCELLED)) == []
     assert kinds(pair, told(a_job(manner=Manner.LEAVE), tokens[:30], None)) == []
-    assert kinds(pair, told(a_job(manner=Manner.LEAVE), tokens[:30], FinishReason.DEADLINE)) == []
+    late = told(a_job(manner=Manner.LEAVE), tokens[:30], FinishReason.DEADLINE)
+    assert kinds(pair, late) == [Kind.END]
+    assert kinds(pair, replace(late, orphan=True)) == []
     assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.DEADLINE)) == [Kind.END]
     stop = " ".join(map(str, tokens[10:12]))
     stopped = told(a_job(stop=(stop,)), tokens[:12], FinishReason.STOP_STRING, text[: text.index(stop)])
