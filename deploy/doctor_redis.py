@@ -12,7 +12,7 @@ from deploy.options import StackError
 from deploy.redis_server import find_redis
 from orchestrator.store import StoreUnavailable, open_store
 from orchestrator.store.opening import MEMORY, without_password
-from orchestrator.store.urls import lines_of
+from specwire.redis.urls import lines_of
 
 LIMIT_S = 5.0
 OLDEST = (6, 2)

@@ -103,7 +103,7 @@ class OrchestratorOptions:
     start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
-    redis_url: of the session log; see `orchestrator.store.urls`.
+    redis_url: of the session log; see `specwire.redis.urls`.
     durability: what the log must survive, by name (`orchestrator.store.durability`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.store.base import StoreUnavailable, UnfitStore
 from orchestrator.store.lanes import Lane, Reply, Script, no_answer
-from orchestrator.store.lines import Argument, Lines, Node
+from specwire.redis.lines import Argument, Lines, Node
 
 
 class Batcher:

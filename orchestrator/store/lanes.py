@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import AskError, ClusterError, NoScriptError, RedisError, ResponseError
 
 from orchestrator.store.base import StoreUnavailable
-from orchestrator.store.lines import Argument, Command, Lines, Node
+from specwire.redis.lines import Argument, Command, Lines, Node
 
 Reply = list[object]
 

@@ -6,14 +6,14 @@ from orchestrator.store.base import SessionStore, StoreUnavailable, UnfitStore
 from orchestrator.store.durability import durability_of
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
-from orchestrator.store.urls import MEMORY, InvalidUrl, lines_of, without_password
 from specwire.core.sampling import InvalidParameter
+from specwire.redis.urls import MEMORY, InvalidUrl, lines_of, without_password
 
 __all__ = ["MEMORY", "open_store", "without_password"]
 
 
 async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = "") -> SessionStore:
-    """The log at `url` (see `orchestrator.store.urls`); "memory:" or None keeps it in this process.
+    """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process.
 
     durability: a level's name (see `orchestrator.store.durability`); "" takes the plain one of where the log is.
 

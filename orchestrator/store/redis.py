@@ -27,10 +27,10 @@ from orchestrator.store.batcher import Batcher
 from orchestrator.store.durability import Durability, Level, unmet_settings
 from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
 from orchestrator.store.lanes import Reply, Script
-from orchestrator.store.lines import Argument, Lines, Node
 from orchestrator.store.scripts import Answer, request_key, session_keys
 from orchestrator.store.snapshot import stored_session
 from specwire.core.limits import FinishReason
+from specwire.redis.lines import Argument, Lines, Node
 
 PLAIN = Durability(Level.REDIS)
 

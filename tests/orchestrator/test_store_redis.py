@@ -19,12 +19,12 @@ from orchestrator.store import (
     open_store,
 )
 from orchestrator.store.lanes import MOST_AT_ONCE
-from orchestrator.store.lines import Command, Node
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
+from specwire.redis.lines import Command, Node
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_store import record_of
 

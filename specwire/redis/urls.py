@@ -22,7 +22,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from orchestrator.store.lines import ClusterLines, Lines, SingleLine
+from specwire.redis.lines import ClusterLines, Lines, SingleLine
 
 FIELD = "redis-url"
 MEMORY = "memory:"
@@ -37,7 +37,7 @@ class InvalidUrl(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Url:
-    """hosts, path and query are as written; `shown` is the whole without what is secret."""
+    """hosts, path and query are as written; `shown` is the whole without what is secret. field: of errors."""
 
     scheme: str
     credentials: str
@@ -45,16 +45,18 @@ class _Url:
     path: str
     query: str
     shown: str
+    field: str
 
     @classmethod
-    def split(cls, url: str) -> _Url:
+    def split(cls, url: str, field: str) -> _Url:
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
-            raise InvalidUrl(f"{FIELD}: {without_password(url)!r} begins with none of {', '.join(SCHEMES)} or {MEMORY}")
+            also = f" or {MEMORY}" if field == FIELD else ""
+            raise InvalidUrl(f"{field}: {without_password(url)!r} begins with none of {', '.join(SCHEMES)}{also}")
         place, _, query = rest.partition("?")
         credentials, at, address = place.rpartition("@")
         hosts, _, path = address.partition("/")
-        parts = cls(scheme, credentials + at, hosts, path, query, without_password(url))
+        parts = cls(scheme, credentials + at, hosts, path, query, without_password(url), field)
         if any(special in credentials for special in "/@#[]") or "@" in query:
             parts.wrong("password", "percent-encode what is neither a letter nor a digit")
         return parts
@@ -68,7 +70,7 @@ class _Url:
         return self.scheme.partition("+")[2]
 
     def wrong(self, part: str, why: str) -> NoReturn:
-        raise InvalidUrl(f"{FIELD}: {part}: {why}: {self.shown}")
+        raise InvalidUrl(f"{self.field}: {part}: {why}: {self.shown}")
 
     def addresses(self, default_port: int) -> list[tuple[str, int]]:
         """Of all hosts; raises InvalidUrl."""
@@ -104,12 +106,12 @@ class _Url:
         return options
 
 
-def lines_of(url: str, timeout_s: float) -> Lines:
+def lines_of(url: str, timeout_s: float, field: str = FIELD) -> Lines:
     """Clients that answer in bytes and do not retry: only the caller knows what an unknown outcome means for it.
 
-    Nothing is connected yet. Raises InvalidUrl.
+    field: the option that the URL came in, for errors. Nothing is connected yet. Raises InvalidUrl.
     """
-    parts = _Url.split(url)
+    parts = _Url.split(url, field)
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     try:
         match parts.kind:

@@ -1,0 +1,1 @@
+"""How processes reach Redis: URLs, one server, Sentinels, clusters."""

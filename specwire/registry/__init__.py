@@ -1,0 +1,1 @@
+"""Who is there: services say so in Redis, and orchestrators read it."""
