@@ -72,6 +72,8 @@ def _root(file: str) -> yaml.Node | None:
         raise SettingInvalid(f"config: {file}{line}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:  # such as a control character
         raise SettingInvalid(f"config: {file}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise SettingInvalid(f"config: {file} is nested too deeply") from None
     return root
 
 

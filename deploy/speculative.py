@@ -73,6 +73,8 @@ def _fields(text: str) -> dict[str, Any]:
         fields = json.loads(text)
     except ValueError as error:
         raise InvalidParameter(FIELD, f"must be a JSON object, not {text!r}: {error}") from None
+    except RecursionError:
+        raise InvalidParameter(FIELD, "is nested too deeply") from None
     if not isinstance(fields, dict):
         raise InvalidParameter(FIELD, f"must be a JSON object, not {text!r}")
     for name in fields:

@@ -50,7 +50,7 @@ WILD = st.sampled_from([0, 0, 1, 2, 12])
 
 @st.composite
 def messages(draw: st.DrawFn, kind: type[M], pools: Pools, wild: int | None = None) -> M:
-    """A message of this kind. `pools` has plausible values by field name."""
+    """A message of this kind. `pools` has plausible values by field name, and plausible messages by their kind's."""
     wildness = draw(WILD) if wild is None else wild
     message = kind()
     for field in kind.DESCRIPTOR.fields:
@@ -60,7 +60,7 @@ def messages(draw: st.DrawFn, kind: type[M], pools: Pools, wild: int | None = No
         choice = field.containing_oneof  # an optional field is a choice of one
         if choice is not None and draw(st.integers(0, 3)) < len(choice.fields) - 1:
             continue
-        _fill(draw, message, field, None if odd else pools.get(_pool(kind, field.name)), pools, wildness)
+        _fill(draw, message, field, {} if odd else pools, pools, wildness)
     return message
 
 
@@ -70,9 +70,11 @@ def _pool(kind: type[Message], field: str) -> str:
     return f"{kind.DESCRIPTOR.name}.{field}" if entry else field
 
 
-def _fill(draw: st.DrawFn, message: Message, field: Any, plausible: Values | None, pools: Pools, wild: int) -> None:
+def _fill(draw: st.DrawFn, message: Message, field: Any, own: Pools, pools: Pools, wild: int) -> None:
+    """own: where this field's value is looked for; what is found nowhere is of any kind."""
     if field.message_type is not None:
-        part = messages(GetMessageClass(field.message_type), pools, wild)
+        anything = messages(GetMessageClass(field.message_type), pools, wild)
+        part = own.get(field.message_type.name, anything)
         if field.message_type.GetOptions().map_entry:
             getattr(message, field.name).update(draw(st.lists(part.map(_pair), max_size=MOST_PARTS)))
         elif field.is_repeated:
@@ -80,6 +82,7 @@ def _fill(draw: st.DrawFn, message: Message, field: Any, plausible: Values | Non
         else:
             getattr(message, field.name).CopyFrom(draw(part))
         return
+    plausible = own.get(_pool(type(message), field.name))
     values = of_type(field) if plausible is None else plausible
     if plausible is None and field.is_repeated:
         values = st.lists(values, max_size=MOST_PARTS)

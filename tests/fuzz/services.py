@@ -23,6 +23,8 @@ from tests.faults.streams import PROMPT, plain
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
 DRAFT = "scripted:7:vocab=64:agree=0.7"
 LIMIT_S = 30.0
+# What messages say, and no more.
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 T = TypeVar("T")
 
 # What no caller may bring about: our own failure, or that nothing happens at all.
@@ -45,13 +47,18 @@ class Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.seen.append(self.format(record))
 
+    def take(self) -> list[str]:
+        """What was logged since this was called last."""
+        seen, self.seen = self.seen, []
+        return seen
+
 
 class Services:
     """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses."""
 
     def __init__(self) -> None:
         self.failures = Failures()
-        self.verifier = self.drafter = self.orchestrator = ""
+        self.verifier = self.drafter = self.orchestrator = self.http = ""
         self.fingerprint = ""
         self.sessions: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -75,10 +82,18 @@ class Services:
         self._own(verifier.stop)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, context=CONTEXT))
         self._own(drafter.stop)
-        known = OrchestratorOptions((verifier.address,), (drafter.address,), redis_url, accept_drafters=True)
+        known = OrchestratorOptions(
+            (verifier.address,),
+            (drafter.address,),
+            redis_url,
+            accept_drafters=True,
+            http="127.0.0.1:0",
+            chat_template=TEMPLATE,
+        )
         self._serving = serving = await orchestrator.server.start(known)
         self._own(serving.stop)
         self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
+        self.http = str(serving.http)
         self.fingerprint = verifier.info.vocabulary_fingerprint
 
     def _own(self, stop: Callable[[float], Awaitable[None]]) -> None:
@@ -101,7 +116,7 @@ class Services:
 
     def check(self) -> None:
         """They serve as ever: the next session's text is the target's, and nothing was logged as our own failure."""
-        assert self.failures.seen == []
+        assert self.failures.take() == []
         with Client(self.orchestrator) as client:
             done = client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=LIMIT_S)
         self.sessions = [done.session_id, *self.sessions[:1]]

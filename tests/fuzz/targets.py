@@ -19,21 +19,22 @@ from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verif
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Pools, Values, encoded, messages
 from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
+from tests.fuzz.talks import EPOCH, ODD_RULES, RULES, WARM, deciding, drafting, proposals, samplings, weights
 
 # Answers of an endless stream that are looked at before the call is left.
 DESCRIBED = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint")
 MOST_ANSWERS = 6
 LINGER_S = 0.01
 MOST_MESSAGES = 4
-DELETED = "DeleteSessionResponse"
+DELETED, INFO = "DeleteSessionResponse", "GetServerInfoResponse"
 
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=CONTEXT - 8)
 small = st.integers(0, 8)
 
 
 def pools(services: Services) -> Pools:
-    """Plausible values by field name."""
-    return {
+    """Plausible values by field name, plausible messages by their kind's name."""
+    known: dict[str, Values] = {
         "handle": st.integers(0, 3),
         "session_id": st.one_of(st.sampled_from(["a", "b", *services.sessions]), small.map(str)),
         "fence": st.one_of(small, st.integers(0, 1 << 40)),
@@ -49,7 +50,7 @@ def pools(services: Services) -> Pools:
         "top_p": st.sampled_from([1.0, 0.9]),
         "seed": small,
         "choice": small,
-        "rule": st.sampled_from(["", "", "", "greedy", "coupled"]),
+        "rule": st.sampled_from([*RULES[0.0], *RULES[WARM], "", "", "", *ODD_RULES]),
         "max_tokens": st.integers(1, 20),
         "min_tokens": st.sampled_from([0, 0, 1, 3]),
         "min_p": st.sampled_from([0.0, 0.1]),
@@ -60,6 +61,14 @@ def pools(services: Services) -> Pools:
         "LogitBiasEntry.value": st.sampled_from([-100.0, 1.5]),
         "logprobs": st.integers(0, 3),
         "logprobs_of": st.integers(0, 2),
+        "weights": st.lists(st.integers(1, 100), min_size=1, max_size=5),
+        "epoch": st.sampled_from([0, EPOCH, EPOCH + 1]),
+        "cache_scope": st.sampled_from([b"", b"a", b"b", b"x" * 64]),
+        "priority": st.sampled_from([0, 5, -100, 100]),
+        "prediction": tokens,
+        "prediction_text": st.sampled_from(["5 6 7", "1 1 1 1 1", "nothing of it", ""]),
+        "traceparent": st.sampled_from(["", f"00-{'1' * 32}-{'2' * 16}-01", "00-0-0-00"]),
+        "forgotten": st.lists(st.sampled_from(["a", "b"]), max_size=2),
         "n": st.integers(0, 3),
         "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
         "stop": st.lists(st.sampled_from(["5", "1 2", " "]), max_size=3),
@@ -86,6 +95,8 @@ def pools(services: Services) -> Pools:
         "parent": st.sampled_from(["", "", *services.sessions]),
         **{name: st.sampled_from(["x", "float32"]) for name in DESCRIBED},
     }
+    sampling = st.one_of(samplings(), messages(common_pb2.Sampling, known))
+    return known | {"DraftWeights": weights(), "Proposal": proposals(known), "Sampling": sampling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,8 @@ class Target:
             for code in self._codes(channel, data, seen):
                 assert code not in OURS, f"{self.name} answered {code.name} to {data!r}"
                 seen[code.name] += 1
-        assert services.failures.seen == [], f"{self.name}: {data!r}"
+        logged = services.failures.take()
+        assert not logged, f"{self.name}: {data!r}: {logged}"
         return seen
 
     def _codes(self, channel: grpc.Channel, data: list[bytes], seen: Counter[str]) -> Iterator[grpc.StatusCode]:
@@ -147,10 +159,26 @@ def targets(services: Services) -> list[Target]:
         make("orchestrator", "GenerationService", "Watch", generation_pb2.WatchRequest, "WatchResponse"),
         make("orchestrator", "GenerationService", "GetSession", generation_pb2.GetSessionRequest, "GetSessionResponse"),
         make("orchestrator", "GenerationService", "Cancel", generation_pb2.CancelRequest, "CancelResponse"),
-        make("verifier", "VerifyService", "Connect", verify_pb2.ConnectVerifyRequest, "ConnectVerifyResponse", True),
+        make(
+            "verifier",
+            "VerifyService",
+            "Connect",
+            verify_pb2.ConnectVerifyRequest,
+            "ConnectVerifyResponse",
+            True,
+            deciding(known),
+        ),
         make("verifier", "VerifyService", "Score", verify_pb2.ScoreRequest, "ScoreResponse"),
         make("verifier", "VerifyService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
-        make("drafter", "DraftService", "Connect", draft_pb2.ConnectDraftRequest, "ConnectDraftResponse", True),
+        make(
+            "drafter",
+            "DraftService",
+            "Connect",
+            draft_pb2.ConnectDraftRequest,
+            "ConnectDraftResponse",
+            True,
+            drafting(known),
+        ),
         make("drafter", "DraftService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
         Target(
             "DraftHubService.Join",
@@ -162,6 +190,7 @@ def targets(services: Services) -> list[Target]:
         ),
         make("orchestrator", "StatusService", "GetStatus", status_pb2.GetStatusRequest, "GetStatusResponse"),
         make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
+        make("orchestrator", "GenerationService", "GetServerInfo", generation_pb2.GetServerInfoRequest, INFO),
     ]
 
 
@@ -177,10 +206,13 @@ def _target(
     kind: type[Message],
     answer: str,
     streams: bool = False,
+    begins: Values | None = None,
 ) -> Target:
+    """begins: what a stream may begin with that is more than plausible."""
     reply: type[Message] = next(getattr(module, answer) for module in MODULES if hasattr(module, answer))
     each = encoded(kind, known)
     data = st.lists(each, min_size=1, max_size=MOST_MESSAGES) if streams else st.tuples(each).map(list)
+    data = data if begins is None else st.one_of(data, begins)
     return Target(
         f"{service}.{method}", getattr(services, at), f"/specwire.v1.{service}/{method}", data, reply, streams
     )

@@ -25,6 +25,7 @@ NAMES = [
     "DraftHubService.Join",
     "StatusService.GetStatus",
     "GenerationService.DeleteSession",
+    "GenerationService.GetServerInfo",
 ]
 
 

@@ -43,8 +43,9 @@ FIELDS = (
 META, TOKENS, OUTCOMES, REQUEST = "meta", "tokens", "outcomes", "request"
 
 numbers = st.one_of(st.integers(-3, 1 << 70), st.sampled_from(["nan", "inf", "1e400", "0x10", " 1", ""])).map(str)
+rules = st.sampled_from(["rejection", "block", "threshold(0.3)", "typical(9,9)", "threshold(", "typical(nan,1)"])
 junk = st.one_of(st.binary(max_size=16), numbers.map(str.encode))
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=4))
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=4), rules)
 parts = st.one_of(scalars, st.lists(scalars, max_size=2), st.dictionaries(st.text(max_size=3), scalars, max_size=2))
 
 
@@ -130,6 +131,7 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
         "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S, logprobs=told),
         "create": lambda: store.create(record(), TTL_S),
         "cancel": lambda: store.cancel("s"),
+        "delete": lambda: store.delete("s"),
         "bind": lambda: store.bind_request("ada", "r", "s", TTL_S),
     }
 

@@ -1,0 +1,130 @@
+"""What an operator may write: the config file, the environment, `--speculative-config`. Each gets one clear error."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+import deploy.edge
+import orchestrator.cli
+from deploy.commands import CONFIGURABLE
+from deploy.config_file import SettingInvalid
+from deploy.options import stack_options
+from deploy.settings import Options
+from deploy.speculative import ELSEWHERE, KNOWN, speculative_of
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import model_options
+from tests.fuzz.messages import Values
+from tests.fuzz.requests import ODD, ODD_ONE, junk
+
+Build = Callable[[argparse.Namespace], object]
+
+# What each command makes of its options before it starts anything, and what it catches meanwhile.
+BUILDERS: dict[str, tuple[Build, type[ValueError]]] = {
+    "up": (stack_options, InvalidParameter),
+    "draft": (model_options, InvalidParameter),
+    "verify": (model_options, InvalidParameter),
+    "edge": (deploy.edge.options_of, ValueError),
+    "orchestrate": (orchestrator.cli.options_of, ValueError),
+}
+SCALARS = [
+    *("127.0.0.1:0", "0.0.0.0:1", "[::1]:65535", "localhost:99999", "::", "1", "0", "-1", "1e9", "nan", "inf", "0x10"),
+    *("true", "no", "auto", "off", "memory:", "redis://x", "rediss://u:p@h:1/9", "unix://", "8G", "-3M", "lockstep:4"),
+    *("stream:1,2,3", "float32", "int8", "openvino", "/dev/null", "/proc/self/mem", "x" * 5000, "", "é", "{}", "[1]"),
+]
+FITTING: list[dict[str, object]] = [
+    *({}, {"method": "ngram"}, {"model": "m"}, {"num_assistant_tokens": 4}, {"assistant_confidence_threshold": 0}),
+]
+DAMAGED = [
+    *("up: &a [*a]", "? [a]\n: b", "up: !!python/object/apply:os.system [ls]", "\t", "---\n---\n", "up:\n\tx: 1", "{"),
+    *("[" * 3000, "a: " * 3000, "up: {<<: 1}", "%YAML 9.9\n---\n", "\ufeffup:", "up:\n  listen: *x", "'", "!", "- -"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A command's config file and environment."""
+
+    command: str
+    file: bytes
+    environment: dict[str, str]
+
+
+def options_of(command: str) -> tuple[argparse.ArgumentParser, Options]:
+    parser = argparse.ArgumentParser(prog=command)
+    CONFIGURABLE[command].load().add_arguments(parser)
+    return parser, Options(command, parser)
+
+
+NAMES = {command: sorted(options_of(command)[1]._actions) for command in CONFIGURABLE}
+scalars: Values = st.one_of(st.sampled_from(SCALARS), st.text(max_size=8).filter(lambda text: "\0" not in text))
+
+
+@st.composite
+def written(draw: st.DrawFn) -> Written:
+    command = draw(st.sampled_from(sorted(NAMES)))
+    name = st.sampled_from([*NAMES[command] * 4, "lisen", "config", "0"])
+    value: Values = st.one_of(scalars, scalars, scalars, st.lists(scalars, max_size=3), junk)
+    lines = [f"  {draw(name)}: {json.dumps(draw(value))}" for _ in range(draw(st.integers(0, 4)))]
+    file = "\n".join([f"{command}:", *lines]).encode()
+    if draw(ODD) == ODD_ONE:
+        file = draw(st.one_of(st.sampled_from(DAMAGED).map(str.encode), st.binary(max_size=30)))
+    given = draw(st.dictionaries(st.sampled_from(NAMES[command]), scalars, max_size=3))
+    return Written(command, file, {f"SPECWIRE_{name.replace('-', '_').upper()}": text for name, text in given.items()})
+
+
+def read(case: Written) -> Counter[str]:
+    """Make options of it as the command does; how that ended. Whatever no command catches gets out."""
+    parser, options = options_of(case.command)
+    build, caught = BUILDERS[case.command]
+    words = ["m"] if case.command in ("draft", "verify") else []
+    with tempfile.NamedTemporaryFile() as file, contextlib.redirect_stderr(io.StringIO()):
+        Path(file.name).write_bytes(case.file)
+        try:
+            args = parser.parse_args([*words, "--config", file.name])
+            options.complete(args, case.environment)
+            build(args)
+        except SettingInvalid as error:
+            return _said(error)
+        except caught as error:
+            return _said(error)
+        except SystemExit as end:
+            return Counter({f"EXIT {end.code}": 1})
+    return Counter({"OK": 1})
+
+
+def _said(error: ValueError) -> Counter[str]:
+    assert str(error), "an error that says nothing"
+    return Counter({type(error).__name__.upper(): 1})
+
+
+@st.composite
+def speculative(draw: st.DrawFn) -> str:
+    """--speculative-config: mostly an object with known names."""
+    name = st.sampled_from([*KNOWN, *KNOWN, *KNOWN, *ELSEWHERE, "other"])
+    fits = st.sampled_from(FITTING).map(dict)
+    value = st.one_of(st.sampled_from(["ngram", "draft_model", "m", 0, 1, 4, 0.4, 1 << 70]), junk)
+    text = json.dumps(draw(fits) | draw(st.dictionaries(name, value, max_size=2)))
+    way = draw(ODD)
+    if way == ODD_ONE:
+        return draw(
+            st.one_of(st.text(max_size=12), st.sampled_from(["[" * 100_000, "1" * 5000, "NaN", '{"model": NaN}']))
+        )
+    return text[: len(text) // 2] if way == ODD_ONE + 1 else text
+
+
+def say(text: str) -> Counter[str]:
+    try:
+        speculative_of(text)
+    except InvalidParameter as error:
+        return _said(error)
+    return Counter({"OK": 1})

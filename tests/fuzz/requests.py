@@ -1,0 +1,208 @@
+"""HTTP requests of any kind, byte by byte: mostly ones that a client could send, some that are no HTTP at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.faults.streams import PROMPT
+from tests.fuzz.messages import Values
+from tests.fuzz.talks import ODD_RULES, RULES, WARM
+
+Json = dict[str, Any]
+
+numbers = st.one_of(
+    st.integers(-2, 9), st.integers(-(1 << 70), 1 << 70), st.floats(allow_nan=False, allow_infinity=False)
+)
+texts = st.one_of(st.text(max_size=8), st.sampled_from(["", "5 6", "\ud800", "\0", "é" * 3000, "../x"]))
+junk: Values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
+ids = st.lists(st.integers(0, 70), min_size=1, max_size=12)
+places = st.sampled_from(["3-0000000000000000", f"{len(PROMPT)}-738f1a9a24f28c68", "9999999999-ffffffffffffffff", "x"])
+
+# Values that a field may have. Everything else is tried beside them.
+SAMPLING: dict[str, Values] = {
+    "temperature": st.sampled_from([0, 0.9, 1.0]),
+    "top_p": st.sampled_from([1, 0.9]),
+    "top_k": st.integers(-1, 8),
+    "min_p": st.sampled_from([0, 0.1]),
+    "seed": st.integers(-3, 8),
+    "presence_penalty": st.sampled_from([0, 0.5]),
+    "frequency_penalty": st.sampled_from([0, -0.5]),
+    "repetition_penalty": st.sampled_from([1, 1.2]),
+    "logit_bias": st.dictionaries(st.sampled_from(["0", "5", "63", "64", "-1", "x"]), numbers, max_size=3),
+    "rule": st.sampled_from([*RULES[0.0], *RULES[WARM], *ODD_RULES]),
+    "logprobs_of": st.sampled_from(["model", "processed"]),
+    "min_tokens": st.integers(0, 3),
+    "ignore_eos": st.booleans(),
+    "stop_token_ids": st.lists(st.integers(0, 64), max_size=3),
+    "stop": st.one_of(st.sampled_from(["5", " "]), st.lists(st.sampled_from(["5", "1 2", ""]), max_size=5)),
+}
+REQUEST: dict[str, Values] = {
+    "n": st.integers(0, 3),
+    "stream": st.booleans(),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "other": junk}),
+    "drafting": st.sampled_from(["auto", "off", "drafters", "ngram"]),
+    "request_id": st.sampled_from(["", "h1", "h2", "x" * 129]),
+    "parent": st.sampled_from(["", "nobody's"]),
+    "priority": st.sampled_from([0, 5, -100, 100, 101]),
+    "details": st.booleans(),
+    "provisional": st.booleans(),
+    "timeout": st.sampled_from([0.001, 5, 0, -1, 1e9]),
+    "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": texts}),
+    "user": texts,
+    "metadata": st.dictionaries(texts, texts, max_size=2),
+    "model": st.sampled_from(["scripted:7:vocab=64", "scripted:7", "gpt-4"]),
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "regex"}]),
+    "tools": st.sampled_from([[], [{"type": "function", "function": {"name": "f"}}]]),
+}
+COMPLETION: dict[str, Values] = {
+    "logprobs": st.integers(0, 21),
+    "echo": st.booleans(),
+    "best_of": st.integers(0, 3),
+    "suffix": st.sampled_from(["", "x"]),
+}
+spoken = st.sampled_from(["5 6", "7", "1 2 3", [{"type": "text", "text": "5"}], "\ud800", "", [{"type": "image_url"}]])
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "user", "system", "assistant", "developer", ""]), "content": spoken},
+        optional={"name": texts},
+    ),
+    min_size=1,
+    max_size=3,
+)
+CHAT: dict[str, Values] = {
+    "logprobs": st.booleans(),
+    "top_logprobs": st.integers(0, 21),
+    "max_completion_tokens": st.integers(0, 9),
+    "add_generation_prompt": st.booleans(),
+    "chat_template_kwargs": st.dictionaries(texts, junk, max_size=2),
+    "modalities": st.sampled_from([["text"], ["audio"]]),
+}
+prompts = st.one_of(
+    st.sampled_from([list(PROMPT), "5 6 7", [list(PROMPT), [5]], ["5", "6 7"]]),
+    ids,
+    texts,
+    st.lists(st.one_of(ids, texts), max_size=3),
+)
+asked = st.sampled_from([1, 3, 12, 30])
+COMPLETE = {"prompt": prompts, "max_tokens": asked}, {**SAMPLING, **REQUEST, **COMPLETION}
+# By path: the fields of a body that belongs there, and those that it may have beside them.
+POSTED: Mapping[str, tuple[Mapping[str, Values], Mapping[str, Values]]] = {
+    "/v1/completions": COMPLETE,
+    "/v1/chat/completions": ({"messages": messages, "max_tokens": asked}, {**SAMPLING, **REQUEST, **CHAT}),
+    "/tokenize": (
+        {"prompt": texts},
+        {"messages": messages, "return_token_strs": st.booleans(), "add_special_tokens": st.booleans()},
+    ),
+    "/detokenize": ({"tokens": ids}, {"model": texts}),
+    "/console/generate": COMPLETE,
+}
+GOT = (
+    *("/", "/v1/models", "/v1/models/scripted:7:vocab=64", "/v1/models/%00", "/console/status", "/metrics", "/health"),
+    *("/ready", "/version", "/console/none", "/v1", "/%2e%2e/etc/passwd", "*", "/v1/models?x=%zz"),
+)
+MOST_BESIDE = 4
+# One of twelve has something wrong with its HTTP. Smaller numbers than this one are what hypothesis prefers.
+ODD, ODD_ONE = st.sampled_from(range(12)), 7
+
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "X-Specwire-Request-Id": st.sampled_from(["h1", "h3", "", "x" * 200]),
+        "Last-Event-ID": places,
+        "Authorization": st.sampled_from(["Bearer x", "Bearer", "Basic eDp5", ""]),
+        "traceparent": st.sampled_from([f"00-{'1' * 32}-{'2' * 16}-01", "00"]),
+        "Sec-Fetch-Site": st.sampled_from(["same-origin", "none", "none", "none", "cross-site"]),
+        "Content-Type": st.sampled_from(["application/json", "text/plain", "multipart/form-data"]),
+        "Expect": st.just("100-continue"),
+        "Upgrade": st.sampled_from(["websocket", "h2c"]),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """What is sent. whole: it is one request of HTTP/1.1 which must be answered; of others nothing is expected."""
+
+    data: bytes
+    whole: bool
+
+
+@st.composite
+def _bodies(draw: st.DrawFn, needed: Mapping[str, Values], beside: Mapping[str, Values]) -> bytes:
+    """JSON that fits, three times of four; else with a field or two that are something else, or no JSON at all."""
+    names = draw(st.lists(st.sampled_from(sorted(beside)), max_size=MOST_BESIDE, unique=True))
+    body = {name: draw(strategy) for name, strategy in needed.items()} | {name: draw(beside[name]) for name in names}
+    way = draw(st.sampled_from(range(16)))
+    if way in (5, 6, 7):
+        known = sorted({*needed, *beside, "other"})
+        body |= draw(st.dictionaries(st.sampled_from(known), junk, min_size=1, max_size=2))
+    data = json.dumps(body).encode()
+    if way == 8:
+        at = draw(st.integers(0, len(data)))
+        return data[:at] + draw(st.binary(max_size=4)) + data[at + draw(st.integers(0, 3)) :]
+    if way == 9:
+        return draw(st.sampled_from([b"", b"null", b"[]", b"[" * 100_000, b"{" * 9, b'{"a":1e999}', b"1" * 5000]))
+    return data
+
+
+@st.composite
+def _requests(draw: st.DrawFn, method: str, paths: Values, body: Values) -> Raw:
+    """One time of eight something is wrong with the HTTP itself."""
+    data, headers = draw(body), draw(HEADERS)
+    path = draw(paths)
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if draw(ODD) != ODD_ONE:
+        framed = lines if method == "GET" else [*lines, f"Content-Length: {len(data)}"]
+        return Raw(_written(framed) + (b"" if method == "GET" else data), whole=True)
+    return Raw(draw(st.sampled_from(_damaged(lines, data))), whole=False)
+
+
+def _written(lines: list[str]) -> bytes:
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _damaged(lines: list[str], body: bytes) -> list[bytes]:
+    size = f"Content-Length: {len(body)}"
+    chunked = "Transfer-Encoding: chunked"
+    whole = _written([*lines, size]) + body
+    return [
+        whole[: len(whole) // 2],  # and then nothing
+        _written([*lines, f"Content-Length: {len(body) + 9}"]) + body,
+        _written([*lines, "Content-Length: -1"]) + body,
+        _written([*lines, size, "Content-Length: 1"]) + body,
+        _written([*lines, size, chunked]) + body,
+        _written([*lines, chunked]) + b'5\r\n{"pro\r\nzz\r\n' + body,
+        _written([*lines, chunked]) + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n",
+        _written([*lines, "X: " + "x" * 20_000]),
+        _written([*lines, "no colon"]),
+        _written([lines[0].replace("HTTP/1.1", "HTTP/9.9"), *lines[1:]]),
+        _written([lines[0] + " more", *lines[1:]]),
+        _written(["\x00\x16\x03\x01", *lines[1:]]),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        whole + whole,
+    ]
+
+
+def endpoints() -> dict[str, Values]:
+    """By name, what is sent to each."""
+    posted = {
+        f"POST {path}": _requests("POST", st.just(path), _bodies(needed, beside))
+        for path, (needed, beside) in POSTED.items()
+    }
+    others = st.sampled_from(["HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "GET", "BREW"])
+    anywhere = st.sampled_from([*POSTED, *GOT])
+    return {
+        **posted,
+        "GET": _requests("GET", st.sampled_from(GOT), st.just(b"")),
+        "other methods": others.flatmap(lambda method: _requests(method, anywhere, st.binary(max_size=20))),
+    }

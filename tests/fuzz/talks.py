@@ -1,0 +1,120 @@
+"""What peers say to each other that begins well: sessions that are taken in, guesses that fit, under every rule.
+
+Messages of which every field is chosen by itself seldom get so far. What comes behind the good beginning is anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from specwire.core.text import hash_of
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from tests.faults.streams import PROMPT
+from tests.fuzz.messages import Pools, encoded, messages
+from tests.fuzz.services import CONTEXT, VOCABULARY
+
+HANDLE, EPOCH = 1, 7
+WARM = 0.9
+# By temperature: those that a session may have there.
+RULES = {
+    0.0: ["", "greedy", "threshold(0.3)", "typical(0.09,0.3)"],
+    WARM: ["", "coupled", "rejection", "block", "threshold(0.3)", "typical(0.09,0.3)"],
+}
+WEIGHED = ("rejection", "block")
+ODD_RULES = ["threshold", "threshold(2)", "threshold(nan)", "typical(0.1)", "typical(1e-9,9e99)", "block()", "\0"]
+MOST_MESSAGES = 4
+
+tokens = st.integers(0, VOCABULARY - 1)
+chains = st.lists(tokens, min_size=1, max_size=16)
+
+
+@st.composite
+def weights(draw: st.DrawFn, token: int | None = None) -> common_pb2.DraftWeights:
+    """What a token may have been drawn from; `token` is among the ids."""
+    ids = draw(st.lists(tokens, min_size=1, max_size=5, unique=True))
+    if token is not None and token not in ids:
+        ids[0] = token
+    sizes = st.one_of(st.integers(1, 100), st.sampled_from([1, 1 << 20, (1 << 31) - 200]))
+    return common_pb2.DraftWeights(ids=ids, weights=[draw(sizes) for _ in ids])
+
+
+@st.composite
+def proposals(draw: st.DrawFn, pools: Pools) -> common_pb2.Proposal:
+    """Three of four have weights that fit their tokens."""
+    proposal = draw(messages(common_pb2.Proposal, pools))
+    if draw(st.integers(0, 3)):
+        del proposal.weights[:]
+        proposal.weights.extend(draw(weights(token)) for token in proposal.tokens)
+    return proposal
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> common_pb2.Sampling:
+    temperature = draw(st.sampled_from(sorted(RULES)))
+    rule = draw(st.sampled_from(RULES[temperature]))
+    return common_pb2.Sampling(
+        temperature=temperature, rule=rule, seed=draw(st.integers(0, 8)), logprobs=draw(st.sampled_from([None, 0, 3]))
+    )
+
+
+@st.composite
+def first_chains(draw: st.DrawFn, sampling: common_pb2.Sampling) -> common_pb2.Proposal:
+    """A chain right behind the prompt."""
+    chain = draw(chains)
+    return common_pb2.Proposal(
+        handle=HANDLE,
+        source=draw(st.integers(1, 3)),
+        chain=draw(st.integers(1, 3)),
+        base=len(PROMPT),
+        tokens=chain,
+        prefix_hash=hash_of(PROMPT),
+        weights=[draw(weights(token)) for token in chain] if sampling.rule in WEIGHED else [],
+        epoch=EPOCH,
+    )
+
+
+@st.composite
+def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
+    """To a verifier: a session, with chains that fit it, then anything."""
+    sampling = draw(samplings())
+    opened = verify_pb2.Open(
+        handle=HANDLE,
+        session_id=str(draw(st.integers(0, 1 << 60))),
+        tokens=PROMPT,
+        prompt_length=len(PROMPT),
+        sampling=sampling,
+        stopping=common_pb2.Stopping(max_tokens=draw(st.integers(1, 20)), ignore_eos=True),
+        progress=verify_pb2.Progress(durable=len(PROMPT), credit=draw(st.integers(4, CONTEXT)), due=draw(tokens)),
+        vocabulary_fingerprint=draw(pools["vocabulary_fingerprint"]),
+        epoch=EPOCH,
+        cache_scope=draw(pools["cache_scope"]),
+        prediction=draw(chains),
+        priority=draw(pools["priority"]),
+    )
+    chain = [draw(first_chains(sampling)) for _ in range(draw(st.integers(1, 3)))]
+    said = verify_pb2.ConnectVerifyRequest(opens=[opened], proposals=chain)
+    return [said.SerializeToString(), *draw(_anything(verify_pb2.ConnectVerifyRequest, pools))]
+
+
+@st.composite
+def drafting(draw: st.DrawFn, pools: Pools) -> list[bytes]:
+    """To a drafter: a session, an advance that fits it, then anything."""
+    pace = draft_pb2.Pace(chunk=draw(st.integers(1, 8)), run_ahead=draw(st.integers(0, 16)))
+    opened = draft_pb2.OpenDraft(
+        handle=HANDLE,
+        tokens=PROMPT,
+        sampling=draw(samplings()),
+        vocabulary_fingerprint=draw(pools["vocabulary_fingerprint"]),
+        pace=pace,
+        epoch=EPOCH,
+        prompt_length=len(PROMPT),
+    )
+    advance = draft_pb2.Advance(handle=HANDLE, position=len(PROMPT), tokens=draw(chains), pace=pace, epoch=EPOCH)
+    said = draft_pb2.ConnectDraftRequest(opens=[opened], advances=[advance])
+    return [said.SerializeToString(), *draw(_anything(draft_pb2.ConnectDraftRequest, pools))]
+
+
+def _anything(kind: Any, pools: Pools) -> st.SearchStrategy[list[bytes]]:
+    return st.lists(encoded(kind, pools), max_size=MOST_MESSAGES - 1)

@@ -1,0 +1,22 @@
+"""Whatever stands in a config file, the environment or --speculative-config: options, or one sentence why not."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.fuzz.configs import Written, read, say, speculative, written
+
+EXAMPLES = 100
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+@given(written())
+def test_files_and_environments(case: Written) -> None:
+    read(case)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+@given(speculative())
+def test_speculative_configs(text: str) -> None:
+    say(text)
