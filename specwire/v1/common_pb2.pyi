@@ -176,7 +176,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class GetModelInfoResponse(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocabulary: int
@@ -224,7 +225,8 @@ class GetModelInfoResponse(_message.Message):
     special_tokens: _containers.ScalarMap[str, str]
     quantization: str
     deterministic: bool
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ...) -> None: ...
+    region: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

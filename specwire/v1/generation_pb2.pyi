@@ -30,7 +30,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens")
+    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_TEXT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: _common_pb2.Sampling
@@ -59,7 +60,8 @@ class GenerateRequest(_message.Message):
     priority: int
     prediction_text: str
     prediction_tokens: TokenIds
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "finished", "provisional", "choice")
@@ -296,11 +298,13 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("target", "drafters", "durability")
+    __slots__ = ("target", "drafters", "durability", "targets")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     target: _common_pb2.GetModelInfoResponse
     drafters: _containers.RepeatedCompositeFieldContainer[_common_pb2.GetModelInfoResponse]
     durability: str
-    def __init__(self, target: _Optional[_Union[_common_pb2.GetModelInfoResponse, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ..., durability: _Optional[str] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.GetModelInfoResponse]
+    def __init__(self, target: _Optional[_Union[_common_pb2.GetModelInfoResponse, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ..., durability: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ...) -> None: ...
