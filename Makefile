@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -103,6 +103,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	echo "lint: protocol"
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	$(BIN)/buf breaking --against proto/baseline.binpb || { echo "lint: proto/ breaks peers of the released version (CONTRIBUTING.md, Change the wire)" >&2; exit 1; }
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
@@ -120,6 +121,9 @@ screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 
 proto: $(STAMP) ## regenerate specwire/v1 from proto/
 	$(BIN)/python -m scripts.proto
+
+proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what make lint holds later changes against
+	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
 bench: $(STAMP) ## measure speed against the plain target and its peers
 	$(BIN)/python -m bench.run
