@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -34,6 +35,10 @@ CONNECT_TIMEOUT = 60.0
 STABLE = 5.0
 # After `cut`.
 QUARANTINE = 60.0
+# How often the round trip is measured while the link is up, and the least of how many counts: a line that becomes
+# longer is believed once all of them say so, one that becomes shorter at once.
+GAUGE_EVERY = 5.0
+GAUGED = 4
 
 
 class Listener(Protocol[Heard]):
@@ -74,7 +79,7 @@ class Link(Generic[Request, Response]):
         tls: how to encrypt; None speaks plaintext.
         token: shown to the peer.
 
-    `round_trip_us`: to the peer and back, as it was when the link came up; 0 before that.
+    `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
     `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
     mends itself.
 
@@ -92,7 +97,7 @@ class Link(Generic[Request, Response]):
         self.address = address
         self.trouble = f"{address} does not answer"
         self.distrusted = False
-        self.round_trip_us = 0.0
+        self._trips_us: deque[float] = deque(maxlen=GAUGED)
         self._tls = tls
         self._token = token
         self._connect = connect
@@ -105,6 +110,10 @@ class Link(Generic[Request, Response]):
     @property
     def up(self) -> bool:
         return self._outbox is not None
+
+    @property
+    def round_trip_us(self) -> float:
+        return min(self._trips_us, default=0.0)
 
     def send(self, part: Request) -> None:
         """Stage a part of this tick's message; void while the link is down, as on_down has said."""
@@ -142,16 +151,20 @@ class Link(Generic[Request, Response]):
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._ask(channel)  # also sets the connection up, so that the second time measures the line
-                    asked = time.monotonic_ns()
-                    info = await self._ask(channel)
-                    self.round_trip_us = (time.monotonic_ns() - asked) / 1000
+                    self._trips_us.clear()
+                    info = await self._gauged(channel)
                 call = self._connect(channel)
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await call.wait_for_connection()
             except (grpc.RpcError, TimeoutError) as error:
                 return False, self._why(error)
             self.distrusted = False
-            return True, await self._converse(call, info, listener)
+            gauging = asyncio.create_task(self._gauge(channel), name=f"gauge of {self.address}")
+            try:
+                return True, await self._converse(call, info, listener)
+            finally:
+                gauging.cancel()
+                await asyncio.gather(gauging, return_exceptions=True)
 
     def _why(self, error: Exception) -> str:
         """Why there is no connection; keeps `distrusted`."""
@@ -169,6 +182,22 @@ class Link(Generic[Request, Response]):
             info.tokenizer_json = known.tokenizer_json
         self._known = info
         return info
+
+    async def _gauged(self, channel: grpc.aio.Channel) -> Info:
+        asked = time.monotonic_ns()
+        info = await self._ask(channel)
+        self._trips_us.append((time.monotonic_ns() - asked) / 1000)
+        return info
+
+    async def _gauge(self, channel: grpc.aio.Channel) -> None:
+        """Measure the line again and again: an edge box moves, and how much credit it needs moves with it."""
+        while True:
+            await asyncio.sleep(GAUGE_EVERY)
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._gauged(channel)
+            except (grpc.RpcError, TimeoutError):
+                continue  # whether the link is alive is for its stream to say
 
     async def _converse(
         self,

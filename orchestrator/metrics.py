@@ -147,7 +147,7 @@ def _of_peers(pool: Pool) -> Iterable[Family]:
     ]
     yield Family("link_up", "gauge", "1 where the peer can be used.", [("", at, peer.up) for at, peer, _ in dialled])
     trips: list[tuple[str, Labels, float]] = [("", at, link.round_trip_us / 1e6) for at, _, link in dialled]
-    yield Family("link_round_trip_seconds", "gauge", "As it was when the link came up; 0 before.", trips)
+    yield Family("link_round_trip_seconds", "gauge", "The least of the latest measurements; 0 before the link was ever up.", trips)
     placed = [("", at, len(peer.subjects)) for at, peer, _ in dialled]
     yield Family("link_sessions", "gauge", "Sessions that are open there.", placed)
 

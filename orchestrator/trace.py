@@ -44,7 +44,7 @@ class Judged:
     Attributes:
         tested: draft tokens that it was about; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
         forward_us, waited_us, sessions, rows: of the verifier's step.
-        round_trip_us: to the verifier and back, as measured when its link came up.
+        round_trip_us: to the verifier and back, as last measured.
         plan: how the drafters draft by now, and why.
     """
 

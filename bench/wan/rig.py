@@ -69,8 +69,10 @@ class Rig:
     draft_link: Link | None
 
     def shape(self, rtt_ms: float) -> None:
+        """Delay what passes. Orchestrators have to connect anew, and so know at once how far their verifiers are."""
         for link in self.links:
             link.shape(rtt_ms)
+            link.cut(0.0)
 
 
 @contextmanager

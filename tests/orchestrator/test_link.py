@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 import verify_service.server
-from orchestrator.link import Link
+from orchestrator.link import GAUGED, Link
 from orchestrator.peers import DrafterLink, VerifierPeer
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
@@ -59,6 +59,32 @@ async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPat
     assert set(asked) == {first.tokenizer_hash}
     assert peer.info is not first
     assert peer.info.tokenizer_json == first.tokenizer_json != b""
+
+
+async def test_the_round_trip_is_measured_while_the_link_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that becomes longer is believed once all measurements say so, one that becomes shorter at once."""
+    monkeypatch.setattr("orchestrator.link.GAUGE_EVERY", 0.01)
+    async with stack(SLOW_TARGET) as running:
+        orchestrator = running.orchestrator.orchestrator
+        link = orchestrator.pool.verifiers[0].link
+        describe, near_us = link._describe, link.round_trip_us
+        measured = asyncio.Semaphore(0)
+
+        async def ask_from_afar(
+            channel: grpc.aio.Channel, request: common_pb2.GetModelInfoRequest
+        ) -> common_pb2.GetModelInfoResponse:
+            measured.release()
+            await asyncio.sleep(0.2)
+            return await describe(channel, request)
+
+        monkeypatch.setattr(link, "_describe", ask_from_afar)
+        async with asyncio.timeout(20):
+            for _ in range(GAUGED + 2):
+                await measured.acquire()
+            assert link.round_trip_us >= 200_000 > near_us
+            monkeypatch.setattr(link, "_describe", describe)
+            while link.round_trip_us >= 200_000:  # noqa: ASYNC110 # what is polled has nothing to wait on
+                await asyncio.sleep(0.01)
 
 
 class Deaf:
