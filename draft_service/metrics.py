@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from draft_service.sessions import Sessions
 from specwire.lm import LanguageModel
+from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
 
 
@@ -26,3 +27,9 @@ def families(sessions: Sessions, model: LanguageModel) -> Iterable[Family]:
     yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
     yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
     yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
+
+
+def load_of(sessions: Sessions, model: LanguageModel) -> Load:
+    """For the registry."""
+    running = len(sessions)
+    return Load(running, 0, max(0, model.slots - running))

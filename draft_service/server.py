@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 
 from draft_service.dialling import DiallingDrafter
@@ -13,6 +13,9 @@ from draft_service.drafter import Book, Drafter
 from draft_service.reception import ModelDrafter, Reception
 from draft_service.service import DraftServicer
 from specwire.core.sampling import InvalidParameter
+from specwire.registry.entry import Role
+from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
+from specwire.registry.registrar import Meter, Registrar
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
 from specwire.rpc.model_info import model_info_to_wire
@@ -52,13 +55,15 @@ class RunningDrafter:
         servicer: DraftServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
-        metrics: MetricsListener | None = None,
+        metrics: MetricsListener | None,
+        registrar: Registrar,
     ) -> None:
         self._drafter = drafter
         self._servicer = servicer
         self._server = server
         self.info = info
         self.metrics = metrics
+        self._registrar = registrar
 
     @property
     def address(self) -> str:
@@ -69,6 +74,7 @@ class RunningDrafter:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last words."""
+        await self._registrar.close()
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
         await self._drafter.stop()
@@ -76,15 +82,21 @@ class RunningDrafter:
             await self.metrics.stop()
 
 
-async def start(options: ModelServiceOptions) -> RunningDrafter:
+async def start(options: ModelServiceOptions, registration: RegistryOptions = NOWHERE) -> RunningDrafter:
     """Load the model, then listen.
 
+    Args:
+        registration: where the drafter says that it is there.
+
     Raises:
+        InvalidParameter: nobody could be told where it is.
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
-    registry = Registry()
-    drafter, reception = await load(options, registry)
+    registration.check_listen(options.listen)
+    registry, meter = Registry(), Meter()
+    drafter, reception = await load(options, registry, meter)
+    reception.info.region = registration.region
     servicer = DraftServicer(reception)
     service = Service(
         SERVICE,
@@ -95,14 +107,19 @@ async def start(options: ModelServiceOptions) -> RunningDrafter:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options.metrics, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
+        info = reception.info
+        registrar = register_model(registration, Role.DRAFTER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningDrafter(drafter, servicer, server, reception.info, metrics)
+    return RunningDrafter(drafter, servicer, server, info, metrics, registrar)
 
 
 async def dial_in(
-    options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = ""
+    options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = "", region: str = ""
 ) -> DiallingDrafter:
     """Load the model, then dial the orchestrator at `address` until it has joined. `options` about listening are void.
+
+    Args:
+        region: where the drafter is.
 
     Raises:
         ModelError: the model cannot be served.
@@ -110,6 +127,7 @@ async def dial_in(
     """
     registry = Registry()
     drafter, reception = await load(options, registry)
+    reception.info.region = region
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options.metrics, started)
@@ -130,22 +148,24 @@ async def _listen(registry: Registry, address: str, started: AsyncExitStack) -> 
     return metrics
 
 
-async def load(options: ModelServiceOptions, registry: Registry | None = None) -> tuple[ModelDrafter, Reception]:
+async def load(
+    options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
+) -> tuple[ModelDrafter, Reception]:
     """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
 
-    registry: where its figures are read from then on.
+    registry: where its figures are read from then on. meter: where its load is.
     """
     share_interpreter()
-    drafter = Drafter(_loader(options, registry or Registry()))
+    drafter = Drafter(_loader(options, registry or Registry(), meter or Meter()))
     return drafter, Reception(drafter, await drafter.start())
 
 
 def _loader(
-    options: ModelServiceOptions, registry: Registry
+    options: ModelServiceOptions, registry: Registry, meter: Meter
 ) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:
     def load() -> tuple[Book, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
-        from draft_service.metrics import families
+        from draft_service.metrics import families, load_of
         from draft_service.sessions import Sessions
         from specwire.lm import load_model
 
@@ -164,6 +184,7 @@ def _loader(
         )
         sessions = Sessions(model)
         registry.add(DRAFTER, lambda: families(sessions, model))
+        meter.read = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)
 
     return load
@@ -175,6 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", metavar="ADDR", help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT)"
     )
     add_client_arguments(parser, "the orchestrator of --connect")
+    add_registry_arguments(parser, "orchestrators look for it")
     add_telemetry_arguments(parser)
 
 
@@ -182,21 +204,26 @@ def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
     try:
         options, tls, token = model_options(args), client_tls(args), read_token(args)
+        registration = registry_of(args)
         _check_connect(args, options, tls, token)
+        registration.check_listen(args.listen)
         grace, telemetry = drain_grace(args), telemetry_of(args)
     except InvalidParameter as error:
         say(f"specwire draft: error: {error}")
         return 2
     telemetry.start(DRAFTER)
     if args.connect is None:
-        return run_model_service(args, "draft", start)
+        return run_model_service(args, "draft", lambda chosen: start(chosen, registration))
 
     def ready(running: DiallingDrafter) -> str:
         if args.json:
             return json.dumps({"service": "draft", "connected": running.address, "model": options.model})
         return f"specwire draft: {options.model} ready, joined {running.address}"
 
-    return asyncio.run(run_until_signalled(lambda: dial_in(options, args.connect, tls, token), ready, "draft", grace))
+    def dial() -> Coroutine[None, None, DiallingDrafter]:
+        return dial_in(options, args.connect, tls, token, registration.region)
+
+    return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 
 
 def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None, token: str) -> None:
@@ -209,5 +236,6 @@ def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: 
         return
     check_listen(args.connect, "connect")
     check_token_is_safe(args.connect, tls, token)
-    if options.listen != ANY_PORT or options.tls or options.insecure or options.keys:
-        raise InvalidParameter("connect", "a drafter that dials in does not listen: leave out --listen and its flags")
+    if options.listen != ANY_PORT or options.tls or options.insecure or options.keys or args.registry:
+        message = "a drafter that dials in does not listen: leave out --listen, its flags and --registry"
+        raise InvalidParameter("connect", message)

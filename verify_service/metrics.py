@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
+from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
 from verify_service.engine import Engine
 from verify_service.tally import Tally
@@ -87,3 +88,11 @@ def _of_sessions(engine: Engine) -> Iterable[Family]:
         "ledger_balance_seconds", "Time lost to speculation by the sessions held; negative: gained.", balance_us / 1e6
     )
     yield gauge("plain_step_seconds", "A forward of one row, as measured.", plain_us / 1e6)
+
+
+def load_of(engine: Engine) -> Load:
+    """For the registry; read as the figures are. Who is idle gives way, so its place is free."""
+    held = list(engine.reception.roster)
+    waiting = sum(each.waiting for each in held)
+    running = max(0, len(engine.reception.roster) - waiting)
+    return Load(running, waiting, max(0, engine.lm.slots - running))

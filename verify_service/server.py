@@ -9,12 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from specwire.core.sampling import InvalidParameter
+from specwire.registry.entry import Role
+from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
+from specwire.registry.registrar import Meter, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import (
     ModelServiceOptions,
     add_deterministic_argument,
     add_model_arguments,
+    add_ranks_argument,
     check_deterministic,
+    check_ranks,
     run_model_service,
     say,
     share_interpreter,
@@ -25,6 +30,7 @@ from specwire.telemetry.metrics import Family, Registry, by_label, gauge
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.ranks import Ranks
 from verify_service.service import EngineWorker, VerifyServicer
 from verify_service.waiting import Patience
 from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
@@ -50,13 +56,15 @@ class RunningVerifier:
         servicer: VerifyServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
-        metrics: MetricsListener | None = None,
+        metrics: MetricsListener | None,
+        registrar: Registrar,
     ) -> None:
         self._worker = worker
         self._servicer = servicer
         self._server = server
         self.info = info
         self.metrics = metrics
+        self._registrar = registrar
 
     @property
     def address(self) -> str:
@@ -69,8 +77,10 @@ class RunningVerifier:
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
         await self._server.set_serving(False)
+        await self._registrar.drain()
         await self._servicer.drain(grace)
         await self._server.stop(LAST_CALLS_S)
+        await self._registrar.close()
         await self._worker.stop()
         if self.metrics is not None:
             await self.metrics.stop()
@@ -81,6 +91,7 @@ async def start(
     patient: bool = False,
     detach_grace: float = DETACH_GRACE_S,
     patience: Patience = PATIENCE,
+    registration: RegistryOptions = NOWHERE,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -88,6 +99,7 @@ async def start(
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
         detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
         patience: with sessions that find no slot.
+        registration: where the verifier says that it is there.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`.
@@ -96,10 +108,14 @@ async def start(
     """
     check_grace(detach_grace)
     check_patience(patience)
+    registration.check_listen(options.listen)
     share_interpreter()
-    registry = Registry()
-    worker = Worker(_loader(options, patient, detach_grace, patience, registry))
+    registry, meter = Registry(), Meter()
+    size = options.tensor_parallel_size
+    ranks = Ranks(size, model_arguments(options)) if size > 1 else None
+    worker = Worker(_loader(options, patient, detach_grace, patience, registry, meter, ranks), ranks=ranks)
     info = await worker.start()
+    info.region = registration.region
     servicer = VerifyServicer(worker, info)
     registry.add(VERIFIER, lambda: _of_links(servicer))
     registry.add(VERIFIER, process_families)
@@ -114,8 +130,9 @@ async def start(
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
+        registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(worker, servicer, server, info, metrics)
+    return RunningVerifier(worker, servicer, server, info, metrics, registrar)
 
 
 def _of_links(servicer: VerifyServicer) -> Iterable[Family]:
@@ -140,7 +157,13 @@ def check_patience(patience: Patience) -> None:
 
 
 def _loader(
-    options: ModelServiceOptions, patient: bool, detach_grace: float, patience: Patience, registry: Registry
+    options: ModelServiceOptions,
+    patient: bool,
+    detach_grace: float,
+    patience: Patience,
+    registry: Registry,
+    meter: Meter,
+    ranks: Ranks | None,
 ) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
@@ -148,22 +171,10 @@ def _loader(
         from specwire.lm import load_model
         from verify_service.calibrate import calibrate
         from verify_service.engine import Engine
-        from verify_service.metrics import families
+        from verify_service.metrics import families, load_of
 
         say(f"specwire verify: loading {options.model}")
-        lm = load_model(
-            options.model,
-            slots=options.slots,
-            kv_memory=options.kv_memory,
-            dtype=options.dtype,
-            device=options.device,
-            runtime=options.runtime,
-            quantization=options.quantization,
-            compiled=options.compiled,
-            deterministic=options.deterministic,
-            context=options.context,
-            threads=options.threads,
-        )
+        lm = load_model(**model_arguments(options), party=ranks)
         go_on()
         kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
@@ -183,15 +194,35 @@ def _loader(
             patience=patience,
         )
         registry.add(VERIFIER, lambda: families(engine))
+        meter.read = lambda: load_of(engine)
         return engine, info
 
     return load
+
+
+def model_arguments(options: ModelServiceOptions) -> dict[str, Any]:
+    """What `specwire.lm.load_model` is called with, on every rank alike."""
+    return {
+        "spec": options.model,
+        "slots": options.slots,
+        "kv_memory": options.kv_memory,
+        "dtype": options.dtype,
+        "device": options.device,
+        "runtime": options.runtime,
+        "quantization": options.quantization,
+        "compiled": options.compiled,
+        "deterministic": options.deterministic,
+        "context": options.context,
+        "threads": options.threads,
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_telemetry_arguments(parser)
     add_deterministic_argument(parser)
+    add_ranks_argument(parser)
+    add_registry_arguments(parser, "orchestrators look for it")
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -231,14 +262,21 @@ def run(args: argparse.Namespace) -> int:
         patience = Patience(args.queue, args.queue_wait * 1e6)
         check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
-        telemetry = telemetry_of(args)
+        check_ranks(args.tensor_parallel_size)
+        telemetry, registration = telemetry_of(args), registry_of(args)
+        registration.check_listen(args.listen)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
     telemetry.start(VERIFIER)
 
     def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
-        options = replace(options, ngram=args.ngram, deterministic=args.deterministic)
-        return start(options, args.patient, args.detach_grace, patience)
+        options = replace(
+            options,
+            ngram=args.ngram,
+            deterministic=args.deterministic,
+            tensor_parallel_size=args.tensor_parallel_size,
+        )
+        return start(options, args.patient, args.detach_grace, patience, registration)
 
     return run_model_service(args, "verify", serve_with)

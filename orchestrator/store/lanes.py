@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from redis.exceptions import AskError, ClusterError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from orchestrator.store.base import StoreUnavailable
-from specwire.redis.lines import Argument, Command, Lines, Node
+from specwire.redis.lines import Argument, Command, Lines, Node, is_trouble
 
 Reply = list[object]
 
@@ -18,8 +18,6 @@ Reply = list[object]
 MOST_AT_ONCE = 256
 # Of the time for a round trip, what Redis may wait for its replicas.
 WAIT_SHARE = 0.8
-# In the answer of a server that has become a replica.
-READ_ONLY = "READONLY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,13 @@ class Lane:
         self._staged.append(request)
         self._go()
         return await request.reply
+
+    def post(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+        """Call it with whatever leaves next, and do not ask how it went."""
+        request = _Request(script, keys, arguments, self._loop.create_future())
+        request.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+        self._staged.append(request)
+        self._go()
 
     async def register(self, scripts: Collection[Script]) -> None:
         """Load the scripts. Raises StoreUnavailable."""
@@ -171,7 +176,7 @@ class Lane:
                 _fail([request], shortfall)
             else:
                 _resolve(request, reply)
-        if any(map(_is_trouble, replies)):
+        if any(map(is_trouble, replies)):
             await self._doubt()
         return unknown
 
@@ -188,13 +193,6 @@ class Lane:
         for reply in await self._lines.send(self._node, [("SCRIPT LOAD", script.source) for script in scripts]):
             if isinstance(reply, Exception):
                 raise reply
-
-
-def _is_trouble(reply: object) -> bool:
-    """It says that the server is gone, or is not the one to ask, rather than what is wrong with one call."""
-    if isinstance(reply, AskError | ClusterError) or (isinstance(reply, ResponseError) and READ_ONLY in str(reply)):
-        return True
-    return isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError)
 
 
 def _resolve(request: _Request, reply: object) -> None:

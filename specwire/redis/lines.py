@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 from redis.crc import key_slot
-from redis.exceptions import ClusterDownError, RedisError
+from redis.exceptions import AskError, ClusterDownError, ClusterError, RedisError, ResponseError
 
 Argument = str | int | bytes
 Command = tuple[Argument, ...]
@@ -17,6 +17,8 @@ Command = tuple[Argument, ...]
 Node = str
 THE_ONE: Node = ""
 Address = tuple[str, int]
+# In the answer of a server that has become a replica.
+READ_ONLY = "READONLY"
 
 
 class Lines(Protocol):
@@ -169,3 +171,10 @@ async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
     for command in commands:
         pipeline.execute_command(*command)
     return cast("list[object]", await pipeline.execute(raise_on_error=False))
+
+
+def is_trouble(reply: object) -> bool:
+    """It says that the server is gone, or is not the one to ask, rather than what is wrong with one call."""
+    if isinstance(reply, AskError | ClusterError) or (isinstance(reply, ResponseError) and READ_ONLY in str(reply)):
+        return True
+    return isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError)

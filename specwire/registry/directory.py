@@ -1,0 +1,191 @@
+"""The registry in Redis: one key for each service, and an index of them by expiry.
+
+    specwire:service:ID     an entry (`specwire.registry.entry`); expires by itself when its service no longer renews it
+    specwire:services       sorted set of ids; the score is when the entry expires, Redis's time in milliseconds
+    specwire:home:SESSION   the verifier's address that had a session last
+
+Each key stands for itself, so a cluster may have them on different servers. The index makes KEYS and SCAN needless:
+they would walk over every session log. What expired is taken out of it whenever anything is put in, and it expires
+itself once nobody renews it. The clock is that of the index's server, so nobody's clock is compared with another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from specwire.redis.lines import Command, Lines, Node, is_trouble
+from specwire.redis.urls import lines_of
+from specwire.registry.entry import ID, MOST_BYTES, Entry, InvalidEntry, checked_address, decode, encode
+
+FIELD = "registry"
+PREFIX = "specwire:service:"
+INDEX = "specwire:services"
+HOME = "specwire:home:"
+# Services that are looked at; a fleet has fewer, whoever fills the index has not.
+MOST_SERVICES = 4096
+TIMEOUT_S = 2.0
+# How long it is remembered where a session was decided: its keys and values are seldom kept for longer.
+HOME_TTL_S = 3600.0
+
+ENROL = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return 1
+"""
+PRESENT = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+return redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'LIMIT', 0, ARGV[1])
+"""
+
+
+class RegistryUnavailable(Exception):
+    """Redis does not answer, or refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Who is there. ignored: what was there and is not believed, by reason."""
+
+    entries: tuple[Entry, ...] = ()
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+class Directory:
+    """Every call ends within a few times `timeout_s`, and may be repeated. Raises RegistryUnavailable."""
+
+    def __init__(self, lines: Lines, timeout_s: float = TIMEOUT_S) -> None:
+        self._lines = lines
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def at(cls, url: str, timeout_s: float = TIMEOUT_S) -> Directory:
+        """Nothing is connected yet. Raises InvalidUrl."""
+        return cls(lines_of(url, timeout_s, FIELD), timeout_s)
+
+    async def put(self, entry: Entry, ttl_s: float) -> None:
+        """The service is there, for `ttl_s` seconds from now."""
+        ttl_ms = max(1, round(ttl_s * 1000))
+        await self._ask(PREFIX + entry.id, ("SET", PREFIX + entry.id, encode(entry), "PX", ttl_ms))
+        await self._ask(INDEX, ("EVAL", ENROL, 1, INDEX, entry.id, ttl_ms))
+
+    async def remove(self, entry_id: str) -> None:
+        """The service has gone."""
+        await self._ask(INDEX, ("ZREM", INDEX, entry_id))
+        await self._ask(PREFIX + entry_id, ("DEL", PREFIX + entry_id))
+
+    async def listing(self) -> Listing:
+        """All that are there now, in no order."""
+        found = await self._ask(INDEX, ("EVAL", PRESENT, 1, INDEX, MOST_SERVICES))
+        named = [_text(each) for each in found] if isinstance(found, list) else []
+        ids = [each for each in named if ID.fullmatch(each)]
+        ignored: Counter[str] = Counter()
+        ignored["invalid"] += len(named) - len(ids)
+        entries = []
+        for entry_id, value in zip(ids, await self._values(ids), strict=True):
+            try:
+                entries += [] if value == b"" else [_decoded(entry_id, value)]
+            except InvalidEntry as error:
+                ignored[error.reason] += 1
+        return Listing(tuple(entries), +ignored)
+
+    async def _values(self, ids: Sequence[str]) -> list[object]:
+        """The beginning of each one's value, empty where it has expired; never more of it than an entry may have."""
+        keys = [PREFIX + each for each in ids]
+        replies = await self._ask_all({key: ("GETRANGE", key, 0, MOST_BYTES) for key in keys})
+        return [replies[key] for key in keys]
+
+    async def note_homes(self, homes: dict[str, str]) -> None:
+        """Sessions are decided at these addresses."""
+        ttl_ms = round(HOME_TTL_S * 1000)
+        await self._ask_all({HOME + each: ("SET", HOME + each, at, "PX", ttl_ms) for each, at in homes.items()})
+
+    async def home_of(self, session_id: str) -> str | None:
+        """Where the session was decided last."""
+        value = await self._ask(HOME + session_id, ("GETRANGE", HOME + session_id, 0, MOST_BYTES))
+        try:
+            return checked_address("home", _text(value))
+        except InvalidEntry:
+            return None
+
+    async def close(self) -> None:
+        await self._lines.close()
+
+    async def _ask(self, key: str, command: Command) -> object:
+        reply = (await self._ask_all({key: command}))[key]
+        if isinstance(reply, Exception):
+            raise RegistryUnavailable(f"the registry refused: {reply}")
+        return reply
+
+    async def _ask_all(self, commands: dict[str, Command]) -> dict[str, object]:
+        """Replies by key, refusals of single commands among them; tried once more over a fresh connection."""
+        try:
+            return await self._tried(commands)
+        except (RedisError, OSError):  # such as a connection that broke while nobody used it
+            pass
+        try:
+            return await self._tried(commands)
+        except (RedisError, OSError) as error:
+            reason = str(error) or f"within {self._timeout_s:g} s"
+            raise RegistryUnavailable(f"the registry does not answer: {reason}") from error
+
+    async def _tried(self, commands: dict[str, Command]) -> dict[str, object]:
+        async with asyncio.timeout(self._timeout_s):
+            if not self._lines.known:
+                await self._lines.ready()
+        by_node = await self._by_node(commands)
+        replies: dict[str, object] = {}
+        for node, keys in by_node.items():
+            replies.update(zip(keys, await self._round_trip(node, [commands[key] for key in keys]), strict=True))
+        return replies
+
+    async def _by_node(self, keys: Iterable[str]) -> dict[Node, list[str]]:
+        found: dict[Node, list[str]] = {}
+        try:
+            for key in keys:
+                found.setdefault(self._lines.node_of([key]), []).append(key)
+        except RedisError:
+            for node in self._lines.nodes()[:1]:
+                await self._doubt(node)
+            raise
+        return found
+
+    async def _round_trip(self, node: Node, commands: Sequence[Command]) -> list[object]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                replies = await self._lines.send(node, commands)
+        except (RedisError, OSError):
+            await self._doubt(node)
+            raise
+        for reply in replies:
+            if isinstance(reply, Exception) and is_trouble(reply):
+                await self._doubt(node)
+                raise reply
+        return replies
+
+    async def _doubt(self, node: Node) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._lines.reset(node)
+        except (RedisError, OSError):
+            return  # the connection was broken already
+
+
+def _decoded(entry_id: str, value: object) -> Entry:
+    if not isinstance(value, bytes):
+        raise InvalidEntry("invalid", "is no string")
+    return decode(entry_id, value)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""

@@ -1,0 +1,123 @@
+"""How a service is told to register: --registry, --advertise, --region."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specwire.core.sampling import InvalidParameter
+from specwire.redis.urls import InvalidUrl, lines_of
+from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
+from specwire.registry.entry import Entry, InvalidEntry, Load, Role, ServedModel, check_region, checked_address
+from specwire.registry.registrar import Registrar, new_id
+from specwire.rpc.options import host_of
+from specwire.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """url: of Redis, as in `specwire.redis.urls`; "" registers nowhere.
+
+    advertise: HOST or HOST:PORT where others dial the service; "" takes the address that it listens on.
+    region: where the service is, by a name of the operator's choice; "" says nothing.
+    """
+
+    url: str = ""
+    advertise: str = ""
+    region: str = ""
+
+    def __post_init__(self) -> None:
+        check_region(self.region)
+        if self.advertise and not self.url:
+            raise InvalidParameter("advertise", "needs --registry")
+        if self.url:
+            _check_url(self.url)
+            advertised(self.advertise, "localhost:1")
+
+    def check_listen(self, listen: str) -> None:
+        """InvalidParameter if nobody could be told where a service that listens there is."""
+        host = host_of(listen)
+        if self.url and not self.advertise and _is_wildcard(host):
+            raise InvalidParameter("advertise", f"is needed: {listen} does not say where others dial this service")
+
+
+NOWHERE = RegistryOptions()
+
+
+def add_registry_arguments(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """What `registry_of` reads. meaning: of --registry, for people."""
+    group = parser.add_argument_group("registry (docs/REGISTRY.md)")
+    group.add_argument("--registry", default="", metavar="URL", help=f"Redis where {meaning} (default: none)")
+    group.add_argument(
+        "--advertise",
+        default="",
+        metavar="ADDR",
+        help="HOST or HOST:PORT where others dial this service (default: where it listens)",
+    )
+    group.add_argument("--region", default="", metavar="NAME", help="where it is; equal names are near (default: none)")
+
+
+def registry_of(args: argparse.Namespace) -> RegistryOptions:
+    """Raises InvalidParameter."""
+    return RegistryOptions(args.registry, args.advertise, args.region)
+
+
+def advertised(advertise: str, listening: str) -> str:
+    """Where others dial a service that listens at `listening`, HOST:PORT. Raises InvalidParameter."""
+    address = advertise or listening
+    if advertise and (":" not in advertise or advertise.endswith("]")):
+        address = f"{advertise}:{listening.rpartition(':')[2]}"
+    try:
+        return checked_address("advertise", address)
+    except InvalidEntry as error:
+        raise InvalidParameter("advertise", str(error).partition(": ")[2]) from None
+
+
+def register_model(
+    options: RegistryOptions, role: Role, info: common_pb2.GetModelInfoResponse, address: str, load: Callable[[], Load]
+) -> Registrar:
+    """Register a service of one model, which answers at `address`. The caller closes what this returns."""
+    weights, vocabulary = info.weights_fingerprint, info.vocabulary_fingerprint
+    models = (ServedModel(info.model, weights, vocabulary),)
+    entry_id, started = new_id(), time.time()
+
+    def describe(at: str) -> Entry:
+        return Entry(
+            entry_id,
+            role,
+            at,
+            region=options.region,
+            models=models,
+            slots=info.slots,
+            kv_bytes=info.kv_bytes,
+            load=load(),
+            started=started,
+        )
+
+    return register(options, address, describe)
+
+
+def register(options: RegistryOptions, address: str, describe: Callable[[str], Entry]) -> Registrar:
+    """Register whatever `describe` says of a service at the address that it is given. As `register_model`."""
+    at = advertised(options.advertise, address)
+    registrar = Registrar(Directory.at(options.url) if options.url else None, lambda: describe(at))
+    registrar.start()
+    return registrar
+
+
+def _check_url(url: str) -> None:
+    try:
+        lines_of(url, TIMEOUT_S, FIELD)
+    except InvalidUrl as error:
+        message = str(error).removeprefix(f"{FIELD}: ")
+        raise InvalidParameter(FIELD, message) from None
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,189 @@
+"""The registry in a real Redis: who is there, who has gone, what is believed, and what happens while Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from specwire.registry import registrar as module
+from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.entry import MOST_BYTES, Entry, Load, Role, State, encode
+from specwire.registry.registrar import Registrar, Rhythm, new_id
+from tests.orchestrator.redis_for_tests import RedisServer
+
+LONG_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def raw(server: RedisServer) -> Iterator[redis.Redis]:
+    server.mend()
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def directory(server: RedisServer, raw: redis.Redis) -> AsyncIterator[Directory]:
+    opened = Directory.at(server.url, 0.5)
+    yield opened
+    await opened.close()
+
+
+def entry(**values: object) -> Entry:
+    return replace(Entry(new_id(), Role.VERIFIER, "127.0.0.1:1"), **values)  # type: ignore[arg-type]  # of a test
+
+
+async def listed(directory: Directory) -> set[Entry]:
+    return set((await directory.listing()).entries)
+
+
+async def test_who_is_put_is_there_and_who_is_removed_is_not(directory: Directory) -> None:
+    assert await listed(directory) == set()
+    one, other = entry(), entry(role=Role.DRAFTER, address="127.0.0.1:2")
+    await directory.put(one, LONG_S)
+    await directory.put(other, LONG_S)
+    assert await listed(directory) == {one, other}
+    busy = replace(one, load=Load(1, 2, 3), beat=2)
+    await directory.put(busy, LONG_S)
+    assert await listed(directory) == {busy, other}
+    await directory.remove(one.id)
+    await directory.remove(one.id)
+    assert await listed(directory) == {other}
+
+
+async def test_who_is_silent_expires(directory: Directory, raw: redis.Redis) -> None:
+    short, long = entry(), entry()
+    await directory.put(short, 0.05)
+    await directory.put(long, LONG_S)
+    async with asyncio.timeout(10):
+        while await listed(directory) != {long}:  # noqa: ASYNC110 # Redis tells nobody
+            await asyncio.sleep(0.01)
+    await directory.put(long, LONG_S)
+    assert raw.zrange(INDEX, 0, -1) == [long.id.encode()]
+
+
+async def test_no_key_is_kept_for_ever(directory: Directory, raw: redis.Redis) -> None:
+    one = entry()
+    await directory.put(one, LONG_S)
+    await directory.put(entry(), 1.0)
+    await directory.note_homes({"a-session": "127.0.0.1:1"})
+    keys = {key.decode(): raw.pttl(key) for key in raw.keys("*")}
+    assert len(keys) == 4
+    assert all(ttl > 0 for ttl in keys.values()), keys
+    assert keys[INDEX] > (LONG_S - 60) * 1000  # the shortest one does not cut it
+
+
+async def test_what_is_no_entry_is_ignored_and_counted(directory: Directory, raw: redis.Redis) -> None:
+    good, newer, huge, other, gone = (entry() for _ in range(5))
+    for each in (good, newer, huge, other, gone):
+        await directory.put(each, LONG_S)
+    raw.set(PREFIX + newer.id, json.dumps({**json.loads(encode(newer)), "v": 2}))
+    raw.set(PREFIX + huge.id, encode(huge) + b" " * MOST_BYTES)
+    raw.delete(PREFIX + other.id, PREFIX + gone.id)
+    raw.lpush(PREFIX + other.id, "a list")
+    raw.zadd(INDEX, {"../../session": 1e15})
+    found = await directory.listing()
+    assert found.entries == (good,)
+    assert found.ignored == {"newer": 1, "invalid": 3}
+
+
+async def test_an_index_that_is_none_is_an_error(directory: Directory, raw: redis.Redis) -> None:
+    raw.set(INDEX, "no set")
+    with pytest.raises(RegistryUnavailable, match="the registry refused: "):
+        await directory.listing()
+
+
+async def test_where_a_session_was_decided_is_remembered(directory: Directory, raw: redis.Redis) -> None:
+    await directory.note_homes({"one": "127.0.0.1:1", "two": "127.0.0.1:2"})
+    assert [await directory.home_of(each) for each in ("one", "two", "three")] == ["127.0.0.1:1", "127.0.0.1:2", None]
+    raw.set(HOME + "one", "nonsense")
+    assert await directory.home_of("one") is None
+
+
+async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory, server: RedisServer) -> None:
+    one = entry()
+    await directory.put(one, LONG_S)
+    server.stop()
+    with pytest.raises(RegistryUnavailable, match="the registry does not answer: "):
+        await directory.listing()
+    server.start()
+    assert await listed(directory) == set()
+    await directory.put(one, LONG_S)
+    server.stop()
+    server.start()
+    assert await listed(directory) == set()  # over a connection that broke unseen
+    server.pause()
+    with pytest.raises(RegistryUnavailable, match="does not answer"):
+        await directory.put(one, LONG_S)
+    server.resume()
+    await directory.put(one, LONG_S)
+    assert await listed(directory) == {one}
+
+
+async def until(directory: Directory, wanted: set[State]) -> Entry | None:
+    """Until the states of all that are listed are these."""
+    async with asyncio.timeout(10):
+        while True:
+            found = await listed(directory)
+            if {each.state for each in found} == wanted:
+                return next(iter(found), None)
+            await asyncio.sleep(0.01)
+
+
+def registrar(server: RedisServer, known: Entry) -> Registrar:
+    return Registrar(Directory.at(server.url, 0.5), lambda: known, Rhythm(0.02, 5.0))
+
+
+async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:
+    known = registrar(server, entry())
+    known.start()
+    first = await until(directory, {State.SERVING})
+    assert first is not None
+    async with asyncio.timeout(10):
+        while next(iter(await listed(directory))).beat < first.beat + 3:  # noqa: ASYNC110 # Redis tells nobody
+            await asyncio.sleep(0.01)
+    await known.drain()
+    assert {each.state for each in await listed(directory)} == {State.DRAINING}  # at once
+    await asyncio.sleep(0.1)
+    assert {each.state for each in await listed(directory)} == {State.DRAINING}  # and for good
+    await known.close()
+    await known.close()
+    assert await listed(directory) == set()
+
+
+async def test_a_service_outlives_its_registry(directory: Directory, server: RedisServer) -> None:
+    known = registrar(server, entry())
+    server.stop()
+    known.start()
+    await asyncio.sleep(0.1)
+    server.start()
+    await until(directory, {State.SERVING})
+    server.stop()
+    server.start()
+    await until(directory, {State.SERVING})
+    server.pause()
+    async with asyncio.timeout(5 * module.FAREWELL_S):
+        await known.drain()
+        await known.close()
+
+
+async def test_where_there_is_no_registry_nothing_is_said() -> None:
+    known = Registrar(None, entry)
+    known.start()
+    await known.drain()
+    await known.close()
+
+
+def test_ids_are_no_guess() -> None:
+    assert len({new_id() for _ in range(100)}) == 100
