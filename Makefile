@@ -108,6 +108,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
 	$(BIN)/python -m scripts.reliability --check
+	$(BIN)/python -m scripts.api --check
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
@@ -119,8 +120,9 @@ node: ## install what the Node.js example needs (its test runs where this is don
 screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 	$(BIN)/python -m scripts.screenshots
 
-proto: $(STAMP) ## regenerate specwire/v1 from proto/
+proto: $(STAMP) ## regenerate specwire/v1 and docs/API.md from proto/
 	$(BIN)/python -m scripts.proto
+	$(BIN)/python -m scripts.api --write
 
 proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what make lint holds later changes against
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
