@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specwire.core.constraint import Mask
 from specwire.core.history import Seen
 from specwire.core.noise import gumbel
 from specwire.core.sampling import Sampling
@@ -32,12 +33,16 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one row of logits is for; `rate` asks for a confidence. seen: the text, where penalties look at it."""
+    """What one row of logits is for; `rate` asks for a confidence. seen: the text, where penalties look at it.
+
+    allowed: see `specwire.core.sampling.adjusted`.
+    """
 
     position: int
     sampling: Sampling
     rate: bool
     seen: Seen | None = None
+    allowed: Mask | None = None
 
     @property
     def plain(self) -> bool:
@@ -45,7 +50,7 @@ class Row:
 
     @property
     def adjusted(self) -> bool:
-        return self.seen is not None or bool(self.sampling.logit_bias)
+        return self.seen is not None or self.allowed is not None or bool(self.sampling.logit_bias)
 
     @property
     def banned(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.core.chain import Proposal
+from specwire.core.constraint import Matcher
 from specwire.core.drafting import Pace
 from specwire.core.sampling import Sampling
 
@@ -46,7 +47,10 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Draft for a text; replaces the session of an open handle. prompt_length: None where it is not told."""
+    """Draft for a text; replaces the session of an open handle. prompt_length: None where it is not told.
+
+    number: of this opening; where it has a constraint, a BeginSession of that number follows.
+    """
 
     link: Link
     handle: int
@@ -55,6 +59,17 @@ class OpenSession:
     pace: Pace
     epoch: int = 0
     prompt_length: int | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSession:
+    """The constraint of a session; None: draft without, what cannot stand will be refused by the target."""
+
+    link: Link
+    handle: int
+    number: int
+    matcher: Matcher | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +95,4 @@ class LoseLink:
     link: Link
 
 
-Command = OpenSession | AdvanceSession | CloseSession | LoseLink
+Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink

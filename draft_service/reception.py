@@ -7,12 +7,15 @@ link goes on.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from collections.abc import Callable, Sequence
 
 import grpc
 
 from draft_service.commands import (
     AdvanceSession,
+    BeginSession,
     CloseSession,
     Dropped,
     LoseLink,
@@ -22,12 +25,16 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.drafter import Drafter
+from specwire.core.constraint import Constraint
 from specwire.core.drafting import Pace
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
 from specwire.telemetry.tracing import LinkSpans
+from specwire.text.compiling import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2
+
+log = logging.getLogger(__name__)
 
 ModelDrafter = Drafter[common_pb2.GetModelInfoResponse]
 
@@ -74,6 +81,8 @@ class Reception:
     def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:
         self.info = info
         self._drafter = drafter
+        self._numbers = itertools.count(1)
+        self._beginnings = Beginnings(Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids))
         self._spans = LinkSpans("specwire.draft")
 
     async def room(self) -> None:
@@ -83,6 +92,7 @@ class Reception:
 
     def lose(self, link: OrchestratorLink) -> None:
         """The link is gone, and its sessions with it."""
+        self._beginnings.lost(link)
         self._drafter.send(LoseLink(link))
         self._spans.lose(link)
 
@@ -99,9 +109,24 @@ class Reception:
     def _take_open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> None:
         self._spans.begin(link, opening.handle, opening.traceparent, tokens=len(opening.tokens))
         try:
-            self._drafter.send(self._open(opening, link))
+            opened = self._open(opening, link)
         except (InvalidParameter, StatusError) as error:
             self._refuse(opening.handle, error, link)
+            return
+        self._drafter.send(opened)
+        if opened.sampling.constraint is not None:
+            self._begin(opened, opened.sampling.constraint, link)
+
+    def _begin(self, opened: OpenSession, constraint: Constraint, link: OrchestratorLink) -> None:
+        """Where its constraint cannot be had, its drafts are made without, and it is the target that refuses them."""
+
+        def tell(found: Found) -> None:
+            if isinstance(found, Exception):
+                log.info("drafting without a %s: %s", constraint.kind, type(found).__name__)
+            matcher = None if isinstance(found, Exception) else found
+            self._drafter.send(BeginSession(link, opened.handle, opened.number, matcher))
+
+        self._beginnings.begin(link, constraint, opened.tokens[opened.prompt_length :], tell)
 
     def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
         try:
@@ -126,7 +151,8 @@ class Reception:
         if pace.confidence_floor > 0.0 and not sampling.guessed:
             message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
             raise InvalidParameter("pace.confidence_floor", message)
-        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length)
+        number = next(self._numbers)
+        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number)
 
     def _check_vocabulary(self, theirs: str) -> None:
         ours = self.info.vocabulary_fingerprint

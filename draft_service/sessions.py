@@ -17,6 +17,7 @@ import torch
 from draft_service.choice import Row, draw
 from draft_service.commands import (
     AdvanceSession,
+    BeginSession,
     CloseSession,
     Command,
     Dropped,
@@ -29,6 +30,7 @@ from draft_service.commands import (
 )
 from draft_service.tally import Tally
 from draft_service.weighing import Place, draw_weighed
+from specwire.core.constraint import Mask, Matcher, open_ids
 from specwire.core.drafting import Desynchronised, DraftSession
 from specwire.core.history import Seen, seen_in
 from specwire.core.sampling import Sampling
@@ -47,7 +49,11 @@ Key = tuple[Link, int]
 
 @dataclass(slots=True)
 class Drafting:
-    """One session: `spent_ns` counts since its last proposal."""
+    """One session: `spent_ns` counts since its last proposal.
+
+    number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
+    output; None where nothing is demanded, or nothing known of it here.
+    """
 
     link: Link
     handle: int
@@ -55,7 +61,30 @@ class Drafting:
     sampling: Sampling
     session: DraftSession
     prompt_length: int
+    number: int = 0
+    unready: bool = False
+    matcher: Matcher | None = None
     spent_ns: int = 0
+
+    @property
+    def wants_token(self) -> bool:
+        return self.session.wants_token and not self.unready
+
+    @property
+    def allowed(self) -> Mask | None:
+        """What may stand behind the text; None for anything, also where the text is not what the constraint allows."""
+        if self.matcher is None:
+            return None
+        output = self.session.text.tokens[self.prompt_length :]
+        missing = output[self.matcher.length :]
+        if self.matcher.take(missing) < len(missing):
+            return None
+        return open_ids(self.matcher.masks(())[0], ())
+
+    def kept(self, length: int) -> None:
+        """The text has changed behind its first `length` tokens."""
+        if self.matcher is not None:
+            self.matcher.rollback(max(0, length - self.prompt_length))
 
     @property
     def seen(self) -> Seen | None:
@@ -88,7 +117,7 @@ class Sessions:
     @property
     def wanting(self) -> bool:
         """Some session wants a token."""
-        return any(drafting.session.wants_token for drafting in self._open.values())
+        return any(drafting.wants_token for drafting in self._open.values())
 
     # Commands
 
@@ -98,6 +127,8 @@ class Sessions:
                 self._advance(command)
             case OpenSession():
                 self._start(command)
+            case BeginSession():
+                self._begin(command)
             case CloseSession():
                 self._end((command.link, command.handle))
             case LoseLink():
@@ -118,8 +149,17 @@ class Sessions:
         self.tally.opened += 1
         prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
         slot = self._free.pop()
-        self._open[key] = Drafting(command.link, command.handle, slot, command.sampling, session, prompt_length)
+        unready = command.sampling.constraint is not None
+        self._open[key] = Drafting(
+            command.link, command.handle, slot, command.sampling, session, prompt_length, command.number, unready
+        )
         self._reply(command.link, Opened(command.handle))
+
+    def _begin(self, command: BeginSession) -> None:
+        """By now the handle may be another session's."""
+        drafting = self._open.get((command.link, command.handle))
+        if drafting is not None and drafting.number == command.number:
+            drafting.matcher, drafting.unready = command.matcher, False
 
     def _advance(self, command: AdvanceSession) -> None:
         """An unknown handle is no fault of the sender: a Dropped may be on its way to it."""
@@ -132,6 +172,7 @@ class Sessions:
         except Desynchronised as error:
             self._drop(key, grpc.StatusCode.FAILED_PRECONDITION, f"position: {error}")
             return
+        drafting.kept(kept)
         if kept < self._model.cached(drafting.slot):
             self._model.rollback(drafting.slot, kept)
             self.tally.rollbacks += 1
@@ -157,7 +198,7 @@ class Sessions:
 
     def step(self) -> None:
         """One forward: the next token of every session that wants one, or the next part of its text."""
-        batch = [drafting for drafting in self._open.values() if drafting.session.wants_token]
+        batch = [drafting for drafting in self._open.values() if drafting.wants_token]
         if not batch:
             return
         started = time.perf_counter_ns()
@@ -246,10 +287,12 @@ def _guesses(logits: torch.Tensor, drawing: list[Drafting]) -> list[Guess]:
 
 def _row(drafting: Drafting) -> Row:
     session = drafting.session
-    return Row(len(session.text), drafting.sampling, session.pace.confidence_floor > 0.0, drafting.seen)
+    rate = session.pace.confidence_floor > 0.0
+    return Row(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
 
 
 def _place(drafting: Drafting) -> Place:
     session = drafting.session
     end = len(session.text)
-    return Place(end, drafting.sampling, session.epoch, session.text.hash_at(end), drafting.seen)
+    prefix = session.text.hash_at(end)
+    return Place(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specwire.core.constraint import Mask
 from specwire.core.epoch import seed_behind
 from specwire.core.history import Seen
 from specwire.core.sampling import Sampling
@@ -23,7 +24,7 @@ from specwire.lm import RowSampling, log_probabilities
 class Place:
     """What one row of logits is for: the token at `position`, behind the text of `prefix_hash`.
 
-    seen: that text, where penalties look at it.
+    seen: that text, where penalties look at it. allowed: see `specwire.core.sampling.adjusted`.
     """
 
     position: int
@@ -31,6 +32,7 @@ class Place:
     epoch: int
     prefix_hash: int
     seen: Seen | None = None
+    allowed: Mask | None = None
 
     @property
     def seed(self) -> int:
@@ -39,7 +41,7 @@ class Place:
 
 def draw_weighed(logits: torch.Tensor, places: Sequence[Place]) -> list[tuple[int, Weights]]:
     """The token of each row of `logits` (rows, vocabulary), and what it was drawn from."""
-    rows = [RowSampling(place.position, place.sampling, place.seen) for place in places]
+    rows = [RowSampling(place.position, place.sampling, place.seen, allowed=place.allowed) for place in places]
     log_p = log_probabilities(logits, rows)
     best, ids = log_p.topk(min(MOST_KEPT, log_p.shape[1]), dim=1)
     shares, kept = best.exp().cpu().numpy(), ids.cpu().tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 
@@ -11,7 +12,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
 from specwire.core.admission import check_priority
-from specwire.core.limits import Stopping, check_prediction, check_prompt
+from specwire.core.limits import Stopping, check_constraint, check_prediction, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
 from specwire.text import check_stops, encode
@@ -19,6 +20,7 @@ from specwire.v1 import common_pb2, generation_pb2
 
 MOST_REQUEST_ID = 128
 SEED_BITS = 64
+DIGEST_BYTES = 16
 # Bytes of text from which encoding takes long enough for other sessions to feel it.
 LONG_TEXT = 4096
 
@@ -38,13 +40,15 @@ async def record_of(
     drafting, ngram = drafting_of(request.drafting)
     seed = secrets.randbits(SEED_BITS)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
+    stopping = stopping_of(request.stopping, info, info.context - len(prompt))
+    check_constraint(sampling.constraint, stopping, info.eos_ids)
     return SessionRecord(
         session_id=new_session_id(tenant),
         tenant=tenant,
         request_id=checked_request_id(request.request_id),
         prompt=tuple(prompt),
         sampling=sampling,
-        stopping=stopping_of(request.stopping, info, info.context - len(prompt)),
+        stopping=stopping,
         stop=checked_stop(tuple(request.stop)),
         drafting=drafting,
         ngram=ngram,
@@ -57,7 +61,20 @@ async def record_of(
         created=time.time(),
         priority=check_priority(request.priority),
         parent=request.parent,
+        request_digest=digest_of(request) if request.request_id else "",
     )
+
+
+def digest_of(request: generation_pb2.GenerateRequest) -> str:
+    """Of what is asked for, so that a request id is not used for two different things.
+
+    What says how one call is answered, not which session it is, is left out: a repeated call may differ there.
+    """
+    asked = generation_pb2.GenerateRequest()
+    asked.CopyFrom(request)
+    for field in ("request_id", "provisional", "take_over", "n"):
+        asked.ClearField(field)
+    return hashlib.blake2b(asked.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).hexdigest()
 
 
 async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:

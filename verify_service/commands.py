@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from specwire.core.chain import Proposal
+from specwire.core.constraint import Matcher
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling
 from specwire.core.tail import Verdict
@@ -20,7 +21,7 @@ class Code(IntEnum):
     """Status codes (google.rpc.Code) that the engine itself refuses with.
 
     Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
-    the same text would fail again here.
+    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE.
     """
 
     OK = 0
@@ -28,6 +29,7 @@ class Code(IntEnum):
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
+    OUT_OF_RANGE = 11
     INTERNAL = 13
     UNAVAILABLE = 14
 
@@ -92,6 +94,17 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The constraint of a session that was opened with one: where its output stands, or why it cannot be served."""
+
+    link: int
+    handle: int
+    generation: tuple[int, int]
+    found: Matcher | Refusal
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLost:
     """The stream is over: its sessions have nobody to tell."""
 
@@ -128,7 +141,7 @@ class Stop:
     weight: int = 1
 
 
-Command = Tick | LinkLost | Scoring | TurnAway | Stop
+Command = Tick | Begun | LinkLost | Scoring | TurnAway | Stop
 
 
 # Reports

@@ -15,10 +15,23 @@ from queue import Empty
 
 from specwire.core.costs import StepCosts
 from specwire.core.scheduler import Share, schedule
-from specwire.lm import Feed, LanguageModel
+from specwire.core.tail import Verdict
+from specwire.lm import Feed, LanguageModel, ModelLost
 from verify_service import relief
 from verify_service.clock import monotonic_us
-from verify_service.commands import Code, Command, Decided, LinkLost, Reports, Scoring, Stop, Tick, Timings, TurnAway
+from verify_service.commands import (
+    Begun,
+    Code,
+    Command,
+    Decided,
+    LinkLost,
+    Reports,
+    Scoring,
+    Stop,
+    Tick,
+    Timings,
+    TurnAway,
+)
 from verify_service.inbox import Inbox
 from verify_service.parts import Choice, Part, choices
 from verify_service.reception import Reception
@@ -139,6 +152,8 @@ class Engine:
         match command:
             case Tick():
                 self.reception.tick(command)
+            case Begun():
+                self.reception.begun(command)
             case LinkLost():
                 self.reception.link_lost(command.link)
             case Scoring():
@@ -172,6 +187,8 @@ class Engine:
         """One forward. Whatever fails in it ends its sessions, not the engine."""
         try:
             self._forward([Part.of(share, held) for share, held in shares])
+        except ModelLost:
+            raise  # the next step would fail as well, and other verifiers can go on with its sessions
         except ShortOfMemory as short:
             self._relieve(shares, short)
         except Exception:
@@ -282,13 +299,20 @@ class Engine:
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         self.tally.verdict(verdict)
-        now_us = self._now_us()
+        if verdict.tokens:
+            self._report(held, verdict, plain_us, timings)
+        if session.stuck:
+            self.reception.give_up(held)
+        elif verdict.finish is not None:
+            self.reception.linger(held)
+
+    def _report(self, held: Held, verdict: Verdict, plain_us: float | None, timings: Timings) -> None:
+        """Tell its link what was decided, and charge the session for it."""
+        session, now_us = held.session, self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
         balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)
         decided = Decided(held.handle, held.attach, verdict, delay_us, balance_us, answer.source)
         self.reception.report_of(held).decided.append(decided)
-        if verdict.finish is not None:
-            self.reception.linger(held)
 
     def _score(self) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""

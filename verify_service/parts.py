@@ -49,12 +49,16 @@ class Part(NamedTuple):
     def rows(self) -> list[RowSampling]:
         """Each as if the tokens of the window before it had been decided."""
         session, start, window = self.held.session, self.held.session.position, self.tokens
+        if not self.wanted:
+            return []
+        allowed = session.allowed(window)
         return [
             RowSampling(
                 start + index,
                 session.sampling_behind(window[:index]),
                 session.seen(window[:index]),
                 session.ending.banned(start + index),
+                allowed[index],
             )
             for index in range(self.wanted)
         ]

@@ -15,7 +15,7 @@ from specwire.core.running import Running
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import LanguageModel
-from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
+from verify_service.commands import Admitted, Begun, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.roster import NO_SLOT, Held, Roster
 from verify_service.seating import Seating
 from verify_service.waiting import Patience
@@ -78,6 +78,21 @@ class Reception:
         for session_id in tick.forgotten:
             self.seating.forget(session_id)
 
+    def begun(self, begun: Begun) -> None:
+        """A session that was opened with a constraint can go on, or cannot be served.
+
+        Whoever holds the handle by now may be another session, or another connection of this one.
+        """
+        held = self.roster.get(begun.link, begun.handle)
+        if held is None or (held.fence, held.attach) != begun.generation or held.session.matcher is not None:
+            return
+        if isinstance(begun.found, Refusal):
+            self.fail(held, begun.found.code, begun.found.message)
+        else:
+            held.running.begin(begun.found, self._now_us())
+            if not held.waiting:
+                self._seated(held)
+
     def link_lost(self, link: int) -> None:
         """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
         for held in self.roster.on(link):
@@ -124,7 +139,7 @@ class Reception:
         held = self.roster.get(link, opening.handle)
         if held is None:
             return
-        if held.session_id == opening.session_id and not held.waiting:
+        if held.session_id == opening.session_id and not held.waiting and held.session.ready:
             self._part(held)
         else:
             self.release(held)
@@ -145,7 +160,7 @@ class Reception:
         if held.attached:
             message = f"fence: superseded by {opening.generation} of this session"
             self.report(held.link).refused.append(Refusal(held.handle, Code.FAILED_PRECONDITION, message))
-        if held.waiting:
+        if held.waiting or not held.session.ready:
             self.release(held)
             return self._admit(link, opening)
         if self._resume(held, link, opening):
@@ -222,7 +237,8 @@ class Reception:
         return session
 
     def _seated(self, held: Held) -> None:
-        self._admitted(held, held.session.position)
+        if held.session.ready:
+            self._admitted(held, held.session.position)
 
     def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
         """`position`: the length of the text that it was opened with."""
@@ -252,7 +268,7 @@ class Reception:
             elif held.until_us <= now_us:
                 self.counts["session let go that nobody came back for"] += 1
             else:
-                if held.waiting:
+                if held.waiting or not held.session.ready:
                     self.report(held.link).admitted.append(Admitted(held.handle, held.attach, held.session.position))
                 held.session.finish = FinishReason.DEADLINE
                 self._finished(self.report_of(held), held.handle, held.attach, held.session)
@@ -266,7 +282,7 @@ class Reception:
             self.release(held)
 
     def _detach(self, held: Held) -> None:
-        if self._grace_us > 0 and not held.waiting:
+        if self._grace_us > 0 and not held.waiting and held.session.ready:
             self._part(held)
         else:
             self.release(held)
@@ -280,6 +296,10 @@ class Reception:
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
         self.release(held)
+
+    def give_up(self, held: Held) -> None:
+        """Its constraint lets it neither go on nor end."""
+        self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
 
     def release(self, held: Held) -> None:
         self.seating.leave(held)

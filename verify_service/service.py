@@ -12,14 +12,16 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
+from specwire.core.constraint import Matcher
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.telemetry.tracing import LinkSpans
+from specwire.text.compiling import Beginnings, Busy, Compiler, Found, NotInstalled
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
-from verify_service.commands import Code, LinkLost, Refusal, Report, Reports, Scoring, TurnAway
+from verify_service.commands import Begun, Code, LinkLost, Opening, Refusal, Report, Reports, Scoring, TurnAway
 from verify_service.presence import Presence
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 from verify_service.worker import Worker
@@ -60,6 +62,19 @@ def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
     return [Refusal(handle, Code.UNAVAILABLE, STOPPING) for handle in handles]
 
 
+def matcher_or_refusal(handle: int, found: Found) -> Matcher | Refusal:
+    """What became of a session's constraint, as the engine is told of it."""
+    match found:
+        case InvalidParameter():
+            return Refusal(handle, Code.INVALID_ARGUMENT, str(found))
+        case NotInstalled():
+            return Refusal(handle, Code.FAILED_PRECONDITION, str(found))
+        case Busy():
+            return Refusal(handle, Code.RESOURCE_EXHAUSTED, str(found))
+        case _:
+            return found
+
+
 def trace(spans: LinkSpans, link: int, report: Report) -> None:
     """What a step says, on the spans of its sessions."""
     for admitted in report.admitted:
@@ -86,6 +101,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._empty = asyncio.Event()
         self._draining = False
         self.refused: Counter[str] = Counter()
+        compiler = Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids)
+        self._beginnings = Beginnings(compiler)
         self._spans = LinkSpans("specwire.verify")
         worker.on_reports = self._deliver
 
@@ -175,6 +192,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             await link.outbox.close()
 
     def _forget(self, number: int) -> None:
+        self._beginnings.lost(number)
         del self._links[number]
         self._presence.lost(number)
         self._spans.lose(number)
@@ -188,6 +206,19 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         for opening in message.opens:
             session, tokens = opening.session_id[:SHOWN_CHARACTERS], len(opening.tokens)
             self._spans.begin(link, opening.handle, opening.traceparent, session=session, tokens=tokens)
+
+    def _begin(self, link: int, opening: Opening) -> None:
+        """Have its constraint compiled; the engine, which has been told of it already, waits for that."""
+        constraint = opening.sampling.constraint
+        if constraint is None:
+            return
+
+        def tell(found: Found) -> None:
+            self._worker.send(
+                Begun(link, opening.handle, opening.generation, matcher_or_refusal(opening.handle, found))
+            )
+
+        self._beginnings.begin(link, constraint, opening.tokens[opening.prompt_length :], tell)
 
     async def _read(
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses
@@ -204,5 +235,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 refused = [refusal_to_wire(refusal) for refusal in refusals]
                 outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))
             self._worker.send(tick)
+            for opening in tick.opens:
+                self._begin(link, opening)
             while self._worker.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
                 await asyncio.sleep(BACKLOG_PAUSE_S)

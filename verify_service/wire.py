@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc
 
 from specwire.core.admission import check_priority
-from specwire.core.limits import Stopping, check_prediction
+from specwire.core.limits import Stopping, check_constraint, check_prediction
 from specwire.core.sampling import InvalidParameter
 from specwire.core.verification import Allowance
 from specwire.rpc.convert import (
@@ -65,6 +65,8 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         raise InvalidParameter(
             "prompt_length", f"must be from 1 to the {len(message.tokens)} tokens, not {message.prompt_length}"
         )
+    sampling, stopping = sampling_from_wire(message.sampling, vocabulary=info.vocabulary)[0], _stopping(message, info)
+    check_constraint(sampling.constraint, stopping, info.eos_ids)
     return Opening(
         message.handle,
         message.session_id,
@@ -72,8 +74,8 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         message.attach,
         tuple(message.tokens),
         message.prompt_length,
-        sampling_from_wire(message.sampling, vocabulary=info.vocabulary)[0],
-        _stopping(message, info),
+        sampling,
+        stopping,
         allowance_from_wire(message.progress),
         now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
         message.ledger_us,

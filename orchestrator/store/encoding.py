@@ -16,6 +16,7 @@ from typing import TypeVar
 from orchestrator.store.base import SessionRecord
 from specwire.core.acceptance import Outcome
 from specwire.core.admission import check_priority
+from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import Stopping
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import LogprobsOf, Sampling, with_rule
@@ -84,6 +85,7 @@ def encode_record(record: SessionRecord) -> bytes:
             "logprobs": sampling.logprobs,
             "logprobs_of": int(sampling.logprobs_of),
             "rule": sampling.rule_name,
+            "constraint": _constraint_fields(sampling.constraint),
         },
         "stopping": {
             "max_tokens": stopping.max_tokens,
@@ -103,6 +105,7 @@ def encode_record(record: SessionRecord) -> bytes:
         "deadline": record.deadline,
         "priority": record.priority,
         "parent": record.parent,
+        "request_digest": record.request_digest,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -138,6 +141,7 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
         deadline=fields.instant("deadline", 0.0),
         priority=check_priority(fields.integer("priority", 0)),
         parent=fields.text("parent", ""),
+        request_digest=fields.text("request_digest", ""),
     )
 
 
@@ -164,8 +168,19 @@ def _sampling(fields: _Fields) -> Sampling:
         logit_bias=tuple(_bias(pair) for pair in fields.several("logit_bias", [])),
         logprobs=fields.whole("logprobs") if fields.has("logprobs") else None,
         logprobs_of=LogprobsOf(fields.whole("logprobs_of", default=LogprobsOf.MODEL)),
+        constraint=_constraint(fields.inner("constraint")) if fields.has("constraint") else None,
     )
     return with_rule(sampling, fields.text("rule", ""))
+
+
+def _constraint_fields(constraint: Constraint | None) -> dict[str, object] | None:
+    return None if constraint is None else {"kind": constraint.kind, "texts": constraint.texts}
+
+
+def _constraint(fields: _Fields) -> Constraint:
+    return Constraint(
+        ConstraintKind(fields.text("kind")), tuple(_text("texts", each) for each in fields.several("texts"))
+    )
 
 
 def _bias(pair: object) -> tuple[int, float]:

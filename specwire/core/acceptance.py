@@ -16,6 +16,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from specwire.core.constraint import Mask
 from specwire.core.history import Seen
 from specwire.core.noise import gumbel
 from specwire.core.sampling import Sampling, adjusted, log_probabilities
@@ -54,14 +55,15 @@ def choose(
     sampling: Sampling,
     seen: Seen | None = None,
     banned: Sequence[int] = (),
+    allowed: Mask | None = None,
 ) -> int:
     """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.choose`.
 
-    seen, banned: see `specwire.core.sampling.adjusted`.
+    seen, banned, allowed: see `specwire.core.sampling.adjusted`.
     """
     if sampling.temperature == 0.0:
-        return int(np.argmax(adjusted(logits, sampling, seen, banned)))
-    log_p = log_probabilities(logits, sampling, seen, banned)
+        return int(np.argmax(adjusted(logits, sampling, seen, banned, allowed)))
+    log_p = log_probabilities(logits, sampling, seen, banned, allowed)
     survivors = np.flatnonzero(log_p > -np.inf)
     noise = gumbel(sampling.seed, sampling.choice, position, survivors)
     return int(survivors[np.argmax(log_p[survivors] + noise)])

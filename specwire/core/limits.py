@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.constraint import Constraint
+from specwire.core.invalid import InvalidParameter
 
 MOST_STOP_IDS = 1024
 
@@ -86,6 +87,16 @@ def check_min_tokens(stopping: Stopping, eos_ids: frozenset[int], vocabulary: in
     ending = stopping.stop_ids if stopping.ignore_eos else stopping.stop_ids | eos_ids
     if stopping.min_tokens and len(ending) >= vocabulary:
         raise InvalidParameter("min_tokens", f"{stopping.min_tokens}: each of the {vocabulary} ids ends the text")
+
+
+def check_constraint(constraint: Constraint | None, stopping: Stopping, eos_ids: Collection[int]) -> None:
+    """Refuse a constraint whose text could not end."""
+    if constraint is None:
+        return
+    if not eos_ids:
+        raise constraint.invalid("needs an end-of-sequence id to end with, which this model does not have")
+    if stopping.ignore_eos:
+        raise InvalidParameter("ignore_eos", f"contradicts {constraint.kind}, whose text ends with an end of sequence")
 
 
 def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specwire.core.chain import Offer, Proposal
+from specwire.core.constraint import Matcher
 from specwire.core.costs import StepCosts
 from specwire.core.expectation import Answer, Expectations
 from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
@@ -40,6 +41,11 @@ class Running:
         self.session.allow(allowance)
         if paused:
             self.since_us = arrived_us
+
+    def begin(self, matcher: Matcher, now_us: float) -> None:
+        """See VerifySession.begin. Time before it is nobody's cost."""
+        self.session.begin(matcher)
+        self.since_us = now_us
 
     def resume(
         self, tokens: Sequence[int], allowance: Allowance, now_us: float, epoch: int = 0

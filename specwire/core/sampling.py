@@ -1,6 +1,7 @@
 """Sampling parameters, and the one path from logits to log-probabilities (numpy reference).
 
-Its order is that of transformers: bias, penalties, banned ids, temperature, top_k, top_p, min_p.
+Its order is that of transformers: bias, penalties, banned ids and what a constraint forbids, temperature, top_k, top_p,
+min_p.
 
 `specwire.lm.choose` holds the vectorised version that the verifier runs; tests hold the two equal.
 """
@@ -15,7 +16,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from specwire.core.constraint import Constraint, Mask
 from specwire.core.history import Counts, Seen
+from specwire.core.invalid import InvalidParameter as InvalidParameter
 from specwire.core.rules import GUESSING_RULES, LOSSY_RULES, WEIGHING_RULES, Acceptance
 from specwire.core.rules import Rule as Rule
 
@@ -29,14 +32,6 @@ MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 
 Floats = npt.NDArray[np.float64]
-
-
-class InvalidParameter(ValueError):
-    """A request's parameter is invalid. `field` is its name on the wire."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
 
 
 class LogprobsOf(IntEnum):
@@ -58,6 +53,7 @@ class Sampling:
     frequency_penalty (0: off) at the output only, as OpenAI's. logit_bias: (id, added to its logit), ids rising.
     logprobs: how many of the most probable ids are reported with each token, None for no report.
     acceptance: a rule that was asked for by name instead of the temperature's own; None for that.
+    constraint: what form the output must have; None for any.
     """
 
     temperature: float = 0.0
@@ -73,6 +69,7 @@ class Sampling:
     logprobs: int | None = None
     logprobs_of: LogprobsOf = LogprobsOf.MODEL
     acceptance: Acceptance | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
@@ -207,12 +204,19 @@ def kept_by_top_p(probabilities: Floats, top_p: float) -> npt.NDArray[np.bool_]:
     return kept
 
 
-def adjusted(logits: npt.ArrayLike, sampling: Sampling, seen: Seen | None = None, banned: Sequence[int] = ()) -> Floats:
+def adjusted(
+    logits: npt.ArrayLike,
+    sampling: Sampling,
+    seen: Seen | None = None,
+    banned: Sequence[int] = (),
+    allowed: Mask | None = None,
+) -> Floats:
     """Logits (vocabulary,) of one position after bias, penalties and bans, in float64.
 
     Args:
         seen: the text before the position; None where nothing is penalised.
         banned: ids that may not be drawn there.
+        allowed: the ids that a constraint lets stand there; None for all.
     """
     scores = np.array(logits, dtype=np.float64)
     for token, bias in sampling.logit_bias:
@@ -220,6 +224,8 @@ def adjusted(logits: npt.ArrayLike, sampling: Sampling, seen: Seen | None = None
     if seen is not None:
         scores[seen.ids] = penalised(scores[seen.ids], seen.counts, sampling)
     scores[list(banned)] = -np.inf
+    if allowed is not None:
+        scores[~allowed] = -np.inf
     return scores
 
 
@@ -236,13 +242,17 @@ def penalised(scores: Floats, counts: Counts, sampling: Sampling) -> Floats:
 
 
 def log_probabilities(
-    logits: npt.ArrayLike, sampling: Sampling, seen: Seen | None = None, banned: Sequence[int] = ()
+    logits: npt.ArrayLike,
+    sampling: Sampling,
+    seen: Seen | None = None,
+    banned: Sequence[int] = (),
+    allowed: Mask | None = None,
 ) -> Floats:
     """Processed log-probabilities (vocabulary,) of one position's logits; removed tokens get -inf.
 
     For temperature 0 the log-softmax of the adjusted logits: filters do not apply. Arguments as for `adjusted`.
     """
-    scores = adjusted(logits, sampling, seen, banned)
+    scores = adjusted(logits, sampling, seen, banned, allowed)
     if sampling.temperature > 0.0:
         scores = scores / sampling.temperature
         if 0 < sampling.top_k < len(scores):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from specwire.core.acceptance import Decision, decide
 from specwire.core.chain import Chains, Offer, Proposal, SourceKind
+from specwire.core.constraint import Mask, Matcher, open_ids
 from specwire.core.epoch import seed_behind
 from specwire.core.history import History, Seen
 from specwire.core.ledger import Ledger
@@ -41,6 +42,8 @@ class VerifySession:
 
     ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
+    matcher: where the output stands in the constraint of `sampling`; nothing is decided before it is there. stuck: no
+    token can stand at the next position, so that the text can neither go on nor end.
     """
 
     text: Text
@@ -54,6 +57,8 @@ class VerifySession:
     ngram: NgramSource | PredictedSource | None = None
     tail: Tail = field(default_factory=Tail)
     history: History | None = None
+    matcher: Matcher | None = None
+    stuck: bool = False
 
     @classmethod
     def opened(
@@ -93,9 +98,19 @@ class VerifySession:
     @property
     def room(self) -> int:
         """How many tokens may be decided now."""
-        if self.finish is not None:
+        if self.finish is not None or self.stuck or not self.ready:
             return 0
         return max(0, min(self.allowance.credit, self.ending.end) - self.position)
+
+    @property
+    def ready(self) -> bool:
+        """What its sampling needs is there."""
+        return self.sampling.constraint is None or self.matcher is not None
+
+    def begin(self, matcher: Matcher) -> None:
+        """Decide from now on; `matcher` has taken the output so far. One that is there already stays."""
+        if self.matcher is None:
+            self.matcher = matcher
 
     @property
     def can_mistrust(self) -> bool:
@@ -191,6 +206,24 @@ class VerifySession:
         """The text as it would stand behind `window`, where penalties look at it."""
         return None if self.history is None else self.history.seen(window)
 
+    def allowed(self, window: Sequence[int]) -> list[Mask | None]:
+        """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
+
+        Also where nothing may: what is drawn there instead is refused by `resolve`.
+        """
+        if self.matcher is None:
+            return [None] * (len(window) + 1)
+        masks = self.matcher.masks(window)
+        banned = (self.ending.banned(self.position + index) for index in range(len(masks)))
+        return [open_ids(mask, ids) for mask, ids in zip(masks, banned, strict=True)]
+
+    @property
+    def dead_end(self) -> str:
+        """Of a session that is stuck: why."""
+        kind = self.sampling.constraint.kind if self.sampling.constraint is not None else ""
+        trouble = f": {self.matcher.trouble}" if self.matcher is not None and self.matcher.trouble else ""
+        return f"{kind}: the text may neither go on nor end at position {self.position}{trouble}"
+
     @property
     def source(self) -> int | None:
         """Whose chain a window would be taken from now."""
@@ -208,7 +241,8 @@ class VerifySession:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
         The last row meets a live chain's token if that has arrived by now. Nothing follows the session's end, even
-        inside an accepted run.
+        inside an accepted run. Where the constraint lets nothing follow, the session is stuck: the verdict has fewer
+        tokens than were decided, maybe none.
 
         source: whose chain the window was taken from; None: from that of which it would be taken now.
         report: log-probabilities of the tokens decided here, where the session reports them.
@@ -222,8 +256,7 @@ class VerifySession:
             decision = judge(len(window), late)
         else:
             decision = decide(chosen, window, None if late is None else late.token)
-        kept, self.finish = self.ending.cut(position, decision.tokens)
-        decision = decision.clipped(kept)
+        decision = self._kept(decision)
         if kind is not SourceKind.DRAFTER and self.ngram is not None:
             self.ngram.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested)
@@ -239,6 +272,16 @@ class VerifySession:
         )
         self.tail.add(verdict)
         return verdict
+
+    def _kept(self, decision: Decision) -> Decision:
+        """What of it belongs to the text, and whether that has its end there, or is stuck there."""
+        kept, finish = self.ending.cut(self.position, decision.tokens)
+        if self.matcher is not None:
+            taken = self.matcher.take(decision.tokens[:kept])
+            self.stuck = taken < kept
+            kept, finish = taken, None if self.stuck else finish
+        self.finish = finish
+        return decision.clipped(kept)
 
     def _learn(self, decision: Decision, width: int, tested: int | None) -> None:
         """How often the sources are right. Positions of the window behind the text's end were not tested."""

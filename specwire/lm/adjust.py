@@ -1,4 +1,4 @@
-"""Bias, penalties and bans on many rows at once: the vectorised twin of `specwire.core.sampling.adjusted`."""
+"""Bias, penalties, bans and constraints on many rows at once: the vectorised twin of `specwire.core.sampling.adjusted`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from specwire.core.constraint import Mask
 from specwire.core.history import Ids, Seen
 from specwire.core.sampling import Sampling
 
@@ -22,6 +23,8 @@ class Row(Protocol):
     @property
     def banned(self) -> tuple[int, ...]: ...
     @property
+    def allowed(self) -> Mask | None: ...
+    @property
     def adjusted(self) -> bool: ...
 
 
@@ -33,6 +36,7 @@ def adjusted(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     _add_bias(scores, rows)
     _penalise(scores, rows)
     _ban(scores, rows)
+    _confine(scores, rows)
     return scores
 
 
@@ -71,6 +75,16 @@ def _ban(scores: torch.Tensor, rows: Sequence[Row]) -> None:
     if pairs:
         lines, ids = zip(*pairs, strict=True)
         scores[_place(np.array(lines), np.array(ids), scores)] = -torch.inf
+
+
+def _confine(scores: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Constraints leave few ids of many, so whole rows are masked."""
+    masks = [(index, row.allowed) for index, row in enumerate(rows) if row.allowed is not None]
+    if masks:
+        lines, allowed = zip(*masks, strict=True)
+        forbidden = torch.from_numpy(~np.stack(allowed)).to(scores.device)
+        place = torch.tensor(lines, device=scores.device)
+        scores[place] = scores[place].masked_fill(forbidden, -torch.inf)
 
 
 def _place(lines: Ids, ids: Ids, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

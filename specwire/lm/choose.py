@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specwire.core.constraint import Mask
 from specwire.core.history import Seen
 from specwire.core.sampling import Sampling
 from specwire.lm.adjust import adjusted
@@ -18,13 +19,14 @@ from specwire.lm.noise import Key, gumbel, gumbel_rows
 class RowSampling:
     """How to choose the token at `position`, whose logits are one row.
 
-    seen, banned: see `specwire.core.sampling.adjusted`.
+    seen, banned, allowed: see `specwire.core.sampling.adjusted`.
     """
 
     position: int
     sampling: Sampling
     seen: Seen | None = None
     banned: tuple[int, ...] = ()
+    allowed: Mask | None = None
 
     @property
     def key(self) -> Key:
@@ -33,7 +35,8 @@ class RowSampling:
     @property
     def adjusted(self) -> bool:
         """The logits are changed before anything is drawn from them."""
-        return self.seen is not None or bool(self.banned) or bool(self.sampling.logit_bias)
+        changed = self.seen is not None or self.allowed is not None
+        return changed or bool(self.banned) or bool(self.sampling.logit_bias)
 
     @property
     def filtered(self) -> bool:

@@ -14,6 +14,7 @@ from specwire.core.limits import FinishReason, Stopping, check_min_tokens
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, with_rule
 from specwire.core.weights import Weights
+from specwire.rpc.constraints import constraint_from_wire, constraint_to_wire
 from specwire.v1 import common_pb2
 
 
@@ -26,7 +27,7 @@ def check_known(message: Message, name: str) -> None:
 
 def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2.Sampling:
     """Complete: the seed, top_p and the rule (the sampling's own unless given) are always set."""
-    return common_pb2.Sampling(
+    message = common_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
@@ -41,6 +42,8 @@ def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2
         logprobs=sampling.logprobs,
         logprobs_of=_logprobs_of_to_wire(sampling),
     )
+    message.MergeFrom(constraint_to_wire(sampling.constraint))
+    return message
 
 
 def _logprobs_of_to_wire(sampling: Sampling) -> common_pb2.LogprobsOf:
@@ -89,6 +92,7 @@ def sampling_from_wire(
         logit_bias=tuple(sorted(message.logit_bias.items())),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         logprobs_of=_logprobs_of(message),
+        constraint=constraint_from_wire(message),
     )
     if vocabulary is not None:
         check_bias_ids(sampling, vocabulary)

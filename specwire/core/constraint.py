@@ -1,0 +1,121 @@
+"""What form a request demands of its output: a JSON schema, a regular expression, one of some choices, or a grammar.
+
+Which ids may stand at a place is another's to say (`Matcher`; the one there is: `specwire.text.constrained`): the core
+knows that its answer depends on the output before the place alone, and can be taken back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specwire.core.invalid import InvalidParameter
+
+# Of a constraint's texts together, in UTF-8.
+MOST_BYTES = 1 << 16
+MOST_CHOICES = 1024
+
+# Of each id, whether it may stand at a place: (vocabulary,).
+Mask = npt.NDArray[np.bool_]
+
+
+class ConstraintKind(StrEnum):
+    """Named as on the wire."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The output, up to its end of sequence, is one of the texts that this describes.
+
+    texts: the schema as JSON, the expression, the grammar (Lark); of choices each.
+    """
+
+    kind: ConstraintKind
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        most = MOST_CHOICES if self.kind is ConstraintKind.CHOICES else 1
+        if not 1 <= len(self.texts) <= most:
+            raise self.invalid(f"must be from 1 to {most}, not {len(self.texts)}")
+        if not all(self.texts):
+            raise self.invalid("must not be empty")
+        size = sum(len(self._encoded(text)) for text in self.texts)
+        if size > MOST_BYTES:
+            raise self.invalid(f"at most {MOST_BYTES} bytes are allowed, not {size}")
+        if self.kind is ConstraintKind.JSON_SCHEMA:
+            self._check_schema()
+
+    @property
+    def text(self) -> str:
+        """The only one."""
+        (text,) = self.texts
+        return text
+
+    def invalid(self, message: str) -> InvalidParameter:
+        return InvalidParameter(self.kind, message)
+
+    def _encoded(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise self.invalid(f"is not valid Unicode at index {error.start}") from None
+
+    def _check_schema(self) -> None:
+        try:
+            schema = json.loads(self.text)
+        except RecursionError:
+            raise self.invalid("is nested too deeply") from None
+        except ValueError as error:
+            raise self.invalid(f"is no JSON: {error}") from None
+        if not isinstance(schema, dict | bool):
+            raise self.invalid(f"must be a JSON object, or true or false, not {schema!r:.80}")
+
+
+class Matcher(Protocol):
+    """A constraint behind the output's first `length` tokens. A text that has ended takes no more."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be taken any more, where it is not the constraint itself that says so; else ""."""
+        ...
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Go on by as many of `tokens`, from the first, as may stand there; returns how many."""
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Go back to the output's first `length` tokens; does nothing where it has taken fewer."""
+        ...
+
+    def masks(self, window: Sequence[int]) -> list[Mask | None]:
+        """What may stand behind 0, 1, ... len(window) tokens of `window`, which are not taken.
+
+        None behind a token that may not stand where it does, or that ends the text: no token there will be decided.
+        """
+        ...
+
+
+def open_ids(mask: Mask | None, banned: Sequence[int]) -> Mask | None:
+    """`mask`, or None where it leaves nothing that is not `banned`.
+
+    What is drawn from all ids then is refused by the matcher, which is how a text that cannot go on is noticed.
+    """
+    if mask is None or not banned:
+        return mask if mask is None or mask.any() else None
+    left = mask.copy()
+    left[list(banned)] = False
+    return mask if left.any() else None

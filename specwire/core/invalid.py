@@ -1,0 +1,11 @@
+"""What is raised where a request's parameter is wrong."""
+
+from __future__ import annotations
+
+
+class InvalidParameter(ValueError):
+    """A request's parameter is invalid. `field` is its name on the wire."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field

@@ -1,0 +1,176 @@
+"""Constraints by the llguidance library; importable only where that is installed (the extra `constrained`).
+
+It walks the tokenizer's vocabulary as a trie of bytes, so whatever the constraint allows can be written, however the
+tokenizer cuts it. How it reads what it is given is in docs/CONSTRAINED.md.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specwire.core.constraint import Constraint, ConstraintKind, Mask
+from specwire.core.invalid import InvalidParameter
+
+# Compiled constraints that are kept, the latest used.
+MOST_KEPT = 32
+# What a schema leaves open between the parts of a JSON text; without a bound, a model may write nothing else.
+WHITESPACE = r"[ \n\r\t]{0,32}"
+# As the library has them by default, spelt out because they bound what a caller can cost. By its own figures: 20 ms for
+# building a lexer, 14 and 3 ms for the lexer and the parser at one token, some 50 MB of lexer states.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=2_000,
+    max_lexer_states=32_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+MOST_SHOWN = 300
+
+
+class Matching:
+    """Implements `specwire.core.constraint.Matcher`."""
+
+    def __init__(self, matcher: LLMatcher, eos_ids: Sequence[int], vocabulary: int) -> None:
+        self._matcher = matcher
+        self._eos_ids = list(eos_ids)
+        self._vocabulary = vocabulary
+        self._taken = 0
+        self._ended = False
+
+    @property
+    def length(self) -> int:
+        return self._taken + self._ended
+
+    @property
+    def trouble(self) -> str:
+        return _said(self._matcher.get_error())
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """An end of sequence is not told to the library, which need not know of it to go back."""
+        if self._ended:
+            return 0
+        inner = list(takewhile(lambda token: token not in self._eos_ids, tokens))
+        taken = self._matcher.try_consume_tokens(inner) if inner else 0
+        self._taken += taken
+        if taken < len(tokens) and taken == len(inner):
+            self._ended = self._may_end()
+        return taken + self._ended
+
+    def rollback(self, length: int) -> None:
+        if length < self.length:
+            self._ended = False
+        if length < self._taken:
+            self._matcher.rollback(self._taken - length)
+            self._taken = length
+
+    def masks(self, window: Sequence[int]) -> list[Mask | None]:
+        start = self.length
+        masks: list[Mask | None] = [None] * (len(window) + 1)
+        for index in range(len(masks)):
+            if self._ended:
+                break
+            masks[index] = self._mask()
+            if not self.take(window[index : index + 1]):
+                break
+        self.rollback(start)
+        return masks
+
+    def _mask(self) -> Mask:
+        """All False where the library has given up."""
+        if self._matcher.is_error():
+            return np.zeros(self._vocabulary, dtype=np.bool_)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        # A tokenizer may have them as ordinary text, which would end the text where the constraint does not.
+        mask[self._eos_ids] = self._may_end()
+        return mask
+
+    def _may_end(self) -> bool:
+        return self._matcher.is_accepting() and not self._matcher.is_error()
+
+
+class Grammars:
+    """Compiles constraints for one model's tokenizer. May be used by several threads.
+
+    vocabulary: ids of the model; those that the tokenizer does not have are never allowed.
+    """
+
+    def __init__(self, tokenizer_json: bytes, vocabulary: int, eos_ids: Sequence[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocabulary = vocabulary
+        self._eos_ids = tuple(eos_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+
+    def begin(self, constraint: Constraint) -> Matching:
+        """At the start of an output. Compiling may take a second.
+
+        Raises:
+            InvalidParameter: the constraint is none, or asks for too much, or the tokenizer cannot be constrained.
+        """
+        with self._lock:
+            matcher = self._kept.get(constraint)
+        if matcher is None:
+            matcher = _compiled(self._loaded(constraint), constraint)
+        with self._lock:
+            self._kept[constraint] = matcher
+            self._kept.move_to_end(constraint)
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            own = matcher.deep_copy()
+        return Matching(own, self._eos_ids, self._vocabulary)
+
+    def _loaded(self, constraint: Constraint) -> LLTokenizer:
+        """The tokenizer, loaded for the first constraint: it takes a second where the vocabulary is large."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._load(constraint)
+            return self._tokenizer
+
+    def _load(self, constraint: Constraint) -> LLTokenizer:
+        if not self._tokenizer_json or not self._eos_ids:
+            raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
+        try:
+            return LLTokenizer(self._tokenizer_json.decode(), n_vocab=self._vocabulary, eos_token=list(self._eos_ids))
+        except Exception as error:  # whatever the library makes of a tokenizer of a kind that it does not know
+            raise constraint.invalid(f"this model's tokenizer cannot be constrained: {_said(error)}") from error
+
+
+def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
+    try:
+        matcher = LLMatcher(tokenizer, _grammar(constraint), log_level=0, limits=LIMITS)
+    except InvalidParameter:
+        raise
+    except Exception as error:  # it says that it raises for nothing that a caller sends
+        raise constraint.invalid(_said(error)) from error
+    if matcher.is_error():
+        raise constraint.invalid(_said(matcher.get_error()))
+    return matcher
+
+
+def _grammar(constraint: Constraint) -> str:
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE})
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(constraint.text)
+        case ConstraintKind.CHOICES:
+            return "start: " + " | ".join(json.dumps(text) for text in constraint.texts)
+        case ConstraintKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def _said(said: object) -> str:
+    """The library's message on one line."""
+    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    return " ".join(lines)[:MOST_SHOWN]
