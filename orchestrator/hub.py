@@ -127,6 +127,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
                 self._bar(who)
             del self._lines[line]
             line.end(line.reason.code, line.reason.message)
+            logger.info("%s has left: %s", line.address, line.reason.message)
             self._orchestrator.pool.dismiss(drafter)
             await line.close()
 

@@ -83,11 +83,15 @@ class Process:
 
 
 class Service(Process):
-    """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it."""
+    """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it.
+
+    `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials and does not listen keeps its `address`.
+    """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], said: Path, address: str) -> None:
         self._arguments = tuple(arguments)
         self.address = address
+        self.http = ""
         super().__init__(self._line(), environment, said)
 
     def _line(self) -> tuple[str, ...]:
@@ -104,5 +108,7 @@ class Service(Process):
         line = pipe.readline() if pipe is not None and readable else b""
         if not line:
             raise BenchError(f"{self._arguments} did not become ready: {self.said()}")
-        self.address = str(json.loads(line)["address"])
+        told = json.loads(line)
+        self.address = str(told.get("address", self.address))
+        self.http = str(told.get("http") or "").removeprefix("http://")
         return self.address

@@ -7,6 +7,7 @@ that had not begun is asked for again under its request id, and so begins at mos
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import grpc
@@ -15,7 +16,10 @@ from specwire.client.errors import SpecwireError
 from specwire.client.events import Chunk, Event, Started
 from specwire.core.text import extend_hash
 from specwire.rpc.backoff import Backoff
+from specwire.telemetry.logs import SHOWN_CHARACTERS
 from specwire.v1 import generation_pb2
+
+logger = logging.getLogger(__name__)
 
 # Seconds for which a client asks again and again while nobody serves it.
 PATIENCE_S = 30.0
@@ -156,6 +160,7 @@ class Resumption:
         Raises:
             SpecwireError: it does not go on; the `error`, or the one from which it only followed.
         """
+        logger.info("session %s: the stream broke: %s", self.session_id[:SHOWN_CHARACTERS] or "not begun", error)
         begun = bool(self.session_id)
         if ends(error, begun) or (begun and not patience):
             raise self._explained(error)

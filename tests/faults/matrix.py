@@ -1,53 +1,51 @@
 """The failover matrix as data: what may go wrong, what a client then sees, who notices it, who goes on.
 
-docs/RELIABILITY.md shows it (`scripts/reliability.py`), `tests/faults/test_matrix.py` does it to real processes, and
-`python -m tests.faults.measure` measures the pauses.
+docs/RELIABILITY.md shows it (`scripts/reliability.py`), `test_matrix.py` and `test_demo_pair.py` do it to real
+processes, and `python -m tests.faults.measure` measures how soon it is noticed and how long text pauses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-STOPPED_S = 10.0
-# How long Redis is away where it does not come back at once, and a link is cut.
-AWAY_S = 3.0
-CUT_S = 5.0
+from tests.faults.cells import (
+    AWAY_S,
+    CUT_S,
+    ENDED,
+    HTTP_SILENT_S,
+    NO_ANSWER,
+    NO_EVENT,
+    NOTHING,
+    PAUSE,
+    SILENT,
+    STOPPED_S,
+    Cell,
+    Notice,
+)
 
 PARTIES = ("drafter", "verifier", "orchestrator", "Redis")
 PARTY_FAULTS = ("SIGKILL", "SIGSTOP", "graceful stop", "restart")
-LINKS = ("client-orchestrator", "orchestrator-verifier", "orchestrator-drafter", "orchestrator-Redis")
+CLIENTS_LINE, HTTP_LINE, JOINED_LINE = "client-orchestrator", "HTTP client-orchestrator", "drafter-orchestrator"
+# JOINED_LINE is that of a drafter that dials in.
+LINKS = (
+    CLIENTS_LINE,
+    HTTP_LINE,
+    "orchestrator-verifier",
+    "orchestrator-drafter",
+    JOINED_LINE,
+    "orchestrator-Redis",
+)
 LINK_FAULTS = ("cut", "stall", "reset")
-
-NOTHING = "nothing: at most one step takes longer"
-PAUSE = "a pause"
-ENDED = "at once: the connection ends"
-SILENT = "10 s: keepalive (ping every 5 s, answered within 5 s)"
-NO_ANSWER = "2 s: a round trip without an answer"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One fault at one place.
-
-    seen: by the client whose text streams. noticed: within which time, by what. then: who goes on, and how.
-    bound_s: the longest pause on a machine that is not overloaded, the time away included.
-    also: further tests, FILE::FUNCTION within tests/faults, or FOLDER/FILE::FUNCTION within tests.
-    quick: belongs to `make test`.
-    """
-
-    where: str
-    fault: str
-    seen: str
-    noticed: str
-    then: str
-    bound_s: float
-    also: tuple[str, ...] = ()
-    quick: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.where}, {self.fault}".replace(" ", "-").replace(",", "")
-
+# What `make test` plays, every place and every fault at least once; the last two, which take longest, at the same time.
+QUICK = (
+    ("drafter", "graceful stop"),
+    ("verifier", "SIGKILL"),
+    ("Redis", "restart"),
+    (CLIENTS_LINE, "cut"),
+    (HTTP_LINE, "reset"),
+    ("orchestrator-verifier", "reset"),
+    ("orchestrator-drafter", "reset"),
+    (JOINED_LINE, "reset"),
+)
+QUICK_SILENT = (("orchestrator", "SIGSTOP"), ("orchestrator-Redis", "stall"))
 
 CELLS = (
     Cell(
@@ -56,16 +54,16 @@ CELLS = (
         NOTHING,
         ENDED,
         "the verifier decides alone, another drafter drafts if there is one; it is dialled again at least every second",
-        0.5,
+        None,
         ("test_peers.py::test_a_session_outlives_its_drafter",),
     ),
     Cell(
         "drafter",
         "SIGSTOP",
         NOTHING,
-        f"one step: what it owes is not waited for longer than that pays; {SILENT}",
+        Notice(SILENT.within_s, f"{SILENT.how}; until then a step waits no longer for what it owes than that pays"),
         "the verifier decides alone; awake, the drafter hears what it missed and drafts again",
-        0.5,
+        None,
         ("test_peers.py::test_a_drafter_that_hangs_for_a_while",),
     ),
     Cell(
@@ -74,7 +72,7 @@ CELLS = (
         NOTHING,
         ENDED,
         "as after SIGKILL; it ends with exit code 0",
-        0.5,
+        None,
         ("test_drain.py::test_a_drafter_leaves_at_once",),
     ),
     Cell(
@@ -83,9 +81,8 @@ CELLS = (
         NOTHING,
         ENDED,
         "the verifier decides alone until the new one is dialled, as a new source",
-        0.5,
+        None,
         ("test_peers.py::test_a_killed_drafter_costs_nothing_and_comes_back",),
-        quick=True,
     ),
     Cell(
         "verifier",
@@ -95,7 +92,7 @@ CELLS = (
         "another verifier feeds the text from the log and decides on; it is taken after two failed attempts to dial "
         "the former one, or after 2 s",
         3.0,
-        ("test_links.py::test_a_verifier_is_replaced_while_proposals_are_in_flight", "test_demo_pair.py::test_killed"),
+        ("test_links.py::test_a_verifier_is_replaced_while_proposals_are_in_flight",),
     ),
     Cell(
         "verifier",
@@ -110,7 +107,7 @@ CELLS = (
         "verifier",
         "graceful stop",
         "nothing for its `--grace`; then a pause",
-        "at once: it says so",
+        Notice(1.0, "it says so"),
         "it takes no new sessions and decides on for its `--grace`; what has not ended then is taken over by another",
         3.0,
         (
@@ -129,7 +126,6 @@ CELLS = (
             "test_peers.py::test_a_replaced_verifier_goes_on_with_the_same_noise",
             "orchestrator/test_generation.py::test_without_a_verifier_a_session_fails_in_time",
         ),
-        quick=True,
     ),
     Cell(
         "orchestrator",
@@ -142,7 +138,6 @@ CELLS = (
         (
             "test_orchestrators.py::test_killed",
             "test_log.py::test_a_killed_orchestrator_had_shown_nothing_but_the_log",
-            "test_demo_pair.py::test_killed",
         ),
     ),
     Cell(
@@ -162,7 +157,7 @@ CELLS = (
         "orchestrator",
         "graceful stop",
         "nothing for its `--grace`; then a pause",
-        "at once: its streams end with `UNAVAILABLE`",
+        Notice(1.5, "its streams end with `UNAVAILABLE` once its `--grace` is over, here 0.3 s"),
         "as after SIGKILL; it ends with exit code 0",
         2.0,
         (
@@ -170,7 +165,6 @@ CELLS = (
             "test_log.py::test_sigterm_while_text_streams",
             "test_drain.py::test_what_is_handed_over_goes_on_at_another_orchestrator",
         ),
-        quick=True,
     ),
     Cell(
         "orchestrator",
@@ -203,6 +197,7 @@ CELLS = (
         "the append is repeated every 2.1 s until it is answered; what of it had been done is found equal",
         STOPPED_S + 2.5,
         ("test_log.py::test_a_paused_log_pauses_the_text",),
+        outlasted=True,
     ),
     Cell(
         "Redis",
@@ -211,7 +206,6 @@ CELLS = (
         ENDED,
         f"comes back with what it saved, here after {AWAY_S:g} s: the append is repeated, and found done or not",
         AWAY_S + 2.5,
-        quick=True,
     ),
     Cell(
         "Redis",
@@ -221,7 +215,6 @@ CELLS = (
         "comes back with an old state: the owner writes what is missing under its fence",
         2.5,
         ("test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",),
-        quick=True,
     ),
     Cell(
         "client-orchestrator",
@@ -252,7 +245,32 @@ CELLS = (
         "`Watch` at the same address, for a client that knows no other: the session has gone on there",
         2.0,
         ("test_orchestrators.py::test_the_clients_own_line",),
-        quick=True,
+    ),
+    Cell(
+        "HTTP client-orchestrator",
+        "cut",
+        PAUSE,
+        ENDED,
+        "the request again, under its id and with `Last-Event-ID`, at the next address, which claims the session",
+        2.0,
+        ("orchestrator/http/test_elsewhere.py::test_a_stream_goes_on_where_its_orchestrator_left_it",),
+    ),
+    Cell(
+        "HTTP client-orchestrator",
+        "stall",
+        PAUSE,
+        NO_EVENT,
+        "as cut, or replayed if the session has ended meanwhile",
+        HTTP_SILENT_S + 2.0,
+    ),
+    Cell(
+        "HTTP client-orchestrator",
+        "reset",
+        PAUSE,
+        ENDED,
+        "the request again, at the same address: the session has gone on there",
+        2.0,
+        ("orchestrator/http/test_leaving.py::test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was",),
     ),
     Cell(
         "orchestrator-verifier",
@@ -275,6 +293,7 @@ CELLS = (
         "the same connection, or the next one: the newest (fence, attach) has the session",
         STOPPED_S + 3.0,
         ("test_links.py::test_a_link_that_hangs_for_longer_than_it_takes_to_notice",),
+        outlasted=True,
     ),
     Cell(
         "orchestrator-verifier",
@@ -284,7 +303,6 @@ CELLS = (
         "the next connection takes the session over, with what was decided meanwhile",
         2.0,
         ("test_links.py::test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_drafted",),
-        quick=True,
     ),
     Cell(
         "orchestrator-drafter",
@@ -292,19 +310,37 @@ CELLS = (
         NOTHING,
         ENDED,
         "the verifier decides alone; dialled again, the drafter is a new source",
-        0.5,
+        None,
         ("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
     ),
     Cell(
         "orchestrator-drafter",
         "stall",
         NOTHING,
-        f"one step: as for SIGSTOP; {SILENT}",
+        Notice(SILENT.within_s, f"{SILENT.how}; until then as for SIGSTOP"),
         "the verifier decides alone; proposals that come late are stale, and dropped",
-        0.5,
+        None,
         ("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
     ),
-    Cell("orchestrator-drafter", "reset", NOTHING, ENDED, "as cut", 0.5, quick=True),
+    Cell("orchestrator-drafter", "reset", NOTHING, ENDED, "as cut", None),
+    Cell(
+        "drafter-orchestrator",
+        "cut",
+        NOTHING,
+        ENDED,
+        "the verifier decides alone; the drafter dials in again, ever more slowly, and is a new source",
+        None,
+        ("orchestrator/test_hub.py::test_it_waits_for_its_orchestrator_and_joins_again",),
+    ),
+    Cell(
+        "drafter-orchestrator",
+        "stall",
+        NOTHING,
+        Notice(SILENT.within_s, f"{SILENT.how}, at both ends; until then as for SIGSTOP"),
+        "the verifier decides alone; proposals that come late are stale, and dropped",
+        None,
+    ),
+    Cell("drafter-orchestrator", "reset", NOTHING, ENDED, "as cut", None),
     Cell(
         "orchestrator-Redis",
         "cut",
@@ -314,7 +350,7 @@ CELLS = (
         CUT_S + 2.5,
         ("test_log.py::test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing",),
     ),
-    Cell("orchestrator-Redis", "stall", PAUSE, NO_ANSWER, "as for SIGSTOP of Redis", STOPPED_S + 2.5),
+    Cell("orchestrator-Redis", "stall", PAUSE, NO_ANSWER, "as for SIGSTOP of Redis", STOPPED_S + 2.5, outlasted=True),
     Cell(
         "orchestrator-Redis",
         "reset",
@@ -323,11 +359,10 @@ CELLS = (
         "as cut, at once",
         1.0,
         ("test_log.py::test_a_line_to_the_log_that_breaks_between_two_sessions",),
-        quick=True,
     ),
 )
 
 
 def shown_by(cell: Cell) -> tuple[str, ...]:
     """Every test that shows the cell, named as `also` does."""
-    return (f"test_matrix.py::test_a_fault[{cell.name}]", *cell.also)
+    return (*(f"{file}::test_a_fault[{cell.name}]" for file in ("test_matrix.py", "test_demo_pair.py")), *cell.also)

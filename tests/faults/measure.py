@@ -1,34 +1,44 @@
-"""Measures how long text pauses in every cell of the failover matrix: python -m tests.faults.measure --help.
+"""Measures every cell of the failover matrix: python -m tests.faults.measure --help.
 
-The cells take turns, so that a change of the machine's load meets all of them. A text that is not the target's ends the
-measurement. Exit code 1: so it did, or a pause was longer than its bound.
+How soon is the fault noticed, and for how long does text pause? Cells of drafters come first, one after the other,
+beside nothing else: of them a step's difference counts. The others share the machine in two lanes: those whose fault
+is that nobody answers for seconds, which mostly wait, and the rest. All are repeated in turn, so that a change of the
+machine's load meets all of them. Exit code 1: a bound was missed, or a text was not the target's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench import machine
-from bench.bars import at_most
-from bench.interval import Estimate
-from bench.report import table
 from specwire.rpc.process import say
-from tests.faults.matrix import CELLS, Cell
+from tests.faults.cells import SILENT, STOPPED_S, Cell, Notice
+from tests.faults.matrix import CELLS
+from tests.faults.measured import Measured, Play, results, shown
 from tests.faults.parts import ROOT
-from tests.faults.place import Place, place
-from tests.faults.scene import DRAFT, TARGET, Scene
+from tests.faults.place import place
+from tests.faults.scene import ASKED, DRAFT, LONG, Manner, Scene
+from tests.faults.stack import PLAIN
+from tests.faults.streams import plain
 
 OUT = ROOT / "bench" / "results" / "failover.json"
-REPEATS = 5
+REPEATS = 3
+# Long enough that a step more is no noise: an emulation of a large target.
+STEP_S = 0.05
+TARGET = f"scripted:7:vocab=64:delay_ms={1000 * STEP_S:g}"
+# Some forty chunks before the fault, whose longest wait is the stream's usual one.
+BEGUN = 100
+# Of a fault that only keepalive notices: 10 s, as elsewhere, would end just as it does.
+HELD_S = 13.0
 # Nothing happens: the longest wait between two chunks as it is.
-UNDISTURBED = Cell("nobody", "none", "", "", "", 0.0)
+UNDISTURBED = Cell("nobody", "none", "", Notice(0.0, ""), "", None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,30 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [cell for cell in CELLS if asked.only in cell.name]
     if not cells or asked.repeats < 1:
         parser().error(f"nothing to measure: --only {asked.only!r}, --repeats {asked.repeats}")
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     before = machine.describe()
-    with place(TARGET, DRAFT) as running:
-        pauses = measure(running, [UNDISTURBED, *cells], asked.repeats)
-    undisturbed = statistics.median(pauses.pop(UNDISTURBED))
-    bars = [
-        at_most(f"longest pause, s: {cell.where}, {cell.fault}", worst(pauses[cell]), cell.bound_s) for cell in cells
-    ]
-    results = {
+    measured = Measured(cells, STEP_S)
+    measure(cells, asked.repeats, measured)
+    found = {
         "name": asked.out.stem,
-        "bars": [asdict(bar) for bar in bars],
-        "cells": [figures(cell, pauses[cell]) for cell in cells],
-        "undisturbed_s": round(undisturbed, 4),
+        **results(measured),
         "machine": before,
         "commit": machine.commit(),
-        "arguments": {"repeats": asked.repeats, "only": asked.only, "target": TARGET, "draft": DRAFT},
+        "arguments": {"repeats": asked.repeats, "only": asked.only, "target": TARGET, "draft": DRAFT, "held_s": HELD_S},
     }
-    asked.out.write_text(json.dumps(results, indent=1) + "\n")
-    rows = [line(cell, pauses[cell]) for cell in cells]
-    print("\n".join(table(["cell", "p50, s", "max, s", "at most, s"], rows)))
-    return 0 if all(bar.holds for bar in bars) else 1
+    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(shown(measured))
+    return 0 if measured.holds else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    line = argparse.ArgumentParser(prog="python -m tests.faults.measure", description="Measure pauses after faults.")
+    line = argparse.ArgumentParser(
+        prog="python -m tests.faults.measure", description="Measure how soon faults are noticed, and pauses."
+    )
     line.add_argument(
         "--repeats", type=int, default=REPEATS, metavar="N", help="plays of each cell (default: %(default)s)"
     )
@@ -71,46 +77,72 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def measure(running: Place, cells: Sequence[Cell], repeats: int) -> dict[Cell, list[float]]:
-    """Seconds of each cell's longest pause, by play."""
-    pauses: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    began = time.monotonic()
-    for repeat in range(repeats):
+def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
+    """Play every cell so often; `measured` hears of each play."""
+    for one in ASKED:  # now, for it takes a core
+        plain(PLAIN, LONG, one.prompt, one.sampling)
+    fine = [cell for cell in cells if cell.about_drafter]
+    silent = [cell for cell in cells if cell.silent and cell not in fine]
+    others = [cell for cell in cells if cell not in fine and cell not in silent]
+    with ExitStack() as owned:
+        lanes = [owned.enter_context(Lane(measured)) for each in (fine + silent or others, silent and others) if each]
+        for repeat in range(repeats):
+            say(f"bench-failover: {repeat + 1} of {repeats}")
+            lanes[0].play([UNDISTURBED, *fine]).result()
+            playing = [lanes[0].play(silent), lanes[-1].play(others)]
+            for one_lane in playing:
+                one_lane.result()
+
+
+class Lane:
+    """Plays cells one after the other, at a place of its own, in a thread of its own: processes end with theirs."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+        self._thread = ThreadPoolExecutor(1)
+        self._owned = ExitStack()
+        self._place = self._thread.submit(self._owned.enter_context, place(TARGET, DRAFT))
+
+    def play(self, cells: Sequence[Cell]) -> Future[None]:
+        return self._thread.submit(self._play, cells)
+
+    def _play(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
-            pauses[cell].append(play(running, cell))
-            at = f"{time.monotonic() - began:5.0f} s, {repeat + 1} of {repeats}"
-            say(f"bench-failover: {at}: {cell.name}: {pauses[cell][-1]:.3f} s")
-    return pauses
+            began = time.monotonic()
+            try:
+                found = self._play_one(cell)
+            except Exception as error:  # whatever went wrong: the other cells are measured all the same
+                self._measured.fail(cell, error)
+                say(f"bench-failover: {cell.name}: FAILED: {error!r}")
+                continue
+            self._measured.add(cell, found)
+            seen = "-" if found.noticed_s is None else f"{found.noticed_s:.2f} s"
+            took = time.monotonic() - began
+            say(f"bench-failover: {cell.name}: noticed {seen}, pause {found.pause_s:.2f} s (took {took:.0f} s)")
+
+    def _play_one(self, cell: Cell) -> Play:
+        """Raises AssertionError where a text is not the target's."""
+        running = self._place.result()
+        running.mend()
+        stopped_s = held_s(cell)
+        scene = Scene(running, cell, manner=Manner(length=LONG, begun=BEGUN, left=True, stopped_s=stopped_s))
+        scene.play()
+        for stream, expected in zip(scene.streams, scene.expected(), strict=True):
+            assert stream.error is None, f"{cell.name}: {stream.error}"
+            assert stream.tokens == expected, f"{cell.name}: the text differs"
+        return Play(scene.pause, scene.usual, scene.noticed, stopped_s)
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.submit(self._owned.close).result()
+        self._thread.shutdown()
 
 
-def play(running: Place, cell: Cell) -> float:
-    """The longest pause. Raises AssertionError where a text is not the target's."""
-    scene = Scene(running, cell)
-    scene.play()
-    for stream, expected in zip(scene.streams, scene.expected(), strict=True):
-        assert stream.error is None, f"{cell.name}: {stream.error}"
-        assert stream.tokens == expected, f"{cell.name}: the text differs"
-    return scene.pause
-
-
-def worst(pauses: Sequence[float]) -> Estimate:
-    """What was measured, no more: the interval is the plays' range."""
-    return Estimate(statistics.median(pauses), min(pauses), max(pauses), 1.0)
-
-
-def figures(cell: Cell, pauses: Sequence[float]) -> dict[str, object]:
-    return {
-        "where": cell.where,
-        "fault": cell.fault,
-        "p50_s": round(statistics.median(pauses), 4),
-        "max_s": round(max(pauses), 4),
-        "bound_s": cell.bound_s,
-        "raw_s": [round(pause, 4) for pause in pauses],
-    }
-
-
-def line(cell: Cell, pauses: Sequence[float]) -> list[str]:
-    return [cell.name, f"{statistics.median(pauses):.2f}", f"{max(pauses):.2f}", f"{cell.bound_s:g}"]
+def held_s(cell: Cell) -> float:
+    """How long nobody answers."""
+    return HELD_S if cell.silent and cell.noticed.within_s >= SILENT.within_s else STOPPED_S
 
 
 if __name__ == "__main__":

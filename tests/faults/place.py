@@ -1,16 +1,21 @@
 """Where the failover matrix is played: two of everything that can have a successor, and a relay on every kind of link.
 
 `apart` reaches everything through relays and knows one verifier; `first` and `second` reach everything directly and
-know both. All share one log. Every process is there before a cell begins (`mend`).
+know both; `hub` is dialled by a drafter of its own, through a relay. All share one log. Every process is there before
+a cell begins (`mend`).
 """
 
 from __future__ import annotations
 
+import json
 import signal
+import time
+from calendar import timegm
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from bench.soak.service import ANY_PORT
 from bench.wan.link import Link
 from orchestrator.store import StoredSession
 from tests.faults.parts import Parts, Service, parts
@@ -19,55 +24,80 @@ from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
 # Seconds that sessions have after SIGTERM: text lasts longer, so that it must be handed over.
 GRACE_S = "0.3"
+# Every line with its time.
+LOGGED = ("--log-format", "json", "--log-level", "info")
+HTTP = ("--http", ANY_PORT)
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The relays: of a client to `apart`, and of `apart` to everybody else."""
+    """The relays: of clients to `apart`, of `apart` to everybody else, and of the drafter that dials `hub`."""
 
     client: Link
+    http: Link
     verifier: Link
     drafter: Link
+    joined: Link
     redis: Link
 
     def of(self, where: str) -> Link:
         """The one that a cell of the matrix is about."""
         return {
             "client-orchestrator": self.client,
+            "HTTP client-orchestrator": self.http,
             "orchestrator-verifier": self.verifier,
             "orchestrator-drafter": self.drafter,
+            "drafter-orchestrator": self.joined,
             "orchestrator-Redis": self.redis,
         }[where]
 
+    @property
+    def all(self) -> tuple[Link, ...]:
+        return (self.client, self.http, self.verifier, self.drafter, self.joined, self.redis)
+
 
 class Place:
-    """All processes; owned by `place`."""
+    """All processes; owned by `place`. `over_http`: where `apart` (through its relay) and `second` are called so."""
 
-    def __init__(self, owned: Parts, stack: ExitStack, target: str, draft: str) -> None:
+    def __init__(self, owned: Parts, stack: ExitStack, target: str, draft: str, words: tuple[str, ...]) -> None:
+        self._owned = owned
         self.redis = stack.enter_context(RedisServer(port=free_port()))
-        self.verifiers = [owned.start("verify", target, "--grace", GRACE_S) for _ in range(2)]
-        self.drafter = owned.start("draft", draft, "--grace", GRACE_S)
+        self.verifiers = [owned.start("verify", target, "--grace", GRACE_S, *words) for _ in range(2)]
+        self.drafter = owned.start("draft", draft, "--grace", GRACE_S, *words)
         for service in (*self.verifiers, self.drafter):
             service.ready()
         verifier, drafter, redis = (
             stack.enter_context(Link(to)) for to in (self.verifiers[0].address, self.drafter.address, self.redis.tcp)
         )
-        self.apart = _orchestrate(owned, [verifier.address], drafter.address, redis.address)
         known = [each.address for each in self.verifiers]
-        self.first, self.second = (_orchestrate(owned, known, self.drafter.address, self.redis.tcp) for _ in range(2))
-        for service in (self.apart, self.first, self.second):
+        self.apart = self._orchestrate([verifier.address], redis.address, "--drafter", drafter.address, *HTTP)
+        self.first = self._orchestrate(known, self.redis.tcp, "--drafter", self.drafter.address)
+        self.second = self._orchestrate(known, self.redis.tcp, "--drafter", self.drafter.address, *HTTP)
+        self.hub = self._orchestrate(known[:1], self.redis.tcp, "--accept-drafters")
+        for service in (self.apart, self.first, self.second, self.hub):
             service.ready()
-        self.lines = Lines(stack.enter_context(Link(self.apart.address)), verifier, drafter, redis)
+        client, http, joined = (
+            stack.enter_context(Link(to)) for to in (self.apart.address, self.apart.http, self.hub.address)
+        )
+        self.joined = owned.start("draft", draft, "--connect", joined.address, "--grace", GRACE_S, *words)
+        self.joined.ready()
+        self.lines = Lines(client, http, verifier, drafter, joined, redis)
+        self.over_http = [http.address, self.second.http]
+
+    def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> Service:
+        named = [word for address in verifiers for word in ("--verifier", address)]
+        log = ("--redis-url", f"redis://{redis}", "--grace", GRACE_S, *LOGGED)
+        return self._owned.start("orchestrate", *named, *more, *log)
 
     @property
     def services(self) -> list[Service]:
         """Peers before those that need them."""
-        return [*self.verifiers, self.drafter, self.apart, self.first, self.second]
+        return [*self.verifiers, self.drafter, self.apart, self.first, self.second, self.hub, self.joined]
 
     def mend(self) -> None:
         """Start again what has ended, wake what was stopped; no link is cut or held any more."""
         self.redis.mend()
-        for link in (self.lines.client, self.lines.verifier, self.lines.drafter, self.lines.redis):
+        for link in self.lines.all:
             link.stall(0.0)
         ended = [service for service in self.services if not service.lives]
         for service in ended:
@@ -84,14 +114,21 @@ class Place:
         return log
 
 
-def _orchestrate(owned: Parts, verifiers: list[str], drafter: str, redis: str) -> Service:
-    named = [word for address in verifiers for word in ("--verifier", address)]
-    log = ("--redis-url", f"redis://{redis}", "--grace", GRACE_S)
-    return owned.start("orchestrate", *named, "--drafter", drafter, *log)
+def said_since(service: Service, moment: float) -> Iterator[tuple[float, str]]:
+    """What an orchestrator of a place has logged since `moment`: when, by the wall's clock, and what."""
+    for line in service.said().splitlines():
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue  # such as the lines of gRPC's own library
+        whole, _, milliseconds = told["time"].removesuffix("Z").partition(".")
+        at = timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(milliseconds) / 1000
+        if at >= moment - 0.001:
+            yield at, str(told["message"])
 
 
 @contextmanager
-def place(target: str, draft: str) -> Iterator[Place]:
-    """Targets and drafters as on the command line."""
+def place(target: str, draft: str, *words: str) -> Iterator[Place]:
+    """Targets and drafters as on the command line; `words`: more for both."""
     with parts() as owned, ExitStack() as stack:
-        yield Place(owned, stack, target, draft)
+        yield Place(owned, stack, target, draft, words)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from specwire.client.requests import Options
 from specwire.core.sampling import Sampling
-from tests.faults.matrix import AWAY_S, CUT_S, STOPPED_S, Cell
+from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
+from tests.faults.http_streams import HttpStream
+from tests.faults.matrix import HTTP_LINE, JOINED_LINE
+from tests.faults.noticing import noticed
 from tests.faults.parts import Service
 from tests.faults.place import Place
 from tests.faults.stack import PLAIN
@@ -47,45 +50,75 @@ class Asked:
 ASKED = (Asked(), Asked((9, 9), temperature=0.8, seed=5))
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a scene is played.
+
+    length: of the texts; None for what suits the cell. begun: tokens before the fault.
+    left: the texts are left once they have gone on for a while behind the fault; None where a drafter comes back.
+    stopped_s: how long nobody answers where the cell says so.
+    """
+
+    length: int | None = None
+    begun: int = BEGUN
+    left: bool | None = None
+    stopped_s: float = STOPPED_S
+
+
 class Scene:
     """A cell and its streams, which all go through the same orchestrator.
 
     Greedy and sampled, and as two verifiers share sessions evenly, one of them at each. Where a drafter comes back
-    while text streams, that is waited for, and the texts are then left (`open_ended`).
+    while text streams, that is waited for, and the texts are then left (`left`).
+
+    Attributes, once it was played:
+        pause: the longest wait for a chunk of any stream since the fault. usual: the same before it.
+        noticed: seconds until somebody said that he had noticed, None where nobody did.
+        fences: of the sessions, before the fault.
     """
 
-    def __init__(self, place: Place, cell: Cell, asked: Sequence[Asked] = ASKED, length: int | None = None) -> None:
+    def __init__(self, place: Place, cell: Cell, asked: Sequence[Asked] = ASKED, manner: Manner | None = None) -> None:
         self._place = place
         self._cell = cell
         self._asked = asked
-        self.open_ended = "drafter" in cell.where and cell.fault not in ("SIGKILL", "graceful stop")
-        self.length = length or (LONG if self.open_ended else LENGTH)
+        self._manner = manner or Manner()
+        self.comes_back = cell.about_drafter and cell.fault not in ("SIGKILL", "graceful stop")
+        self.left = self.comes_back if self._manner.left is None else self._manner.left
+        self.length = self._manner.length or (LONG if self.left else LENGTH)
         self.streams: list[Stream] = []
-        self.pause = 0.0
+        self.pause = self.usual = 0.0
+        self.noticed: float | None = None
         self.fences: list[int] = []
 
     def play(self) -> None:
-        """Begin, hurt, read on; `pause` is the longest of any stream since the fault."""
-        self._place.mend()
+        """Begin, hurt, read on. Everything must be there: see `Place.mend`."""
         with ExitStack() as stack:
             self._begin(stack)
             self.fences = [self._place.log(stream.session_id).fence for stream in self.streams]
-            began = time.monotonic()
-            hurt(self._place, self._cell)
+            prepare(self._place, self._cell)
+            began, moment = time.monotonic(), time.time()
+            hurt(self._place, self._cell, self._manner.stopped_s)
             over = time.monotonic()
             for stream in self.streams:
-                if self.open_ended:
-                    stream.until_arrived(over)
-                    stream.until(len(stream.tokens) + OLD)
-                    stream.until_accepted()
+                if self.left:
+                    self._read_on(stream, over)
                 else:
                     stream.rest()
             assert all(stream.arrivals[-1] > began for stream in self.streams), "a text had ended before the fault"
             self.pause = max(stream.pause_since(began) for stream in self.streams)
+            self.usual = max(stream.pause_before(began) for stream in self.streams)
+            self.noticed = noticed(self._place, self._cell, self.streams, moment)
+
+    def _read_on(self, stream: Stream, over: float) -> None:
+        """Until text has gone on for a while, and drafters are of use again."""
+        stream.until_arrived(over)
+        stream.until(len(stream.tokens) + OLD)
+        if self.comes_back:
+            stream.until_accepted()
 
     def expected(self) -> list[list[int]]:
         """What the target alone writes for each stream, as far as it was read."""
-        ends = [len(stream.tokens) if self.open_ended else self.length for stream in self.streams]
+        ends = [len(stream.tokens) if self.left else self.length for stream in self.streams]
         texts = [plain(PLAIN, self.length, asked.prompt, asked.sampling) for asked in self._asked]
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
@@ -96,7 +129,7 @@ class Scene:
             with ExitStack() as trial:
                 self.streams = [trial.enter_context(self._ask(asked)) for asked in self._asked]
                 for stream in self.streams:
-                    stream.until(BEGUN)
+                    stream.until(self._manner.begun)
                 if self._cell.where != "verifier" or self._serves(self._place.verifiers[0]):
                     stack.enter_context(trial.pop_all())
                     return
@@ -110,7 +143,8 @@ class Scene:
 
     def _ask(self, asked: Asked) -> Stream:
         options = Options(max_tokens=self.length, temperature=asked.temperature, seed=asked.seed, ngram=False)
-        return Stream(addresses(self._place, self._cell), asked.prompt, PATIENCE_S, **options)
+        kind = HttpStream if self._cell.where == HTTP_LINE else Stream
+        return kind(addresses(self._place, self._cell), asked.prompt, PATIENCE_S, **options)
 
 
 def addresses(place: Place, cell: Cell) -> list[str]:
@@ -120,93 +154,91 @@ def addresses(place: Place, cell: Cell) -> list[str]:
             return [place.lines.client.address]
         case "client-orchestrator", _:
             return [place.lines.client.address, place.second.address]
+        case "HTTP client-orchestrator", "reset":
+            return place.over_http[:1]
+        case "HTTP client-orchestrator", _:
+            return place.over_http
         case "orchestrator", "restart":
             return [place.first.address]
         case "orchestrator", _:
             return [place.first.address, place.second.address]
         case "verifier", "restart":
             return [place.apart.address]
-        case (("drafter" | "verifier" | "Redis"), _):
+        case (("drafter" | "verifier" | "Redis" | "nobody"), _):
             return [place.first.address]
+        case where, _ if where == JOINED_LINE:
+            return [place.hub.address]
         case _:
             return [place.apart.address]
 
 
-def hurt(place: Place, cell: Cell) -> None:
+def prepare(place: Place, cell: Cell) -> None:
+    """Do what is no fault yet."""
+    if (cell.where, cell.fault) == ("Redis", "restart"):
+        place.redis.save()
+        time.sleep(0.3)  # for text that the saved state lacks
+
+
+def hurt(place: Place, cell: Cell, stopped_s: float = STOPPED_S) -> None:
     """Have it happen. Whoever is to come back is back when this returns, or about to be."""
     if cell.fault == "none":
-        return
-    if "-" in cell.where:
-        _hurt_link(place, cell)
+        time.sleep(stopped_s)
+    elif "-" in cell.where:
+        _hurt_link(place, cell, stopped_s)
     elif cell.where == "Redis":
-        REDIS[cell.fault](place)
+        _hurt_redis(place, cell.fault, stopped_s)
     else:
         victim = {"drafter": place.drafter, "verifier": place.verifiers[0], "orchestrator": place.first}[cell.where]
-        PROCESS[cell.fault](victim)
+        _hurt_process(victim, cell.fault, stopped_s)
 
 
-def _hurt_link(place: Place, cell: Cell) -> None:
+def _hurt_link(place: Place, cell: Cell, stopped_s: float) -> None:
     link = place.lines.of(cell.where)
     match cell.fault:
         case "cut":
             link.cut(CUT_S)
             time.sleep(CUT_S)  # how long the fault lasts
         case "stall":
-            link.stall(STOPPED_S)
-            time.sleep(STOPPED_S)
+            link.stall(stopped_s)
+            time.sleep(stopped_s)
         case _:
             link.cut(0.0)
 
 
-def _stop_for_a_while(service: Service) -> None:
-    service.send(signal.SIGSTOP)
-    time.sleep(STOPPED_S)  # how long the fault lasts
-    service.send(signal.SIGCONT)
+def _hurt_process(victim: Service, fault: str, stopped_s: float) -> None:
+    match fault:
+        case "SIGKILL":
+            victim.kill()
+        case "SIGSTOP":
+            victim.send(signal.SIGSTOP)
+            time.sleep(stopped_s)  # how long the fault lasts
+            victim.send(signal.SIGCONT)
+        case "graceful stop":
+            victim.send(signal.SIGTERM)
+            assert victim.wait() == 0
+            assert "Traceback" not in victim.said()
+        case _:
+            victim.restart()
 
 
-def _stop_gracefully(service: Service) -> None:
-    service.send(signal.SIGTERM)
-    assert service.wait() == 0
-    assert "Traceback" not in service.said()
+def _hurt_redis(place: Place, fault: str, stopped_s: float) -> None:
+    match fault:
+        case "SIGKILL":
+            place.redis.stop()
+            place.redis.forget()
+            _leave_redis_away(place)
+        case "SIGSTOP":
+            place.redis.pause()
+            time.sleep(stopped_s)  # how long the fault lasts
+            place.redis.resume()
+        case "graceful stop":
+            place.redis.end()
+            _leave_redis_away(place)
+        case _:
+            place.redis.stop()
+            place.redis.start()
 
 
-PROCESS: dict[str, Callable[[Service], None]] = {
-    "SIGKILL": Service.kill,
-    "SIGSTOP": _stop_for_a_while,
-    "graceful stop": _stop_gracefully,
-    "restart": Service.restart,
-}
-
-
-def _lose_redis(place: Place) -> None:
-    place.redis.stop()
-    place.redis.forget()
+def _leave_redis_away(place: Place) -> None:
     time.sleep(AWAY_S)  # how long the fault lasts
     place.redis.start()
-
-
-def _stop_redis_for_a_while(place: Place) -> None:
-    place.redis.pause()
-    time.sleep(STOPPED_S)  # how long the fault lasts
-    place.redis.resume()
-
-
-def _end_redis(place: Place) -> None:
-    place.redis.end()
-    time.sleep(AWAY_S)  # how long the fault lasts
-    place.redis.start()
-
-
-def _restart_redis(place: Place) -> None:
-    place.redis.save()
-    time.sleep(0.3)  # for text that the saved state lacks
-    place.redis.stop()
-    place.redis.start()
-
-
-REDIS: dict[str, Callable[[Place], None]] = {
-    "SIGKILL": _lose_redis,
-    "SIGSTOP": _stop_redis_for_a_while,
-    "graceful stop": _end_redis,
-    "restart": _restart_redis,
-}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import TracebackType
 from typing import Self, Unpack
@@ -18,6 +19,8 @@ from specwire.lm import Feed, load_model
 
 LIMIT_S = 60.0
 PROMPT = (5, 6, 7)
+# Where the client library says that a stream broke.
+RESUMING = logging.getLogger("specwire.client.resuming")
 
 
 @cache
@@ -39,7 +42,8 @@ class Stream:
     """A generation under way. Checks that no token is missing and none comes twice.
 
     `error` is the status that it ended with, `finished` its regular end. `arrivals`: when each chunk came, on the
-    monotonic clock, whenever it was read. `patience`: the client's; 0 has the stream end with its connection.
+    monotonic clock, whenever it was read. `breaks`: when the client found its connection lost, by the wall's clock.
+    `patience`: the client's; 0 has the stream end with its connection.
     """
 
     def __init__(
@@ -52,20 +56,34 @@ class Stream:
         self.tokens: list[int] = []
         self.outcomes: list[Outcome] = []
         self.arrivals: list[float] = []
+        self.breaks: list[float] = []
         self.text = ""
         self.session_id = ""
         self.finished: Finished | None = None
         self.error: SpecwireError | None = None
         self._prompt_length = len(prompt)
         self._events: queue.SimpleQueue[tuple[float, Event | SpecwireError]] = queue.SimpleQueue()
-        self._client = Client(address, patience=patience)
+        self._call(address, patience)
         self._thread = threading.Thread(target=self._read, args=(tuple(prompt), options), daemon=True)
         self._thread.start()
+
+    def _call(self, address: str | Sequence[str], patience: float) -> None:
+        """Be ready to generate."""
+        self._client = Client(address, patience=patience)
+
+    def _generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+        """All events of the stream, wherever they come from; in the stream's own thread."""
+        with Noting(self.breaks):
+            yield from self._client.generate(prompt, timeout=2 * LIMIT_S, **options)
+
+    def _hang_up(self) -> None:
+        """Have `_generate` end."""
+        self._client.close()
 
     def _read(self, prompt: Sequence[int], options: Options) -> None:
         asked: Options = {**options, "ignore_eos": True}
         try:
-            for event in self._client.generate(prompt, timeout=2 * LIMIT_S, **asked):
+            for event in self._generate(prompt, asked):
                 self._events.put((time.monotonic(), event))
         except SpecwireError as error:
             self._events.put((time.monotonic(), error))
@@ -130,11 +148,19 @@ class Stream:
 
     def pause_since(self, moment: float) -> float:
         """Seconds of the longest wait for a chunk among those that came after `moment`."""
-        waits = zip(self.arrivals, self.arrivals[1:], strict=False)
-        return max((later - earlier for earlier, later in waits if later >= moment), default=0.0)
+        return max((wait for end, wait in self._waits() if end >= moment), default=0.0)
+
+    def pause_before(self, moment: float) -> float:
+        """Seconds of the longest wait for a chunk among those that came before `moment`."""
+        return max((wait for end, wait in self._waits() if end < moment), default=0.0)
+
+    def _waits(self) -> Iterator[tuple[float, float]]:
+        """When each chunk but the first came, and how long after the one before."""
+        for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False):
+            yield later, later - earlier
 
     def close(self) -> None:
-        self._client.close()
+        self._hang_up()
         self._thread.join(LIMIT_S)
 
     def __enter__(self) -> Self:
@@ -142,3 +168,24 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class Noting(logging.Handler):
+    """As a context: notes when the client library says, in this thread, that a stream broke."""
+
+    def __init__(self, moments: list[float]) -> None:
+        super().__init__(logging.INFO)
+        self._moments = moments
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self._moments.append(record.created)
+
+    def __enter__(self) -> Self:
+        RESUMING.setLevel(logging.INFO)
+        RESUMING.addHandler(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        RESUMING.removeHandler(self)
