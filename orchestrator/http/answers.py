@@ -6,14 +6,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from orchestrator.http.errors import failure_of
-from orchestrator.http.resuming import Place
+from orchestrator.http.resuming import FIELD, Place, Stage, written
 from orchestrator.http.shapes import Json, Shape, Told
 from orchestrator.http.streams import DONE, event
 from orchestrator.http.wishes import Wish
@@ -48,6 +48,7 @@ class Choice:
     """One session, as far as it has been told.
 
     before: what its text begins with. end: where the newest token's text ends in the output, in code points.
+    place: how far its reader has come; None where it cannot come back.
     """
 
     before: str
@@ -59,11 +60,20 @@ class Choice:
     reason: str | None = None
     place: Place | None = None
 
+    def lacks(self, stage: Stage) -> bool:
+        """Whether its reader has not come so far; from now on it has."""
+        if self.place is None:
+            return True
+        lacks = self.place.stage < stage
+        self.place = replace(self.place, stage=max(stage, self.place.stage))
+        return lacks
+
 
 class Answer:
     """One request's answer.
 
-    before: for each choice, what its text begins with (`echo`). place: where its reader has come to before.
+    before: for each choice, what its text begins with (`echo`).
+    places: for each, where its reader had come to; None for one that it has not heard of. Empty: for all.
     """
 
     def __init__(
@@ -73,7 +83,7 @@ class Answer:
         model: str,
         names: TokenBytes,
         before: Sequence[str],
-        place: Place | None = None,
+        places: Sequence[Place | None] = (),
     ) -> None:
         self._shape = shape
         self._wish = wish
@@ -81,8 +91,11 @@ class Answer:
         self._model = model
         self._id = shape.prefix + secrets.token_hex(16)
         self._created = int(time.time())
-        self._choices = [Choice(text, text) for text in before]
-        self._place = place
+        known = places or [None] * len(before)
+        ends = [0 if place is None else place.end for place in known]
+        self._choices = [
+            Choice(text, text, end, place=place) for text, end, place in zip(before, ends, known, strict=True)
+        ]
 
     # All at once
 
@@ -129,8 +142,9 @@ class Answer:
                 async for index, part in events:
                     for told in self._events(index, self._choices[index], part):
                         yield told
-            if self._wish.include_usage:
-                yield event({**self._envelope(self._shape.part, []), "usage": self._usage()})
+            lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
+            if self._wish.include_usage and any(lacking):
+                yield event({**self._envelope(self._shape.part, []), "usage": self._usage()}, self._place())
         except Exception as error:
             yield event(failure_of(error).body())
         yield DONE
@@ -149,27 +163,32 @@ class Answer:
 
     def _first(self, index: int, choice: Choice, part: pb.Started) -> list[bytes]:
         choice.started = part
-        if self._wish.template.request_id:
-            choice.place = self._place or Place.start(part)
+        if self._wish.template.request_id and choice.place is None:
+            choice.place = Place.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
-        if choice.before:
+        if choice.before and choice.lacks(Stage.GOING):
             told.append(self._part(index, self._shape.delta(choice.before)))
         return told
 
     def _chunk(self, index: int, choice: Choice, part: pb.Chunk) -> list[bytes]:
         told = self._told(choice, [part])
         if choice.place is not None:
+            _check_goes_on(choice.place)
             choice.place = choice.place.behind(part)
         elif not (part.text or told or self._wish.details):
             return []
         more = _details(part) if self._wish.details else None
-        return [self._part(index, self._shape.delta(part.text), told, None, more, choice.place)]
+        return [self._part(index, self._shape.delta(part.text), told, None, more)]
 
     def _last(self, index: int, choice: Choice, part: pb.Finished) -> list[bytes]:
         self._finish(choice, part)
-        told = [self._part(index, self._shape.delta(part.text))] if part.text else []
-        more = {"stats": figures(part.stats)}
-        return [*told, self._part(index, self._shape.last(), None, choice.reason, more)]
+        told = []
+        if part.text and choice.lacks(Stage.COMPLETE):
+            told.append(self._part(index, self._shape.delta(part.text)))
+        if choice.lacks(Stage.ENDED):
+            more = {"stats": figures(part.stats)}
+            told.append(self._part(index, self._shape.last(), None, choice.reason, more))
+        return told
 
     # Parts of both
 
@@ -190,10 +209,13 @@ class Answer:
         told: Told | None = None,
         reason: str | None = None,
         more: Json | None = None,
-        place: Place | None = None,
     ) -> bytes:
         choice = self._choice(index, content, told, reason, more)
-        return event(self._envelope(self._shape.part, [choice]), str(place) if place is not None else None)
+        return event(self._envelope(self._shape.part, [choice]), self._place())
+
+    def _place(self) -> str | None:
+        """Where the reader of what has been told until now stands, this event included."""
+        return written(choice.place for choice in self._choices) if self._wish.template.request_id else None
 
     def _choice(self, index: int, content: Json, told: Told | None, reason: str | None, more: Json | None) -> Json:
         logprobs = None if told is None else self._shape.logprobs(told, self._names)
@@ -219,6 +241,12 @@ class Answer:
                 "rejected_prediction_tokens": sum(each.proposed_prediction for each in stats) - accepted,
             },
         }
+
+
+def _check_goes_on(place: Place) -> None:
+    """There is more text behind: its reader cannot have seen the end there."""
+    if place.stage > Stage.GOING:
+        raise StatusError(grpc.StatusCode.DATA_LOSS, f"{FIELD}: the text goes on behind {place.position}")
 
 
 def _opening(started: pb.Started) -> Json:

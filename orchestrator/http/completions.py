@@ -13,7 +13,8 @@ from orchestrator.completions import merged, single_requests
 from orchestrator.http.answers import Answer, Events
 from orchestrator.http.chat import take_messages
 from orchestrator.http.fields import Fields, is_ids, parse, shown
-from orchestrator.http.resuming import Place
+from orchestrator.http.resuming import FIELD, Place
+from orchestrator.http.resuming import parse as parse_places
 from orchestrator.http.service import Call, Served, Service
 from orchestrator.http.shapes import ChatShape, CompletionShape, Shape
 from orchestrator.http.streams import EventStream
@@ -25,6 +26,8 @@ from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
 LAST_EVENT_ID = "last-event-id"
+# Between a request's id and the number of one of its sessions: nothing that a header can hold.
+BETWEEN = "\x1f"
 
 Prompt = str | list[int]
 
@@ -56,12 +59,13 @@ class Completions:
 
     async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:
         requests = sessions_of(wish, prompts)
-        place = _place(call, wish)
-        reached = None if place is None else (place.position, place.hash)
+        places = _places(call, wish, len(requests))
         generate, parent = self._service.generating.generate, call.headers.get(TRACEPARENT, "")
-        events = merged([generate(each, call.tenant, wish.timeout, reached, traceparent=parent) for each in requests])
-        echoed = [_echo(each, served) if wish.echo and place is None else "" for each in requests]
-        answer = Answer(shape, wish, served.name, served.names, echoed, place)
+        reached = [None if place is None else place.reached for place in places]
+        asked = zip(requests, reached, strict=True)
+        events = merged([generate(each, call.tenant, wish.timeout, at, traceparent=parent) for each, at in asked])
+        echoed = [_echo(each, served) if wish.echo else "" for each in requests]
+        answer = Answer(shape, wish, served.name, served.names, echoed, places)
         if wish.stream:
             return EventStream(answer.stream(await begun(events)))
         return _json(await answer.whole(events))
@@ -95,19 +99,26 @@ def sessions_of(wish: Wish, prompts: Sequence[Prompt]) -> list[pb.GenerateReques
     if len(prompts) * wish.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {wish.n} choices each make more than {MOST_CHOICES}"
         raise InvalidParameter("prompt" if wish.n == 1 else "n", message)
-    if len(prompts) > 1 and wish.template.request_id:
-        raise InvalidParameter("request_id", f"stands for one session, so there must be one prompt, not {len(prompts)}")
-    return [each for prompt in prompts for each in single_requests(wish.request(prompt))]
+    return named(
+        [each for prompt in prompts for each in single_requests(wish.request(prompt))], wish.template.request_id
+    )
 
 
-def _place(call: Call, wish: Wish) -> Place | None:
-    """Where a caller that comes back has come to; only a stream with a request id says where it is."""
+def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
+    """Each with a request id of its own, where the request has one: a session is what an id stands for."""
+    for index, each in enumerate(requests):
+        each.request_id = request_id if len(requests) == 1 or not request_id else f"{request_id}{BETWEEN}{index}"
+    return requests
+
+
+def _places(call: Call, wish: Wish, sessions: int) -> list[Place | None]:
+    """How far in each session a caller that comes back has come; only a stream with a request id says where it is."""
     shown_id = call.headers.get(LAST_EVENT_ID)
     if shown_id is None or not wish.stream:
-        return None
+        return [None] * sessions
     if not wish.template.request_id:
-        raise InvalidParameter("Last-Event-ID", "needs the request_id of the request that it resumes")
-    return Place.parse(shown_id)
+        raise InvalidParameter(FIELD, "needs the request_id of the request that it resumes")
+    return parse_places(shown_id, sessions)
 
 
 def _echo(request: pb.GenerateRequest, served: Served) -> str:

@@ -42,7 +42,11 @@ SCALARS = [
     *("stream:1,2,3", "float32", "int8", "openvino", "/dev/null", "/proc/self/mem", "x" * 5000, "", "é", "{}", "[1]"),
 ]
 FITTING: list[dict[str, object]] = [
-    *({}, {"method": "ngram"}, {"model": "m"}, {"num_assistant_tokens": 4}, {"assistant_confidence_threshold": 0}),
+    {},
+    {"method": "ngram"},
+    {"model": "m"},
+    {"num_assistant_tokens": 4},
+    {"assistant_confidence_threshold": 0},
 ]
 DAMAGED = [
     *("up: &a [*a]", "? [a]\n: b", "up: !!python/object/apply:os.system [ls]", "\t", "---\n---\n", "up:\n\tx: 1", "{"),

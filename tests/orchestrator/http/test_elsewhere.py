@@ -56,6 +56,6 @@ async def _begin(url: str) -> tuple[str, str]:
                 ids.append(line.removeprefix("id: "))
             if line.startswith("data: {"):
                 events.append(json.loads(line.removeprefix("data: ")))
-            if len(ids) == 4 and len(events) > 4:
+            if len(events) > 4:
                 break
     return text_of(events), ids[-1]

@@ -39,7 +39,7 @@ def streaming(door: Front, wish: dict[str, Any], headers: dict[str, str] | None 
 
 
 def take_events(lines: Iterator[str], count: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """That many events with text, and those events' ids."""
+    """That many events behind the opening one, and all ids."""
     events: list[dict[str, Any]] = []
     ids: list[str] = []
     for line in lines:
@@ -47,7 +47,7 @@ def take_events(lines: Iterator[str], count: int) -> tuple[list[dict[str, Any]],
             ids.append(line.removeprefix("id: "))
         if line.startswith("data: {"):
             events.append(json.loads(line.removeprefix("data: ")))
-        if len(ids) == count and len(events) > count:
+        if len(events) > count:
             break
     return events, ids
 
