@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +23,17 @@ from orchestrator.store import (
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append
 from specwire.core.logprobs import TokenLogprobs
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+
+logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 # Times that a log is written again before one append is given up.
 MOST_MENDS = 4
 # A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
 RENEW_S = LEASE_S / 3
+# Of the time that a running session's log is kept for without its owner: after that its request id is bound again.
+REBIND_SHARE = 0.25
 
 
 class Held(Protocol):
@@ -91,7 +98,9 @@ class Appender:
         self._clock = clock
         self._attempted = clock()
         self._slept = False
+        self._cancelled = False
         self._writing = asyncio.Lock()
+        self._bound: float | None = None
 
     async def write(self, effect: Append) -> bool:
         """Returns, once the log has acknowledged it, whether somebody asked there for the session's end.
@@ -100,13 +109,16 @@ class Appender:
             StoreError: the log refused, or did not answer in time.
         """
         async with self._writing:
-            give_up = self._now() + self._timeout
+            give_up, told = self._now() + self._timeout, False
             while True:
                 try:
                     return await self._attempt(effect)
-                except StoreUnavailable:
+                except StoreUnavailable as error:
                     if self._now() > give_up:
                         raise
+                    if not told:
+                        self._tell(f"the log does not answer: {error}")
+                    told = True
                 await asyncio.sleep(RETRY_S)
 
     async def renew(self) -> bool:
@@ -120,6 +132,26 @@ class Appender:
         async with self._writing:
             return await self._attempt(Append(self._length, (), (), None))
 
+    async def keep_bound(self) -> None:
+        """Have the request id stand for the session as long as it runs, however long that is.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        if self._bound is None or self._now() - self._bound > self._lifetimes.running * REBIND_SHARE:
+            await self._bind()
+
+    async def release(self) -> None:
+        """Have the request id stand for nothing: whoever repeats the call begins anew.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        record = self._record
+        if record.request_id:
+            await self._store.release_request(record.tenant, record.request_id, record.session_id)
+            self._bound = math.inf
+
     @property
     def _length(self) -> int:
         return len(self._record.prompt) + len(self._held.tokens)
@@ -129,6 +161,7 @@ class Appender:
         done = await self._write_and_mend(effect)
         self._acknowledged = self._now()
         self._slept = False
+        self._cancelled |= done.cancelled
         return done.cancelled and effect.end is None
 
     async def _write_and_mend(self, effect: Append) -> Appended:
@@ -158,6 +191,7 @@ class Appender:
 
     async def _restore(self) -> None:
         """Write again what the log has lost. With it went what its request id stood for."""
+        self._tell("the log has lost of it; it is written again")
         record, lifetimes = self._record, self._lifetimes
         await self._store.recreate(
             record,
@@ -168,7 +202,20 @@ class Appender:
             self._owner,
             lifetimes.ended,
             self._held.logprobs,
+            self._cancelled,
         )
+        if self._bound != math.inf:
+            await self._bind()
+
+    async def _bind(self) -> None:
+        record, lifetimes = self._record, self._lifetimes
         if record.request_id:
             kept = lifetimes.running + lifetimes.ended
-            await self._store.bind_request(record.tenant, record.request_id, record.session_id, kept)
+            name, digest = (record.tenant, record.request_id), record.request_digest
+            await self._store.bind_request(*name, record.session_id, kept, digest)
+        self._bound = self._now()
+
+    def _tell(self, what: str) -> None:
+        """Operators, of this session."""
+        shown = self._record.session_id[:SHOWN_CHARACTERS]
+        logger.info("session %s: %s", shown, what, extra=of_session(shown))

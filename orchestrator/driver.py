@@ -48,6 +48,9 @@ from specwire.v1 import verify_pb2
 
 logger = logging.getLogger(__name__)
 
+# Statuses that tell a client to ask again.
+WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
 
 class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
@@ -186,10 +189,14 @@ class SessionDriver:
         self._timers.set("deadline", seconds, self.pass_deadline)
 
     def pass_deadline(self) -> None:
-        self.apply(ev.EndRequested(FinishReason.DEADLINE))
+        self.end(FinishReason.DEADLINE)
 
     def cancel(self) -> None:
-        self.apply(ev.EndRequested(FinishReason.CANCELLED))
+        self.end(FinishReason.CANCELLED)
+
+    def end(self, reason: FinishReason) -> None:
+        """Have it end with what is decided."""
+        self.apply(ev.EndRequested(reason))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
         self.failure = self.failure or (code, message)
@@ -245,6 +252,9 @@ class SessionDriver:
     async def _append(self, effect: fx.Append) -> None:
         session, began = self.session, time.monotonic()
         try:
+            if effect.end is not None and self._may_be_repeated(effect.end):
+                with suppress(StoreUnavailable):
+                    await self._appender.release()
             cancelled = await self._appender.write(effect)
         except StoreError as error:
             self._tally.append_failures += 1
@@ -258,12 +268,18 @@ class SessionDriver:
         if cancelled:
             self.cancel()
 
+    def _may_be_repeated(self, end: fx.End) -> bool:
+        """It failed for want of something that may be there later: its request id is not to stand for that failure."""
+        return end.reason is FinishReason.ERROR and self.failure is not None and self.failure[0] in WORTH_REPEATING
+
     async def renew(self) -> None:
         """Give the log a sign of life, and learn whether somebody asked there for the session's end."""
         session = self.session
         if self.output.end is not None or session.state is State.FENCED:
             return
         try:
+            with suppress(StoreUnavailable):
+                await self._appender.keep_bound()
             cancelled = await self._appender.renew()
         except StoreUnavailable:
             return  # the next append waits for it, and says so

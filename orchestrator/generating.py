@@ -9,19 +9,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 import grpc
 
 from orchestrator import replies
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Guess
+from orchestrator.repeats import Repeats
 from orchestrator.requests import record_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.target import Target
-from orchestrator.tenants import ANONYMOUS
+from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from orchestrator.trace import Trace
 from orchestrator.turns import tokens_of
 from orchestrator.watching import cursor_of
@@ -46,6 +46,7 @@ class Generating:
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
+        self._repeats = Repeats(orchestrator)
 
     def tenant(self, metadata: Metadata) -> str:
         """Who calls. StatusError (UNAUTHENTICATED) for whoever has no right to."""
@@ -69,11 +70,11 @@ class Generating:
         trace: is told what happens in the session from now on; must not block.
         traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
         """
-        target = self._orchestrator.pool.require_target()
+        target = await self._target_for(request, tenant)
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
         record = await record_of(request, target, tenant, before)
         driver = await self._traced(record, time_left, traceparent)
-        if reached is not None:  # whoever drove the session may be gone: its reader has lost the connection
+        if reached is not None or request.take_over:  # whoever drove it may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
         guess = _guess(driver, target) if request.provisional else None
         driver.trace = trace or driver.trace
@@ -88,6 +89,17 @@ class Generating:
                 raise
             finally:
                 driver.trace = None if driver.trace is trace else driver.trace
+
+    async def _target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
+        """Of the model that the request names, or else its parent's."""
+        pool = self._orchestrator.pool
+        if request.parent and not request.model and len(pool.models.names()) > 1:
+            check_owner(request.parent, tenant, "parent")
+            parent = await self.read(request.parent)
+            if parent is None:
+                raise no_session(request.parent, "parent")
+            return pool.target_named(pool.target_of(parent.record).info.model)
+        return pool.target_named(request.model)
 
     async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
         """The session, with a span of its own if it begins here."""
@@ -105,21 +117,8 @@ class Generating:
     async def _session_for(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
         """A new session, or the one that the same request id has started before."""
         if record.request_id:
-            ttl = self._orchestrator.options.session_ttl + self._orchestrator.options.retention
-            with store_statuses():
-                first = await self._orchestrator.store.bind_request(
-                    record.tenant, record.request_id, record.session_id, ttl
-                )
-            if first != record.session_id:
-                return await self._joined(replace(record, session_id=first), time_left, span)
+            return await self._repeats.session_for(record, time_left, span)
         return await self._orchestrator.open(record, time_left, span)
-
-    async def _joined(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
-        """The session that a request id stands for; begun now if its first call got no further than binding the id."""
-        driver = await self._orchestrator.find(record.session_id)
-        if driver is None and await self.read(record.session_id) is not None:
-            driver = await self._orchestrator.join(record.session_id)
-        return driver or await self._orchestrator.open(record, time_left, span)
 
     async def cursor_at(self, driver: SessionDriver, position: int, prefix_hash: int) -> Cursor:
         """The place of a reader that has what is before `position`; raises as `cursor_of`."""
@@ -138,7 +137,7 @@ class Generating:
         """What the session's readers are shown of the prompt."""
         if not record.echo:
             return None
-        text = self._orchestrator.pool.require_target().tokenizer.decode(list(record.prompt))
+        text = self._orchestrator.pool.target_of(record).tokenizer.decode(list(record.prompt))
         return pb.Prompt(tokens=record.prompt, text=text)
 
     async def follow(

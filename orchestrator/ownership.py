@@ -27,11 +27,19 @@ from orchestrator.following import RETRY_S, Follower, NobodyDrives
 from orchestrator.restoring import OtherText, Replay
 from orchestrator.statuses import status_of_append, store_statuses
 from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
+from specwire.core.limits import FinishReason
 from specwire.core.scanning import PeekingScanner
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.logs import of_session
 
 logger = logging.getLogger(__name__)
+
+
+def must_end(log: StoredSession) -> FinishReason | None:
+    """How a session that still runs in the log is to end before anything else is decided; None if it may go on."""
+    if log.cancelled:
+        return FinishReason.CANCELLED
+    return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
 
 
 class Ownership:
@@ -65,8 +73,12 @@ class Ownership:
         self._can_drive = can_drive
         self._followers: dict[str, Follower] = {}
 
-    async def join(self, driver: SessionDriver, log: StoredSession, take_over: bool) -> None:
+    async def join(
+        self, driver: SessionDriver, log: StoredSession, take_over: bool, end: FinishReason | None = None
+    ) -> None:
         """Have `driver`, which has shown nothing yet, show the session from now on.
+
+        end: nobody goes on with the session, and it is to end so.
 
         Raises:
             StatusError: the log does not answer, or has lost the session; or it is to be driven here, and cannot be.
@@ -76,12 +88,12 @@ class Ownership:
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
-                if not (self._can_drive(log.record) or log.cancelled):
+                if not (self._can_drive(log.record) or end or must_end(log)):
                     raise StatusError(
                         grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it, or no room"
                     )
                 log = await self._store.claim(log.record.session_id, self._owner)
-        await self._show(driver, replay, log)
+        await self._show(driver, replay, log, end)
 
     def follow(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed a session of ours."""
@@ -100,7 +112,9 @@ class Ownership:
         """Nobody drives the session: its owner is silent, or it is ours, and we have left it."""
         return log.abandoned or log.owner == self._owner
 
-    async def _show(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
+    async def _show(
+        self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None = None
+    ) -> None:
         """What the log says; and if it says that the session is ours, go on."""
         await replay.extend(log.tokens, log.outcomes, log.logprobs)
         if driver.output.end is not None:
@@ -108,16 +122,16 @@ class Ownership:
         if log.reason is not None:
             driver.finish(replay.end(log.reason, log.text_length))
         elif log.owner == self._owner:
-            self._drive(driver, replay, log)
+            self._drive(driver, replay, log, end or must_end(log))
         else:
             self._follow(driver, replay)
 
-    def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession) -> None:
+    def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
         shown = log.record.session_id[:8]
         logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
         driver.drive(log.fence, replay.scanner)
-        if log.cancelled:
-            driver.cancel()
+        if end is not None:
+            driver.end(end)
             return
         if log.record.deadline:
             driver.set_deadline(max(0.0, log.record.deadline - time.time()))

@@ -23,13 +23,16 @@ from orchestrator.store import (
     SessionExists,
     SessionRecord,
     SessionStore,
+    StoredSession,
     StoreError,
 )
 from orchestrator.store.base import deleted
+from orchestrator.sweeping import Patience, Sweeper
 from orchestrator.tally import Tally
 from orchestrator.tenants import Allowances, no_session
 from orchestrator.totals import Totals
 from specwire.core.effects import End
+from specwire.core.limits import FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.metrics import Registry
@@ -43,8 +46,8 @@ FINISHED_KEPT = 256
 REMEMBERED_S = 60.0
 # Seconds for the last append of a session that is cancelled at shutdown.
 LEAVE_LIMIT = 2.0
-# Seconds that a session which is to be deleted has for its end to reach the log.
-DELETE_LIMIT_S = 5.0
+# Seconds that a session which is to be deleted, or that nobody drives, has for its end to reach the log.
+END_LIMIT_S = 5.0
 # Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
 OWNER_BYTES = 8
 # Whose figures they are.
@@ -71,13 +74,21 @@ class Orchestrator:
         self.registry = Registry()
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
-        self._leases: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(
+            store,
+            self._driven,
+            self.end_orphan,
+            Patience(options.store_timeout, options.detach_grace),
+            options.session_ttl,
+        )
+        self._keeping: list[asyncio.Task[None]] = []
         self._draining = False
 
     async def start(self) -> None:
         """Raises StartError: see Pool.start."""
-        self._leases = asyncio.create_task(keep_leases(self.store, self._remembered))
+        self._keeping.append(asyncio.create_task(keep_leases(self.store, self._remembered)))
         await self.pool.start()
+        self._keeping.append(asyncio.create_task(self._sweeper.run()))
 
     async def find(self, session_id: str) -> SessionDriver | None:
         """The session's driver, also where another call is just opening it. Raises as `open`."""
@@ -86,6 +97,11 @@ class Orchestrator:
             return await self._opened(opening)
         driver = self.sessions.get(session_id)
         return None if driver is None or driver.abandoned else driver
+
+    def knows(self, session_id: str) -> bool:
+        """It is driven or shown here, or is just being opened."""
+        driver = self.sessions.get(session_id)
+        return session_id in self._opening or (driver is not None and not driver.abandoned)
 
     async def join(self, session_id: str, take_over: bool = False) -> SessionDriver:
         """The session, whoever began it: driven here, or shown as another orchestrator drives it.
@@ -115,6 +131,14 @@ class Orchestrator:
         except StoreError:
             return
 
+    def _driven(self) -> dict[str, set[str]]:
+        """The running sessions that are driven here, by model; the models that are served are named in any case."""
+        rolls: dict[str, set[str]] = {target.info.weights_fingerprint: set() for target in self.pool.models.all()}
+        for session_id, driver in self.sessions.items():
+            if driver.output.end is None and not driver.following:
+                rolls.setdefault(driver.record.weights_fingerprint, set()).add(session_id)
+        return rolls
+
     def _remembered(self) -> list[SessionDriver]:
         """All sessions, without those that ended a while ago: they can be read in the log as long as it keeps them."""
         now, kept = asyncio.get_running_loop().time(), min(REMEMBERED_S, self.options.retention)
@@ -136,19 +160,40 @@ class Orchestrator:
         known = await self.find(record.session_id)
         if known is not None:
             return known
-        self._check_welcome()
+        self.admit(record)
+        return await self.begin(record, deadline, span)
+
+    def admit(self, record: SessionRecord) -> None:
+        """Let a new session in, and charge its tenant: it is to `begin`, or to be dismissed.
+
+        Raises:
+            StatusError: UNAVAILABLE, none is welcome; RESOURCE_EXHAUSTED, the tenant has no room.
+            InvalidParameter: the tenant can never have room for it.
+        """
         try:
-            return await self._begin(record.session_id, self._admit(record, deadline, span))
+            self._check_welcome()
+            self._allowances.admit(record)
         except StatusError as error:
             self.tally.refused[error.code.name.lower()] += 1
             raise
 
-    async def _admit(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
-        self._allowances.admit(record)
+    def dismiss(self, record: SessionRecord) -> None:
+        """A session that was admitted does not begin."""
+        self._allowances.settle(record, 0)
+
+    async def begin(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
+        """`open` what was admitted."""
+        try:
+            return await self._begin(record.session_id, self._create_or_dismiss(record, deadline, span))
+        except StatusError as error:
+            self.tally.refused[error.code.name.lower()] += 1
+            raise
+
+    async def _create_or_dismiss(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
         try:
             return await self._create(record, deadline, span)
         except BaseException:
-            self._allowances.settle(record, 0)
+            self.dismiss(record)
             raise
 
     def _check_welcome(self) -> None:
@@ -179,6 +224,7 @@ class Orchestrator:
     async def _create(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
         if deadline is not None:
             record = replace(record, deadline=record.created + deadline)
+        await self.pool.learn_home(record.parent)
         try:
             with store_statuses():
                 ttl, retention = self.options.session_ttl, self.options.retention
@@ -226,7 +272,7 @@ class Orchestrator:
         driver = await self.find(session_id)
         if driver is not None and not driver.following:
             driver.cancel()
-            await driver.ended(DELETE_LIMIT_S)
+            await driver.ended(END_LIMIT_S)
         with store_statuses():
             await self.store.delete(session_id)
         self.pool.forget(session_id)
@@ -242,13 +288,31 @@ class Orchestrator:
             log = await self.store.read(session_id)
         if log is None:
             raise no_session(session_id)
-        self._check_model(log.record)
-        left = self.sessions.pop(session_id, None)
+        return await self._show(log, take_over)
+
+    async def end_orphan(self, log: StoredSession, reason: FinishReason) -> None:
+        """Have a session that nobody drives end in the log, which is as given, unless it is asked for just now.
+
+        Raises:
+            StatusError: the log does not answer, or the session is pinned to another model.
+        """
+        session_id = log.record.session_id
+        if await self.find(session_id) is not None:
+            return
+        self._check_welcome()
+        driver = await self._begin(session_id, self._show(log, True, reason))
+        await driver.ended(END_LIMIT_S)
+
+    async def _show(self, log: StoredSession, take_over: bool, end: FinishReason | None = None) -> SessionDriver:
+        """See Ownership.join."""
+        self.pool.target_of(log.record)  # it goes on with the model that it was begun with, or not at all
+        await self.pool.learn_home(log.record.session_id)
+        left = self.sessions.pop(log.record.session_id, None)
         if left is not None:
             await left.close()
         driver = self._driver(log.record, log.fence)
         try:
-            await self._ownership.join(driver, log, take_over)
+            await self._ownership.join(driver, log, take_over, end)
         except BaseException:
             self._forget(driver)
             await driver.close()
@@ -264,16 +328,7 @@ class Orchestrator:
         return driver
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
-        return OutputText(self.pool.require_target().tokenizer, record.stop)
-
-    def _check_model(self, record: SessionRecord) -> None:
-        """A session goes on with the model that it was begun with, or not at all."""
-        served, pinned = self.pool.require_target().info.weights_fingerprint, record.weights_fingerprint
-        if served != pinned:
-            raise StatusError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"session_id: the session is pinned to weights {pinned[:12]}, and {served[:12]} are served here",
-            )
+        return OutputText(self.pool.target_of(record).tokenizer, record.stop)
 
     def _fenced(self, driver: SessionDriver) -> None:
         """Another orchestrator has claimed the session, or the log has gone another way."""
@@ -285,7 +340,7 @@ class Orchestrator:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
 
     def _can_drive(self, record: SessionRecord) -> bool:
-        return not self._draining and self.pool.decides and self._allowances.may_adopt(record)
+        return not self._draining and self.pool.decides_for(record) and self._allowances.may_adopt(record)
 
     def _take_up(self, driver: SessionDriver) -> None:
         """A session that another orchestrator drove is driven here from now on."""
@@ -307,6 +362,8 @@ class Orchestrator:
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session a little for readers that come back; the log keeps it for longer."""
         self._settle(driver)
+        if not driver.abandoned:
+            self._sweeper.note_end(driver.record.weights_fingerprint, driver.record.session_id)
         if driver.output.end is not None:
             self.totals.count(driver.stats, driver.output.end.reason)
             self.tally.ended(driver.stats)
@@ -320,7 +377,7 @@ class Orchestrator:
             return
         texts, shown = {}, record.session_id[:8]
         if self.options.log_prompts:
-            texts["prompt"] = self.pool.require_target().tokenizer.decode(list(record.prompt))
+            texts["prompt"] = self.pool.target_of(record).tokenizer.decode(list(record.prompt))
         logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
 
     def _log_ended(self, driver: SessionDriver, end: End) -> None:
@@ -373,9 +430,9 @@ class Orchestrator:
         await asyncio.gather(*opening, return_exceptions=True)
         await self._leave()
         drivers = list(self.sessions.values())
-        if self._leases is not None:
-            self._leases.cancel()
-            await asyncio.gather(self._leases, return_exceptions=True)
+        for each in self._keeping:
+            each.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
         await self.pool.stop()
         await asyncio.gather(*(driver.close() for driver in drivers))
         await self.store.close()

@@ -28,6 +28,7 @@ OF_STATUS = {
     grpc.StatusCode.FAILED_PRECONDITION: (400, INVALID, "failed_precondition"),
     grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error", "invalid_api_key"),
     grpc.StatusCode.NOT_FOUND: (404, INVALID, "not_found"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, INVALID, "already_exists"),
     grpc.StatusCode.ABORTED: (409, SERVER, "aborted"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
     grpc.StatusCode.CANCELLED: (499, INVALID, "cancelled"),

@@ -3,6 +3,7 @@
 from orchestrator.store.base import (
     LEASE_S,
     Appended,
+    Bound,
     ContentMismatch,
     DamagedLog,
     DeletedSession,
@@ -16,12 +17,14 @@ from orchestrator.store.base import (
     StoredSession,
     StoreError,
     StoreUnavailable,
+    Tail,
 )
 from orchestrator.store.opening import open_store
 
 __all__ = [
     "LEASE_S",
     "Appended",
+    "Bound",
     "ContentMismatch",
     "DamagedLog",
     "DeletedSession",
@@ -35,5 +38,6 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "StoredSession",
+    "Tail",
     "open_store",
 ]

@@ -9,6 +9,10 @@ A log holds a session's prompt and decided tokens by absolute position. Rules:
   may write it again (`recreate`).
 - A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its end.
   An append of no tokens is such a write: the owner's sign of life, its lease.
+- Running sessions stand in a *roll*, one for each model (its weights' fingerprint), which their owners call again and
+  again. Who is not called is missed, and looked after by whoever asks first. A roll is a hint and never the truth: it
+  is kept apart from the logs, and only a log's fence says whose a session is.
+- A request id is *bound* to the session that its first call began, and to that call's content.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from specwire.core.sampling import Sampling
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
 LEASE_S = 10.0
+# Seconds within which a session is to be called again, or is missed: three calls, of which two may be lost.
+CALLED_WITHIN_S = 15.0
+# A request id is bound before its session's log is written. So long nobody else may have it, though there is no log.
+BEGINNING_S = 60.0
 
 Tokens = Sequence[int]
 Outcomes = Sequence[Outcome]
@@ -111,7 +119,7 @@ class SessionRecord:
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
-    priority, parent: as in the request that began it.
+    priority, parent: as in the request that began it. request_digest: of that request, where it had an id.
     The fingerprints pin the session to a model: weights_fingerprint covers weights, configuration, dtype and
     quantisation; `dtype` is a name for people.
     """
@@ -135,6 +143,45 @@ class SessionRecord:
     deadline: float = 0.0
     priority: int = 0
     parent: str = ""
+    request_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a request id stands for. digest: of the request that it came with first; empty if that is unknown."""
+
+    session_id: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A log's end as it was at one instant: what was decided behind the first `skipped` tokens of the output.
+
+    length: of the log in tokens, prompt included. The rest is as in StoredSession.
+    """
+
+    fence: int
+    owner: str
+    skipped: int
+    length: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    reason: FinishReason | None = None
+    text_length: int = 0
+    cancelled: bool = False
+    silent_s: float = 0.0
+
+    @property
+    def abandoned(self) -> bool:
+        """As of StoredSession."""
+        return is_abandoned(self.reason, self.silent_s)
+
+
+def is_abandoned(reason: FinishReason | None, silent_s: float) -> bool:
+    """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
+    return reason is None and silent_s > LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +210,8 @@ class StoredSession:
 
     @property
     def abandoned(self) -> bool:
-        """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
-        return self.reason is None and self.silent_s > LEASE_S
+        """It may be claimed: see is_abandoned."""
+        return is_abandoned(self.reason, self.silent_s)
 
     @property
     def length(self) -> int:
@@ -191,7 +238,7 @@ class SessionStore(Protocol):
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
     ) -> int:
-        """Start a log that holds the prompt; the fence. Raises SessionExists.
+        """Start a log that holds the prompt, and enter it into its model's roll; the fence. Raises SessionExists.
 
         retention_s: how long the log stays after the session's end; None: as long as `ttl_s`.
         """
@@ -215,11 +262,13 @@ class SessionStore(Protocol):
         owner: str = "",
         retention_s: float | None = None,
         logprobs: Logprobs = (),
+        cancelled: bool = False,
     ) -> None:
         """Write a lost log again from its owner's memory, under the owner's fence.
 
         A log under an older fence is replaced: the highest fence wins. One under the same fence is compared, and
         what it lacks at its end is added; it never becomes shorter. Raises Fenced, ContentMismatch.
+        cancelled: the owner knows that somebody asked for the end; so it stays, as where the log still says it.
         """
         ...
 
@@ -253,6 +302,10 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+        """As `read`, but only what was decided behind `skipped` tokens of the output."""
+        ...
+
     async def cancel(self, session_id: str) -> None:
         """Ask for the session's end; its owner learns it from its next append. Raises MissingSession."""
         ...
@@ -260,12 +313,44 @@ class SessionStore(Protocol):
     async def delete(self, session_id: str) -> None:
         """Remove prompt and text at once, and the request id's binding; a session that runs is taken from its owner.
 
-        What stays for `ttl_s` is the fence, so that no former owner writes the log again. Raises MissingSession.
+        What stays for `ttl_s` is the fence, so that no former owner writes the log again. For as long the session may
+        be deleted again. Raises MissingSession.
         """
         ...
 
-    async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
-        """The session that a request id stands for: the first one bound wins."""
+    async def bind_request(
+        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
+    ) -> Bound:
+        """Bind a request id, or keep it bound for another `ttl_s`; what it stands for: the first one bound wins.
+
+        gone: a session that has no log; what is bound to that one is free, but not within BEGINNING_S.
+        """
+        ...
+
+    async def bound_request(self, tenant: str, request_id: str) -> Bound | None:
+        """What a request id stands for."""
+        ...
+
+    async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
+        """Have a request id stand for nothing, if it stands for that session."""
+        ...
+
+    async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
+        """Enter these sessions, or say that their owner lives: they are missed unless called again `within_s`.
+
+        The roll itself is kept for `ttl_s`.
+        """
+        ...
+
+    async def strike(self, roll: str, session_ids: Sequence[str]) -> None:
+        """These have ended, or are gone."""
+        ...
+
+    async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
+        """At most so many sessions of the roll whose owners have not called them in time.
+
+        Each is told to one caller, and to another one after `again_s`: that caller may be lost, too.
+        """
         ...
 
     async def ping(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
@@ -48,6 +49,15 @@ class Batcher:
             await self._lines.reset(self._lines.nodes()[0])
             raise StoreUnavailable(no_answer(str(error))) from error
         return await self._lane(node).call(script, keys, *arguments)
+
+    async def post(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+        """Have it called, and do not wait for how that goes, nor for a server that does not answer.
+
+        With the same server it is done before what is called next. Raises StoreUnavailable where no server is known.
+        """
+        await self._ready()
+        with suppress(RedisError):
+            self._lane(self._lines.node_of(keys)).post(script, keys, *arguments)
 
     async def register(self, scripts: Collection[Script]) -> None:
         """Load the scripts ahead of their first call, wherever somebody answers. StoreUnavailable if nobody does."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.store.base import (
+    BEGINNING_S,
+    CALLED_WITHIN_S,
     Appended,
+    Bound,
     Logprobs,
     Outcomes,
     SessionExists,
     SessionRecord,
     StoredSession,
+    Tail,
     Tokens,
     check_append,
     deleted,
@@ -27,6 +31,8 @@ from specwire.core.limits import FinishReason
 from specwire.core.logprobs import TokenLogprobs
 
 Clock = Callable[[], float]
+# Seconds between two looks at everything: for what has expired, a look at it alone is enough.
+LOOK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -47,6 +53,15 @@ class _Log:
     cancelled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """bound, expires: Unix time in seconds."""
+
+    of: Bound
+    bound: float
+    expires: float
+
+
 class MemoryStore:
     """Args: clock gives Unix time in seconds; it may be a test's own."""
 
@@ -55,18 +70,23 @@ class MemoryStore:
     def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
-        self._requests: dict[tuple[str, str], tuple[str, float]] = {}
+        self._requests: dict[tuple[str, str], _Binding] = {}
         # Of deleted sessions: the fence that nobody reaches, and until when it stands.
         self._deleted: dict[str, tuple[int, float]] = {}
+        # By model, of each running session the instant at which it is missed.
+        self._rolls: dict[str, dict[str, float]] = {}
+        self._looked = 0.0
 
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
     ) -> int:
-        self._forget_expired()
-        if record.session_id in self._logs or record.session_id in self._deleted:
-            raise SessionExists(f"session {record.session_id} has a log")
+        self._forget_expired(LOOK_S)
+        session_id = record.session_id
+        if self._held(session_id) is not None or self._is_deleted(session_id):
+            raise SessionExists(f"session {session_id} has a log")
+        await self.call_roll(record.weights_fingerprint, [session_id], CALLED_WITHIN_S, ttl_s)
         fence = self._next_fence(0)
-        self._logs[record.session_id] = self._log_of(record, [], [], [], fence, ttl_s, owner, retention_s)
+        self._logs[session_id] = self._log_of(record, [], [], [], fence, ttl_s, owner, retention_s)
         return fence
 
     def _log_of(
@@ -103,15 +123,19 @@ class MemoryStore:
         owner: str = "",
         retention_s: float | None = None,
         logprobs: Logprobs = (),
+        cancelled: bool = False,
     ) -> None:
         check_append(0, tokens, outcomes, logprobs)
-        self._forget_expired()
-        held = self._logs.get(record.session_id)
+        self._forget_expired(LOOK_S)
+        held = self._held(record.session_id)
+        if held is None and not self._is_deleted(record.session_id):
+            self._deleted.pop(record.session_id, None)
         newest = held.fence if held else self._deleted.get(record.session_id, (0, 0.0))[0]
         if newest > fence:
             raise fenced(record.session_id, fence)
         if held is None or held.fence < fence:
             fresh = self._log_of(record, tokens, outcomes, logprobs, fence, ttl_s, owner, retention_s)
+            fresh.cancelled = cancelled or (held is not None and held.cancelled)
             self._logs[record.session_id] = fresh
             return
         text, length = [*record.prompt, *tokens], len(held.tokens)
@@ -120,6 +144,7 @@ class MemoryStore:
         held.outcomes.extend(outcomes[len(held.outcomes) :])
         held.logprobs.extend(logprobs[len(held.logprobs) :])
         held.tokens.extend(text[length:])
+        held.cancelled |= cancelled
         self._touch(held)
 
     async def append(
@@ -150,26 +175,60 @@ class MemoryStore:
         return Appended(len(log.tokens), log.cancelled)
 
     async def read(self, session_id: str) -> StoredSession | None:
-        self._forget_expired()
-        if session_id in self._deleted:
-            raise deleted(session_id)
-        log = self._logs.get(session_id)
+        log = self._readable(session_id)
         return self._snapshot(log) if log else None
+
+    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+        log = self._readable(session_id)
+        return self._tail(log, skipped) if log else None
 
     async def cancel(self, session_id: str) -> None:
         self._log(session_id).cancelled = True
 
     async def delete(self, session_id: str) -> None:
+        if self._is_deleted(session_id):
+            return
         log = self._log(session_id)
         del self._logs[session_id]
         self._deleted[session_id] = self._next_fence(log.fence), self._clock() + log.ttl_s
-        request = log.record.tenant, log.record.request_id
-        if self._requests.get(request, ("",))[0] == session_id:
-            del self._requests[request]
+        await self.release_request(log.record.tenant, log.record.request_id, session_id)
 
-    async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
-        self._forget_expired()
-        return self._requests.setdefault((tenant, request_id), (session_id, self._clock() + ttl_s))[0]
+    async def bind_request(
+        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
+    ) -> Bound:
+        self._forget_expired(LOOK_S)
+        now, key = self._clock(), (tenant, request_id)
+        held = self._binding(key)
+        if held is None or (held.of.session_id == gone and now - held.bound > BEGINNING_S):
+            held = _Binding(Bound(session_id, digest), now, now + ttl_s)
+        elif held.of.session_id == session_id:
+            held = _Binding(held.of, held.bound, max(held.expires, now + ttl_s))
+        self._requests[key] = held
+        return held.of
+
+    async def bound_request(self, tenant: str, request_id: str) -> Bound | None:
+        held = self._binding((tenant, request_id))
+        return held.of if held else None
+
+    async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
+        held = self._binding((tenant, request_id))
+        if held is not None and held.of.session_id == session_id:
+            del self._requests[tenant, request_id]
+
+    async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
+        missed = self._clock() + within_s
+        self._rolls.setdefault(roll, {}).update(dict.fromkeys(session_ids, missed))
+
+    async def strike(self, roll: str, session_ids: Sequence[str]) -> None:
+        entered = self._rolls.get(roll, {})
+        for session_id in session_ids:
+            entered.pop(session_id, None)
+
+    async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
+        now, entered = self._clock(), self._rolls.get(roll, {})
+        told = sorted((at, session_id) for session_id, at in entered.items() if at <= now)[:most]
+        entered.update((session_id, now + again_s) for _, session_id in told)
+        return [session_id for _, session_id in told]
 
     async def ping(self) -> None:
         self._forget_expired()
@@ -183,20 +242,40 @@ class MemoryStore:
     def _touch(self, log: _Log) -> None:
         log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)
 
-    def _forget_expired(self) -> None:
+    def _forget_expired(self, since_s: float = 0.0) -> None:
+        """Unless that was done less than so long ago: it looks at everything."""
         now = self._clock()
+        if now - self._looked < since_s:
+            return
+        self._looked = now
         self._logs = {key: log for key, log in self._logs.items() if log.expires > now}
-        self._requests = {key: bound for key, bound in self._requests.items() if bound[1] > now}
+        self._requests = {key: bound for key, bound in self._requests.items() if bound.expires > now}
         self._deleted = {key: left for key, left in self._deleted.items() if left[1] > now}
 
-    def _log(self, session_id: str) -> _Log:
+    def _held(self, session_id: str) -> _Log | None:
         log = self._logs.get(session_id)
-        if log is None or log.expires <= self._clock():
+        return None if log is None or log.expires <= self._clock() else log
+
+    def _is_deleted(self, session_id: str) -> bool:
+        return self._deleted.get(session_id, (0, 0.0))[1] > self._clock()
+
+    def _binding(self, key: tuple[str, str]) -> _Binding | None:
+        held = self._requests.get(key)
+        return None if held is None or held.expires <= self._clock() else held
+
+    def _readable(self, session_id: str) -> _Log | None:
+        if self._is_deleted(session_id):
+            raise deleted(session_id)
+        return self._held(session_id)
+
+    def _log(self, session_id: str) -> _Log:
+        log = self._held(session_id)
+        if log is None:
             raise missing(session_id)
         return log
 
     def _owned(self, session_id: str, fence: int) -> _Log:
-        if session_id in self._deleted:
+        if self._is_deleted(session_id):
             raise fenced(session_id, fence)
         log = self._log(session_id)
         if log.fence != fence:
@@ -217,8 +296,26 @@ class MemoryStore:
         log.logprobs.extend(logprobs[len(held) :])
         self._touch(log)
 
-    def _snapshot(self, log: _Log) -> StoredSession:
+    def _silent_s(self, log: _Log) -> float:
         kept = log.ttl_s if log.reason is None else log.retention_s
+        return max(0.0, self._clock() + kept - log.expires)
+
+    def _tail(self, log: _Log, skipped: int) -> Tail:
+        return Tail(
+            fence=log.fence,
+            owner=log.owner,
+            skipped=skipped,
+            length=len(log.tokens),
+            tokens=tuple(log.tokens[len(log.record.prompt) + skipped :]),
+            outcomes=tuple(log.outcomes[skipped:]),
+            logprobs=tuple(log.logprobs[skipped:]),
+            reason=log.reason,
+            text_length=log.text_length,
+            cancelled=log.cancelled,
+            silent_s=self._silent_s(log),
+        )
+
+    def _snapshot(self, log: _Log) -> StoredSession:
         return StoredSession(
             record=log.record,
             fence=log.fence,
@@ -228,7 +325,7 @@ class MemoryStore:
             reason=log.reason,
             text_length=log.text_length,
             cancelled=log.cancelled,
-            silent_s=max(0.0, self._clock() + kept - log.expires),
+            silent_s=self._silent_s(log),
             claimed=log.claimed,
             ended=log.ended,
             logprobs=tuple(log.logprobs),

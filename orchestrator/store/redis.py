@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, cast
 
 from orchestrator.store import scripts
 from orchestrator.store.base import (
+    BEGINNING_S,
+    CALLED_WITHIN_S,
     Appended,
+    Bound,
     DamagedLog,
     Logprobs,
     Outcomes,
@@ -14,6 +18,7 @@ from orchestrator.store.base import (
     SessionRecord,
     StoredSession,
     StoreError,
+    Tail,
     Tokens,
     UnfitStore,
     check_append,
@@ -27,12 +32,14 @@ from orchestrator.store.batcher import Batcher
 from orchestrator.store.durability import Durability, Level, unmet_settings
 from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
 from orchestrator.store.lanes import Reply, Script
-from orchestrator.store.scripts import Answer, request_key, session_keys
-from orchestrator.store.snapshot import stored_session
+from orchestrator.store.scripts import NO_DIGEST, Answer, request_key, roll_key, session_keys
+from orchestrator.store.snapshot import stored_session, stored_tail
 from specwire.core.limits import FinishReason
 from specwire.redis.lines import Argument, Lines, Node
 
 PLAIN = Durability(Level.REDIS)
+# Sessions in one call of a roll: a script holds up everybody else.
+MOST_CALLED = 512
 
 
 class RedisStore:
@@ -43,13 +50,20 @@ class RedisStore:
     CLAIM = Script(scripts.CLAIM)
     READ = Script(scripts.READ, writes=False)
     READ_SETTLED = Script(scripts.READ_SETTLED)
+    TAIL = Script(scripts.TAIL, writes=False)
+    TAIL_SETTLED = Script(scripts.TAIL_SETTLED)
     APPEND = Script(scripts.APPEND, repeated=True)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
     BIND = Script(scripts.BIND)
+    BOUND = Script(scripts.BOUND, writes=False)
     UNBIND = Script(scripts.UNBIND)
+    CALL_ROLL = Script(scripts.CALL_ROLL, repeated=True)
+    STRIKE = Script(scripts.STRIKE, repeated=True)
+    MISSED = Script(scripts.MISSED)
     PING = Script(scripts.PING, writes=False)
-    SCRIPTS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, APPEND, CANCEL, DELETE, BIND, UNBIND, PING)
+    OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, CANCEL, DELETE)
+    SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, CALL_ROLL, STRIKE, MISSED, PING)
 
     def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
         self._lines = lines
@@ -77,10 +91,11 @@ class RedisStore:
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
     ) -> int:
-        head = _head(record, ttl_s, owner, retention_s)
-        reply = await self._batcher.call(
-            self.CREATE, session_keys(record.session_id), *head, pack_tokens(record.prompt)
-        )
+        head, session_id = _head(record, ttl_s, owner, retention_s), record.session_id
+        # First, so that no log is in no roll; in a cluster without waiting for who has the roll. Its owner repeats it.
+        roll = [roll_key(record.weights_fingerprint)]
+        await self._batcher.post(self.CALL_ROLL, roll, _ms(CALLED_WITHIN_S), _ms(ttl_s), session_id)
+        reply = await self._batcher.call(self.CREATE, session_keys(session_id), *head, pack_tokens(record.prompt))
         if reply[0] == Answer.EXISTS:
             raise SessionExists(f"session {record.session_id} has a log")
         return int(_bytes(reply[1]))
@@ -101,13 +116,14 @@ class RedisStore:
         owner: str = "",
         retention_s: float | None = None,
         logprobs: Logprobs = (),
+        cancelled: bool = False,
     ) -> None:
         check_append(0, tokens, outcomes, logprobs)
         head = _head(record, ttl_s, owner, retention_s)
         text = pack_tokens([*record.prompt, *tokens])
         keys = session_keys(record.session_id)
-        reported = map(pack_logprobs, logprobs)
-        reply = await self._batcher.call(self.RECREATE, keys, *head, text, pack_outcomes(outcomes), fence, *reported)
+        said = (text, pack_outcomes(outcomes), fence, int(cancelled), *map(pack_logprobs, logprobs))
+        reply = await self._batcher.call(self.RECREATE, keys, *head, *said)
         if reply[0] != Answer.OK:
             _refused(reply, record.session_id, fence, 0)
 
@@ -154,6 +170,13 @@ class RedisStore:
             raise deleted(session_id)
         return None if reply[0] == Answer.MISSING else stored_session(session_id, reply)
 
+    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+        script = self.TAIL_SETTLED if self._level.replicas else self.TAIL
+        reply = await self._batcher.call(script, session_keys(session_id), skipped)
+        if reply[0] == Answer.DELETED:
+            raise deleted(session_id)
+        return None if reply[0] == Answer.MISSING else stored_tail(session_id, reply, skipped)
+
     async def cancel(self, session_id: str) -> None:
         reply = await self._batcher.call(self.CANCEL, session_keys(session_id)[:1])
         if reply[0] == Answer.MISSING:
@@ -165,11 +188,33 @@ class RedisStore:
             raise missing(session_id)
         tenant, request_id = request_of(_bytes(reply[1]))
         if request_id:
-            await self._batcher.call(self.UNBIND, [request_key(tenant, request_id)], session_id)
+            await self.release_request(tenant, request_id, session_id)
 
-    async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
-        reply = await self._batcher.call(self.BIND, [request_key(tenant, request_id)], session_id, _ms(ttl_s))
-        return _bytes(reply[1]).decode(errors="replace")
+    async def bind_request(
+        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
+    ) -> Bound:
+        keys, beginning_us = [request_key(tenant, request_id)], round(BEGINNING_S * 1e6)
+        said = (session_id, _ms(ttl_s), digest or NO_DIGEST, gone, beginning_us)
+        return _bound(await self._batcher.call(self.BIND, keys, *said))
+
+    async def bound_request(self, tenant: str, request_id: str) -> Bound | None:
+        reply = await self._batcher.call(self.BOUND, [request_key(tenant, request_id)])
+        return None if reply[0] == Answer.MISSING else _bound(reply)
+
+    async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
+        await self._batcher.call(self.UNBIND, [request_key(tenant, request_id)], session_id)
+
+    async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
+        for some in _portions(session_ids):
+            await self._batcher.call(self.CALL_ROLL, [roll_key(roll)], _ms(within_s), _ms(ttl_s), *some)
+
+    async def strike(self, roll: str, session_ids: Sequence[str]) -> None:
+        for some in _portions(session_ids):
+            await self._batcher.call(self.STRIKE, [roll_key(roll)], *some)
+
+    async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
+        reply = await self._batcher.call(self.MISSED, [roll_key(roll)], _ms(again_s), most)
+        return [_bytes(session_id).decode() for session_id in cast("list[object]", reply[1])]
 
     async def ping(self) -> None:
         await self._batcher.call(self.PING, ())
@@ -183,6 +228,16 @@ def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | 
     """How the arguments of CREATE and RECREATE begin."""
     ttl_ms = _ms(ttl_s)
     return encode_record(record), len(record.prompt), owner, ttl_ms, ttl_ms if retention_s is None else _ms(retention_s)
+
+
+def _bound(reply: Reply) -> Bound:
+    session_id, digest = (_bytes(part).decode(errors="replace") for part in reply[1:3])
+    return Bound(session_id, "" if digest == NO_DIGEST else digest)
+
+
+def _portions(session_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(session_ids), MOST_CALLED):
+        yield session_ids[first : first + MOST_CALLED]
 
 
 def _ms(seconds: float) -> int:

@@ -9,6 +9,12 @@ Keys of a session share the hash tag {SESSION}, so that they lie in one slot of 
     specwire:{SESSION}:tokens    4 bytes each, prompt first
     specwire:{SESSION}:outcomes  1 byte each, after the prompt
 
+Beside them, each in a slot of its own:
+
+    specwire:request:HASH        the session that a request id is bound to, the digest of its request (or -), and when
+                                 it was bound, with spaces between them
+    specwire:running:HASH        a model's roll: a sorted set of running sessions by when they are missed
+
 Every script in which an owner writes sets the time to live of all three, so that what is left of it tells how long the
 owner has been silent. Of a deleted session state and fence stay. Instants are Redis time in microseconds. Fences are
 compared as numbers below 2^53 (Redis time in microseconds reaches that in the year 2255), which a Lua number holds
@@ -33,6 +39,11 @@ class Answer(IntEnum):
     DELETED = 6
 
 
+# What Lua makes of a damaged lifetime.
+LIFETIME_MS = 3_600_000
+NO_DIGEST = "-"
+
+
 def session_keys(session_id: str) -> tuple[str, str, str]:
     tag = f"specwire:{{{session_id}}}"
     return f"{tag}:meta", f"{tag}:tokens", f"{tag}:outcomes"
@@ -44,19 +55,35 @@ def request_key(tenant: str, request_id: str) -> str:
     return f"specwire:request:{hashlib.sha256(name).hexdigest()}"
 
 
+def roll_key(roll: str) -> str:
+    return f"specwire:running:{hashlib.sha256(roll.encode()).hexdigest()}"
+
+
+# What is written is worked out before anything is written: what a damaged value breaks has changed nothing then.
 # fence = max(old + 1, Redis time in microseconds): it rises, and it does so even where Redis lost the old one.
 NEXT_FENCE = """
+local function whole(text)
+  local number = tonumber(text)
+  if number and number >= 0 and number <= 9007199254740991 then return number end
+  return nil
+end
 local function now_us()
   local now = redis.call('TIME')
   return now[1] * 1000000 + now[2]
 end
 local function decimal(number) return string.format('%.0f', number) end
-local function next_fence(old) return decimal(math.max(old + 1, now_us())) end
+local function next_fence(old) return decimal(math.max((whole(old) or 0) + 1, now_us())) end
 """
 
-EXPIRE_ALL = """
-local function expire_all(ttl_ms)
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl_ms) end
+# A lifetime that somebody has damaged must not leave a key without any.
+EXPIRE_ALL = f"""
+local function lifetime(text)
+  local number = whole(text)
+  if number and number >= 1 then return decimal(number) end
+  return {LIFETIME_MS}
+end
+local function expire_all(text)
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, lifetime(text)) end
 end
 """
 
@@ -70,28 +97,33 @@ end
 
 # APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty.
 WRITE_LOG = """
-local function write_log(record, prompt, owner, ttl_ms, retention_ms, tokens, outcomes, fence)
+local function write_log(record, prompt, owner, ttl_ms, retention_ms, tokens, outcomes, fence, cancelled)
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
   redis.call('HSET', KEYS[1], 'record', record, 'prompt', prompt, 'state', 'running', 'fence', fence, 'owner', owner,
-    'claimed_us', decimal(now_us()), 'ttl_ms', ttl_ms, 'retention_ms', retention_ms, 'cancelled', 0)
+    'claimed_us', decimal(now_us()), 'ttl_ms', ttl_ms, 'retention_ms', retention_ms, 'cancelled', cancelled)
   redis.call('APPEND', KEYS[2], tokens)
   if #outcomes > 0 then redis.call('APPEND', KEYS[3], outcomes) end
 end
 """
 
 # The third element is what is left of the time to live, in milliseconds; the fourth field is what it was set to.
+# `skipped` tokens of the output are left out, and with them record and prompt; nil for none.
 SNAPSHOT = """
-local function logprobs()
+local function logprobs(skipped)
   local told = {}
   if redis.call('HEXISTS', KEYS[1], '0') == 0 then return told end
-  for index = 1, redis.call('STRLEN', KEYS[3]) do told[index] = redis.call('HGET', KEYS[1], index - 1) end
+  for index = skipped, redis.call('STRLEN', KEYS[3]) - 1 do
+    told[#told + 1] = redis.call('HGET', KEYS[1], index)
+  end
   return told
 end
-local function snapshot()
+local function snapshot(skipped)
   local ended = redis.call('HEXISTS', KEYS[1], 'reason') == 1
-  return {0, redis.call('HMGET', KEYS[1], 'record', 'fence', 'owner', ended and 'retention_ms' or 'ttl_ms',
-    'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us'), redis.call('PTTL', KEYS[1]),
-    redis.call('GET', KEYS[2]) or '', redis.call('GET', KEYS[3]) or '', logprobs()}
+  local fields = redis.call('HMGET', KEYS[1], skipped and 'prompt' or 'record', 'fence', 'owner',
+    ended and 'retention_ms' or 'ttl_ms', 'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us')
+  local first = skipped and ((whole(fields[1]) or 0) + skipped) * 4 or 0
+  return {0, fields, redis.call('PTTL', KEYS[1]), redis.call('GETRANGE', KEYS[2], first, -1),
+    redis.call('GETRANGE', KEYS[3], skipped or 0, -1), logprobs(skipped or 0), redis.call('STRLEN', KEYS[2])}
 end
 """
 
@@ -99,19 +131,21 @@ end
 CREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{WRITE_LOG}
 if redis.call('EXISTS', KEYS[1]) == 1 then return {{5}} end
 local fence = next_fence(0)
-write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '', fence)
+write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '', fence, 0)
 expire_all(ARGV[4])
 return {{0, fence}}
 """
 
-# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, logprobs ...
+# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, cancelled,
+# logprobs ...
 # Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
 # text, and only the newest owner's counts. Under the same fence it only adds: should this call be late, what was
-# appended meanwhile stays.
+# appended meanwhile stays. What somebody was promised who asked for the end stays, too.
 RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}{WRITE_LOG}
-local held = redis.call('HMGET', KEYS[1], 'fence', 'reason')
+local held = redis.call('HMGET', KEYS[1], 'fence', 'reason', 'cancelled')
 local tokens, outcomes, fence = ARGV[6], ARGV[7], ARGV[8]
-if held[1] and tonumber(held[1]) > tonumber(fence) then return {{2, held[1]}} end
+local cancelled = (held[3] == '1' or ARGV[9] == '1') and 1 or 0
+if held[1] and (whole(held[1]) or 0) > tonumber(fence) then return {{2, held[1]}} end
 
 local length = redis.call('STRLEN', KEYS[2])
 local count = length / 4 - ARGV[2]
@@ -123,11 +157,12 @@ if held[1] == fence and whole then
     if held[2] then return {{3}} end
     redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
     redis.call('APPEND', KEYS[3], string.sub(outcomes, count + 1))
-    add_logprobs(9 + count, count)
+    add_logprobs(10 + count, count)
   end
+  redis.call('HSET', KEYS[1], 'cancelled', cancelled)
 else
-  write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tokens, outcomes, fence)
-  add_logprobs(9, 0)
+  write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tokens, outcomes, fence, cancelled)
+  add_logprobs(10, 0)
 end
 expire_all(ARGV[4])
 return {{0}}
@@ -143,11 +178,14 @@ return snapshot()
 """
 
 # Reply: the snapshot, {MISSING} or {DELETED}.
-READ = f"""{SNAPSHOT}
+READ = f"""{NEXT_FENCE}{SNAPSHOT}
 if redis.call('HGET', KEYS[1], 'state') == 'deleted' then return {{6}} end
 if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
 return snapshot()
 """
+
+# ARGV: tokens of the output that are left out. Reply: the snapshot without record and prompt, {MISSING} or {DELETED}.
+TAIL = READ.replace("return snapshot()", "return snapshot(tonumber(ARGV[1]))")
 
 # As READ, with a write that changes nothing: WAIT covers what stood before the connection's last write, so that once it
 # is satisfied replicas have all that was read.
@@ -157,6 +195,7 @@ READ_SETTLED = READ.replace(
 redis.call('PEXPIRE', KEYS[1], math.max(1, redis.call('PTTL', KEYS[1])))
 return seen""",
 )
+TAIL_SETTLED = READ_SETTLED.replace("snapshot()\n", "snapshot(tonumber(ARGV[1]))\n")
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
@@ -200,28 +239,81 @@ redis.call('HSET', KEYS[1], 'cancelled', 1)
 return {0}
 """
 
-# Reply: {OK, record} or {MISSING}. The fence that stays is newer than any owner's: none can append or recreate.
-DELETE = f"""{NEXT_FENCE}
-local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms')
-if not held[1] then return {{1}} end
+# Reply: {OK, record, empty where it was deleted before} or {MISSING}. The fence that stays is newer than any owner's:
+# none can append or recreate.
+DELETE = f"""{NEXT_FENCE}{EXPIRE_ALL}
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then return {{1}} end
+local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'state')
+if held[4] == 'deleted' then return {{0, ''}} end
+local fence = next_fence(held[2])
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-redis.call('HSET', KEYS[1], 'state', 'deleted', 'fence', next_fence(held[2]))
-redis.call('PEXPIRE', KEYS[1], held[3])
-return {{0, held[1]}}
+redis.call('HSET', KEYS[1], 'state', 'deleted', 'fence', fence)
+redis.call('PEXPIRE', KEYS[1], lifetime(held[3]))
+return {{0, held[1] or ''}}
 """
 
-# KEYS: the request's key. ARGV: session id, ttl_ms. Reply: {OK, the session that was bound first}.
-BIND = """
-local held = redis.call('GET', KEYS[1])
-if held then return {0, held} end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {0, ARGV[1]}
+# What a request's key holds. What cannot be read as such stands for a session that nobody has.
+HELD = f"""
+local value = redis.call('GET', KEYS[1])
+local session, digest, bound_us
+if value then
+  session, digest, bound_us = string.match(value, '^(%S+) (%S+) (%d+)$')
+  if not session then session, digest, bound_us = value, '{NO_DIGEST}', '0' end
+end
+"""
+
+# KEYS: the request's key. ARGV: session id, ttl_ms, digest, a session that has no log, for how many microseconds after
+# it was bound that means nothing. Reply: {OK, the session that it stands for, its digest}.
+BIND = f"""{NEXT_FENCE}{HELD}
+if session == ARGV[1] then
+  redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
+  return {{0, session, digest}}
+end
+if session and not (session == ARGV[4] and now_us() - bound_us > tonumber(ARGV[5])) then
+  return {{0, session, digest}}
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[3] .. ' ' .. decimal(now_us()), 'PX', ARGV[2])
+return {{0, ARGV[1], ARGV[3]}}
+"""
+
+# KEYS: the request's key. Reply: {OK, the session that it stands for, its digest} or {MISSING}.
+BOUND = f"""{HELD}
+if not session then return {{1}} end
+return {{0, session, digest}}
 """
 
 # KEYS: the request's key. ARGV: session id. Reply: {OK}.
-UNBIND = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+UNBIND = f"""{HELD}
+if session == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return {{0}}
+"""
+
+# KEYS: a roll. ARGV: within_ms, ttl_ms, session ids ... Reply: {OK}.
+CALL_ROLL = f"""{NEXT_FENCE}
+local missed = decimal(now_us() / 1000 + ARGV[1])
+for each = 3, #ARGV do redis.call('ZADD', KEYS[1], missed, ARGV[each]) end
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
+return {{0}}
+"""
+
+# KEYS: a roll. ARGV: session ids ... Reply: {OK}.
+STRIKE = """
+for each = 1, #ARGV do redis.call('ZREM', KEYS[1], ARGV[each]) end
 return {0}
+"""
+
+# KEYS: a roll. ARGV: again_ms, most. Reply: {OK, session ids}. What is no session's id is nobody's.
+MISSED = f"""{NEXT_FENCE}
+local now, told = now_us() / 1000, {{}}
+for _, session in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', decimal(now), 'LIMIT', 0, ARGV[2])) do
+  if string.match(session, '^[%w_-]+$') then
+    redis.call('ZADD', KEYS[1], decimal(now + ARGV[1]), session)
+    told[#told + 1] = session
+  else
+    redis.call('ZREM', KEYS[1], session)
+  end
+end
+return {{0, told}}
 """
 
 # A script too: it shows that scripts may run, not only that somebody answers.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TypeAlias, cast
 
-from orchestrator.store.base import DamagedLog, StoredSession
+from orchestrator.store.base import DamagedLog, StoredSession, Tail
 from orchestrator.store.encoding import (
     MOST_WHOLE,
+    TOKEN_BYTES,
     bounded,
     decode_record,
     unpack_logprobs,
@@ -21,6 +22,8 @@ US = 1e6
 MOST_FENCE = 1 << 53
 # Of the fields, those that every log has.
 NEEDED = 6
+# Of the reply: fields, what is left of the time to live in ms, tokens, outcomes, logprobs, bytes of all tokens.
+Parts: TypeAlias = tuple[list[bytes], int, bytes, bytes, list[bytes], int]
 
 
 def stored_session(session_id: str, reply: Reply) -> StoredSession:
@@ -31,10 +34,42 @@ def stored_session(session_id: str, reply: Reply) -> StoredSession:
         raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
 
 
-def _decoded(session_id: str, reply: Reply) -> StoredSession:
-    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs = cast(
-        "tuple[list[bytes], int, bytes, bytes, list[bytes]]", reply[1:]
+def stored_tail(session_id: str, reply: Reply, skipped: int) -> Tail:
+    """Of a snapshot without the first `skipped` tokens of the output. Raises DamagedLog."""
+    try:
+        return _tail(reply, skipped)
+    except (ValueError, OverflowError) as error:
+        raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
+
+
+def _tail(reply: Reply, skipped: int) -> Tail:
+    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, size = cast(Parts, reply[1:])
+    if None in fields[:NEEDED] or None in packed_logprobs:
+        raise ValueError("some of its fields are missing")
+    _, fence, owner, kept_ms, _, cancelled, reason, text_length, _ = fields
+    tokens, outcomes = unpack_tokens(packed_tokens), unpack_outcomes(packed_outcomes)
+    if len(tokens) != len(outcomes):
+        raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
+    logprobs = tuple(map(unpack_logprobs, packed_logprobs))
+    if len(logprobs) not in (0, len(tokens)):
+        raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
+    return Tail(
+        fence=bounded("fence", int(fence), MOST_FENCE),
+        owner=owner.decode(),
+        skipped=skipped,
+        length=size // TOKEN_BYTES,
+        tokens=tokens,
+        outcomes=outcomes,
+        logprobs=logprobs,
+        reason=FinishReason(int(reason)) if reason else None,
+        text_length=bounded("text_length", int(text_length or 0), MOST_WHOLE),
+        cancelled=cancelled == b"1",
+        silent_s=max(0.0, (int(kept_ms) - left_ms) / 1000),
     )
+
+
+def _decoded(session_id: str, reply: Reply) -> StoredSession:
+    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, _ = cast(Parts, reply[1:])
     if None in fields[:NEEDED]:
         raise ValueError("some of its fields are missing")
     record_json, fence, owner, kept_ms, claimed_us, cancelled, reason, text_length, ended_us = fields

@@ -10,6 +10,7 @@ import draft_service.server
 import verify_service.server
 from draft_service.server import RunningDrafter
 from orchestrator import server
+from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
 from specwire.core.acceptance import choose
@@ -24,6 +25,7 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 # Slow enough that drafting pays and that a test can interfere half-way: an emulation, not a benchmark.
 SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
+ANYBODY = Access()
 
 
 def plain(model: str, prompt: Sequence[int], length: int, sampling: Sampling | None = None) -> list[int]:
@@ -61,6 +63,7 @@ async def stack(
     http: str = "",
     chat_template: str = "",
     patience: Patience = PATIENCE,
+    access: Access = ANYBODY,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
         verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots), patience=patience)
@@ -83,6 +86,7 @@ async def stack(
             plan=plan,
             http=http,
             chat_template=chat_template,
+            access=access,
         )
         orchestrator = await server.start(known)
         parts.push_async_callback(orchestrator.stop, 0.0)

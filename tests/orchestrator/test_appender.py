@@ -126,7 +126,7 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
     assert log is not None
     assert (log.record, log.fence, log.owner, log.tokens) == (played.record, played.fence, "me", (7, 8, 9))
     assert (store._logs["s"].ttl_s, store._logs["s"].retention_s) == (60.0, 30.0)
-    assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
+    assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
 
 async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end() -> None:
@@ -140,7 +140,7 @@ async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end(
     await played.write(8, end=End(FinishReason.LENGTH, "", 2))
     age = 75.0
     assert await played.logged() == (7, 8)
-    assert await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0) == "s"
+    assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
 
 class Forgetful(MemoryStore):

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import grpc
 import pytest
 
-from orchestrator.store import SessionRecord, StoreUnavailable
+from orchestrator import server
+from orchestrator.access import Access
+from orchestrator.appender import Appender, Lifetimes
+from orchestrator.options import OrchestratorOptions
+from orchestrator.output import Output
+from orchestrator.requests import digest_of
+from orchestrator.store import LEASE_S, Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
+from orchestrator.tenants import new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
-from specwire.core.limits import FinishReason
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from specwire.rpc.channel import open_channel
+from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
+from tests.orchestrator.test_store import record_of
+from verify_service.waiting import Patience
 
 
 async def test_calls_that_cross_join_one_session() -> None:
@@ -49,7 +63,7 @@ async def test_a_repeated_id_starts_what_its_first_call_could_not() -> None:
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         running.orchestrator.orchestrator.store = store = DeafStore("create")
         with pytest.raises(SpecwireError) as refused:
-            await client.complete(PROMPT, max_tokens=3, request_id="again")
+            await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
         store.deaf_to = ""
         done = await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
@@ -79,6 +93,161 @@ async def test_a_caller_that_leaves_early_leaves_a_session_with_a_driver() -> No
         store.answer.set()
         done = await running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left")
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"max_tokens": 4}, {"stop": ["x"]}, {"seed": 7}, {"temperature": 0.5}, {"drafting": False}, {"logprobs": 1}],
+)
+async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> None:
+    """Neither while the first one runs, nor after its end, nor elsewhere."""
+    asked: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "request_id": "mine"}
+    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
+        done = await client.complete(PROMPT, **asked)
+        for prompt, options in ((PROMPT, {**asked, **other}), ((*PROMPT, 1), asked)):
+            with pytest.raises(SpecwireError) as refused:
+                await client.complete(prompt, **options)
+            assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
+            assert refused.value.message.startswith("request_id: 'mine' stands for another request")
+        again = await client.complete(PROMPT, **asked, provisional=True)
+    assert again.session_id == done.session_id
+
+
+async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() -> None:
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            async with AsyncClient(other.address, patience=0.0) as client:
+                first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
+                while not running.orchestrator.orchestrator.sessions:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(SpecwireError) as refused:
+                    await client.complete(PROMPT, max_tokens=61, request_id="both")
+                same = await client.complete(PROMPT, max_tokens=60, request_id="both")
+                done = await first
+            await other.stop(0.0)
+    assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
+    assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
+
+
+async def test_what_is_refused_leaves_nothing_behind() -> None:
+    """Neither a key nor a place; and the same id can be used once there is room."""
+    access = Access(sessions=1, tokens_per_minute=1000)
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url, access=access) as running:
+            store, tenant = running.orchestrator.orchestrator.store, ""
+            async with AsyncClient(running.client.address, patience=0.0) as client:
+                events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+                await anext(events)
+                for tokens, code in ((30, grpc.StatusCode.RESOURCE_EXHAUSTED), (999, grpc.StatusCode.INVALID_ARGUMENT)):
+                    with pytest.raises(SpecwireError) as refused:
+                        await client.complete(PROMPT, max_tokens=tokens, request_id="second")
+                    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        assert refused.value.code is code
+                    assert await store.bound_request(tenant, "second") is None
+                joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+                assert [event async for event in events]
+                done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
+    assert list(joined.tokens) == plain(SLOW_TARGET, PROMPT, 40)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 30)
+
+
+async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
+    async with stack(SLOW_TARGET, slots=1, patience=Patience(0)) as running:
+        async with AsyncClient(running.client.address, patience=0.0) as client:
+            events = client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
+            await anext(events)
+            await anext(events)
+            for _ in range(2):
+                with pytest.raises(SpecwireError) as full:
+                    await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
+                assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert full.value.retry_after is not None
+            await events.aclose()
+            while any(each.output.end is None for each in running.orchestrator.orchestrator.sessions.values()):
+                await asyncio.sleep(0.01)
+            done = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 3)
+
+
+@pytest.mark.parametrize("how", ["lost", "deleted"])
+async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
+    """Not the old one once more: whoever still knows that one must not take the new text for its own."""
+    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
+        store = AgeingStore()
+        running.orchestrator.orchestrator.store = store
+        first = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
+        bound = store._requests["", "old"]
+        running.orchestrator.orchestrator.sessions.clear()  # after a minute
+        if how == "lost":
+            store._logs.clear()
+        else:
+            await store.delete(first.session_id)
+            store._requests["", "old"] = bound  # the answer to its second half was lost
+        store.age_s = 61.0
+        second = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
+        third = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
+    assert second.session_id != first.session_id
+    assert third.session_id == second.session_id
+
+
+async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
+    """However long: with its signs of life its owner renews what was bound at its beginning."""
+    store = AgeingStore()
+    now = 0.0
+    record = record_of("long", tenant="t", request_id="r", request_digest="d")
+    fence = await store.create(record, 60.0)
+    appender = Appender(store, record, fence, Output(3), "me", Lifetimes(60.0, 30.0), 5.0)
+    appender._now = lambda: now  # type: ignore[method-assign]  # the loop's clock, as the store's is a test's own
+    await store.bind_request("t", "r", "long", 90.0, "d")
+    for now in range(0, 600, 5):
+        store.age_s = now
+        await appender.renew()
+        await appender.keep_bound()
+    assert await store.bound_request("t", "r") == Bound("long", "d")
+    await appender.release()
+    await appender.keep_bound()
+    assert await store.bound_request("t", "r") is None
+
+
+async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once() -> None:
+    """Its owner died before it could say Started; it is not waited for until its lease is over."""
+    request = generation_pb2.GenerateRequest(request_id="early", take_over=True)
+    request.tokens.ids.extend(PROMPT)
+    request.stopping.max_tokens = 20
+    request.stopping.ignore_eos = True
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+            store = running.orchestrator.orchestrator.store
+            info = running.orchestrator.orchestrator.pool.require_target().info
+            dead = record_of(
+                new_session_id(""),
+                tenant="",
+                request_id="early",
+                prompt=PROMPT,
+                sampling=Sampling(),
+                stopping=Stopping(20, ignore_eos=True),
+                stop=(),
+                created=time.time(),
+                weights_fingerprint=info.weights_fingerprint,
+                vocabulary_fingerprint=info.vocabulary_fingerprint,
+                request_digest=digest_of(request),
+            )
+            await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
+            await store.create(dead, 60.0, "an orchestrator that is dead")
+            async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LEASE_S / 2):
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                told = [each async for each in stub.Generate(request)]
+    assert told[0].started.session_id == dead.session_id
+    assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
+
+
+class AgeingStore(MemoryStore):
+    """Its clock goes on by itself and by what a test adds."""
+
+    def __init__(self) -> None:
+        self.age_s = 0.0
+        super().__init__(lambda: time.time() + self.age_s)
 
 
 class SlowStore(MemoryStore):
@@ -111,9 +280,11 @@ class DeafStore(MemoryStore):
         self._hear("create")
         return await super().create(record, ttl_s, owner, retention_s)
 
-    async def bind_request(self, tenant: str, request_id: str, session_id: str, ttl_s: float) -> str:
+    async def bind_request(
+        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
+    ) -> Bound:
         self._hear("bind_request")
-        return await super().bind_request(tenant, request_id, session_id, ttl_s)
+        return await super().bind_request(tenant, request_id, session_id, ttl_s, digest, gone)
 
     def _hear(self, call: str) -> None:
         if call == self.deaf_to:

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.store import (
     LEASE_S,
+    Bound,
     ContentMismatch,
     DeletedSession,
     Fenced,
@@ -69,6 +70,10 @@ def record_of(session_id: str, **changes: object) -> SessionRecord:
         "created": 1_700_000_000.25,
     }
     return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]  # any field, by name
+
+
+async def bound(store: SessionStore, tenant: str, request_id: str, session_id: str) -> str:
+    return (await store.bind_request(tenant, request_id, session_id, TTL)).session_id
 
 
 async def started(store: SessionStore, name: str) -> tuple[str, int]:
@@ -176,6 +181,9 @@ async def test_a_missing_log_is_never_claimed_nor_appended_to(store: SessionStor
         await store.append("nobody", 1, 0, (1,), (A,))
     with pytest.raises(MissingSession):
         await store.cancel("nobody")
+    with pytest.raises(MissingSession):
+        await store.delete("nobody")
+    assert await store.tail("nobody", 0) is None
     assert await store.read("nobody") is None
 
 
@@ -234,7 +242,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
     session_id, tenant = f"deleted-{id(store)}", f"tenant-{id(store)}"
     record = record_of(session_id, tenant=tenant)
     fence = await store.create(record, TTL)
-    assert await store.bind_request(tenant, "r:1", session_id, TTL) == session_id
+    assert await bound(store, tenant, "r:1", session_id) == session_id
     await store.append(session_id, fence, 3, (7,), (A,))
     await store.delete(session_id)
     with pytest.raises(DeletedSession):
@@ -243,8 +251,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
         await store.claim(session_id, "me")
     with pytest.raises(MissingSession):
         await store.cancel(session_id)
-    with pytest.raises(MissingSession):
-        await store.delete(session_id)
+    await store.delete(session_id)  # its answer was lost: again
     with pytest.raises(Fenced):
         await store.append(session_id, fence, 4, (), ())
     with pytest.raises(Fenced):
@@ -255,7 +262,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
         await store.create(record, TTL)
     with pytest.raises(DeletedSession):
         await store.read(session_id)
-    assert await store.bind_request(tenant, "r:1", "another", TTL) == "another"
+    assert await bound(store, tenant, "r:1", "another") == "another"
 
 
 async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: SessionStore) -> None:
@@ -348,9 +355,133 @@ async def test_the_owner_learns_of_a_cancellation_from_its_append(store: Session
 
 async def test_the_first_session_bound_to_a_request_wins(store: SessionStore) -> None:
     tenant = f"tenant-{id(store)}"
-    assert await store.bind_request(tenant, "r", "first", TTL) == "first"
-    assert await store.bind_request(tenant, "r", "second", TTL) == "first"
-    assert await store.bind_request(tenant + "r", "", "other", TTL) == "other"
+    assert await bound(store, tenant, "r", "first") == "first"
+    assert await bound(store, tenant, "r", "second") == "first"
+    assert await bound(store, tenant + "r", "", "other") == "other"
+
+
+async def test_a_request_id_is_bound_to_what_was_asked_for_with_it(store: SessionStore) -> None:
+    tenant = f"asking-{id(store)}"
+    assert await store.bound_request(tenant, "r") is None
+    assert await store.bind_request(tenant, "r", "first", TTL, "one") == Bound("first", "one")
+    assert await store.bind_request(tenant, "r", "second", TTL, "two") == Bound("first", "one")
+    assert await store.bind_request(tenant, "r", "first", TTL) == Bound("first", "one")
+    assert await store.bound_request(tenant, "r") == Bound("first", "one")
+    assert await bound(store, tenant, "unknown", "third") == "third"
+    assert await store.bound_request(tenant, "unknown") == Bound("third", "")
+
+
+async def test_a_request_id_is_released_by_the_session_it_stands_for_only(store: SessionStore) -> None:
+    tenant = f"releasing-{id(store)}"
+    await bound(store, tenant, "r", "first")
+    await store.release_request(tenant, "r", "second")
+    assert await bound(store, tenant, "r", "second") == "first"
+    await store.release_request(tenant, "r", "first")
+    await store.release_request(tenant, "r", "first")
+    assert await bound(store, tenant, "r", "second") == "second"
+
+
+async def test_what_a_session_without_a_log_is_bound_to_is_free_after_a_while(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: its log may be about to be written. And of two who find it gone, one has it."""
+    tenant = f"gone-{id(store)}"
+    await bound(store, tenant, "r", "first")
+    assert await store.bind_request(tenant, "r", "second", TTL, "two", "first") == Bound("first")
+    for module in ("memory", "redis"):
+        monkeypatch.setattr(f"orchestrator.store.{module}.BEGINNING_S", 0.0)
+    await asyncio.sleep(0.01)
+    assert await store.bind_request(tenant, "r", "second", TTL, "two", "another") == Bound("first")
+    assert await store.bind_request(tenant, "r", "second", TTL, "two", "first") == Bound("second", "two")
+    assert await store.bind_request(tenant, "r", "third", TTL, "three", "first") == Bound("second", "two")
+
+
+async def test_a_request_id_stays_bound_as_long_as_it_is_bound_again(store: SessionStore) -> None:
+    tenant = f"renewed-{id(store)}"
+    await store.bind_request(tenant, "r", "first", 0.2)
+    await store.bind_request(tenant, "r", "first", TTL)
+    await store.bind_request(tenant, "r", "first", 0.2)  # never for less long
+    await asyncio.sleep(0.3)
+    assert await store.bound_request(tenant, "r") == Bound("first")
+
+
+async def test_who_is_not_called_is_missed(store: SessionStore) -> None:
+    roll = f"roll-{id(store)}"
+    await store.call_roll(roll, ["a", "b", "c"], 0.0, TTL)
+    await store.call_roll(roll, ["b"], TTL, TTL)
+    await asyncio.sleep(0.01)
+    assert await store.missed("another", 0.0, 9) == []
+    assert sorted(await store.missed(roll, TTL, 9)) == ["a", "c"]
+    assert await store.missed(roll, TTL, 9) == []  # somebody else looks after them
+    await store.call_roll(roll, ["a", "c"], 0.0, TTL)
+    await store.strike(roll, ["a", "nobody"])
+    await asyncio.sleep(0.01)
+    assert await store.missed(roll, 0.0, 9) == ["c"]
+    await asyncio.sleep(0.01)
+    assert await store.missed(roll, 0.0, 9) == ["c"]  # who was told of it did nothing
+
+
+async def test_at_most_so_many_are_told_at_once(store: SessionStore) -> None:
+    roll, names = f"many-{id(store)}", [f"s-{index}" for index in range(1200)]
+    await store.call_roll(roll, names, 0.0, TTL)
+    await asyncio.sleep(0.01)
+    told = [name for _ in range(4) for name in await store.missed(roll, TTL, 400)]
+    assert sorted(told) == sorted(names)
+    await store.strike(roll, names)
+
+
+async def test_a_session_is_in_its_models_roll_from_its_beginning(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("memory", "redis"):
+        monkeypatch.setattr(f"orchestrator.store.{module}.CALLED_WITHIN_S", 0.0)
+    session_id, weights = f"entered-{id(store)}", f"weights-{id(store)}"
+    await store.create(record_of(session_id, weights_fingerprint=weights), TTL)
+    told: list[str] = []
+    for _ in range(500):  # in a cluster another server has the roll, and is not waited for
+        told += await store.missed(weights, TTL, 9)
+        if told:
+            break
+        await asyncio.sleep(0.01)
+    assert told == [session_id]
+
+
+async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> None:
+    told = [TokenLogprobs(-float(index)) for index in range(3)]
+    session_id = f"tail-{id(store)}"
+    fence = await store.create(record_of(session_id, sampling=Sampling(logprobs=0)), TTL, "me")
+    await store.append(session_id, fence, 3, (7, 8, 9), (A, R, B), told)
+    for skipped in range(5):
+        tail = await store.tail(session_id, skipped)
+        assert tail is not None
+        assert (tail.fence, tail.owner, tail.skipped, tail.length) == (fence, "me", skipped, 6)
+        assert (tail.tokens, tail.outcomes) == ((7, 8, 9)[skipped:], (A, R, B)[skipped:])
+        assert tail.logprobs == tuple(told[skipped:])
+        assert (tail.reason, tail.cancelled, tail.abandoned) == (None, False, False)
+    await store.cancel(session_id)
+    await store.finish(session_id, fence, 6, (), (), FinishReason.CANCELLED, 5)
+    tail = await store.tail(session_id, 3)
+    assert tail is not None
+    assert (tail.reason, tail.text_length, tail.cancelled) == (FinishReason.CANCELLED, 5, True)
+    await store.delete(session_id)
+    with pytest.raises(DeletedSession):
+        await store.tail(session_id, 0)
+
+
+@pytest.mark.parametrize("newer", [0, 5_000_000])
+async def test_who_asked_for_the_end_is_not_forgotten_when_a_log_is_written_again(
+    store: SessionStore, newer: int
+) -> None:
+    """What the log still says of it stays, and what its owner says of it is added."""
+    session_id, fence = await started(store, f"asked-{newer}")
+    record = record_of(session_id)
+    await store.cancel(session_id)
+    await store.recreate(record, (7,), (A,), fence + newer, TTL)
+    assert (await store.append(session_id, fence + newer, 4, (8,), (A,))).cancelled
+    other = f"told-{newer}-{id(store)}"
+    fence = await store.create(record_of(other), TTL)
+    await store.recreate(record_of(other), (7,), (A,), fence + newer, TTL, cancelled=True)
+    assert (await store.append(other, fence + newer, 4, (8,), (A,))).cancelled
 
 
 async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
@@ -358,7 +489,7 @@ async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
     await store.create(record_of(session_id), 0.05)
     await store.bind_request(session_id, "r", "first", 0.05)
     for _ in range(500):
-        if await store.read(session_id) is None and await store.bind_request(session_id, "r", "new", TTL) == "new":
+        if await store.read(session_id) is None and await bound(store, session_id, "r", "new") == "new":
             break
         await asyncio.sleep(0.01)
     with pytest.raises(MissingSession):

@@ -89,8 +89,8 @@ def test_a_record_from_before_there_were_options_has_none() -> None:
 def test_reports_that_are_not_one_a_token_are_a_damaged_log(told: list[bytes | None]) -> None:
     asked = encode_record(record_of("s", sampling=Sampling(logprobs=0)))
     with pytest.raises(DamagedLog, match="logprobs: "):
-        stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-1], told])
-    stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-1], [b"\0\0\0\0"]])
+        stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-2], told, 0])
+    stored_session("s", [*reply_of([asked, *FIELDS[1:]])[:-2], [b"\0\0\0\0"], 0])
 
 
 def test_the_layout() -> None:
@@ -117,7 +117,7 @@ TEXT = pack_tokens([5, 0, 4_000_000_000, 7])
 
 
 def reply_of(fields: list[bytes | None], left: int = 50_000, text: bytes = TEXT, outcomes: bytes = b"\x01") -> Reply:
-    return [0, fields, left, text, outcomes, []]
+    return [0, fields, left, text, outcomes, [], len(text)]
 
 
 def test_a_sound_log_is_read() -> None:

@@ -21,7 +21,7 @@ from orchestrator.store import (
 from orchestrator.store.lanes import MOST_AT_ONCE
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
-from orchestrator.store.scripts import request_key, session_keys
+from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.redis.lines import Command, Node
@@ -63,7 +63,7 @@ async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, 
     fence = await store.create(record_of("s"), TTL)
     await store.append("s", fence, 3, (7,), (A,))
     await store.bind_request("t", "r", "s", TTL)
-    assert sorted(raw.keys("*")) == sorted(key.encode() for key in (*keys, request_key("t", "r")))
+    assert sorted(raw.keys("*")) == sorted(key.encode() for key in (*keys, request_key("t", "r"), roll_key("w")))
     assert all(0 < raw.pttl(key) <= TTL * 1000 for key in raw.keys("*"))
     for write in ("append", "repeat", "claim"):
         for key in keys:
@@ -217,7 +217,7 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
         with pytest.raises(StoreUnavailable, match="refused: .*WRONGTYPE"):
             await call
     raw.set(request_key("t", "r"), b"\xff")
-    assert await store.bind_request("t", "r", "s", TTL) == "\ufffd"
+    assert (await store.bind_request("t", "r", "s", TTL)).session_id == "\ufffd"
 
 
 async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionStore, raw: Redis) -> None:
@@ -247,8 +247,65 @@ async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore,
     await store.delete("gone")
     await store.bind_request("t", "r", "gone", TTL)
     keys = raw.keys("*")
-    assert len(keys) == 3 + 3 + 1 + 1
+    assert len(keys) == 3 + 3 + 1 + 1 + 1
     assert all(raw.pttl(key) > 0 for key in keys)
+
+
+@pytest.mark.parametrize("lifetime", ["junk", "-5", "nan", "1e300", "", None])
+async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
+    store: SessionStore, raw: Redis, lifetime: str | None
+) -> None:
+    meta, tokens, _ = session_keys("s")
+
+    async def damaged() -> int:
+        raw.delete(*session_keys("s"))
+        fence = await store.create(record_of("s"), TTL)
+        for field in ("ttl_ms", "retention_ms"):
+            raw.hdel(meta, field) if lifetime is None else raw.hset(meta, field, lifetime)
+        return fence
+
+    await store.append("s", await damaged(), 3, (7,), (A,))
+    assert all(raw.pttl(key) > 0 for key in session_keys("s"))
+    await store.finish("s", await damaged(), 3, (7,), (A,), FinishReason.EOS, 1)
+    assert all(raw.pttl(key) > 0 for key in session_keys("s"))
+    await damaged()
+    await store.delete("s")
+    assert raw.keys(f"{meta[:-5]}*") == [meta.encode()]
+    assert raw.pttl(meta) > 0
+    await damaged()
+    raw.hset(meta, "fence", "junk")
+    await store.delete("s")
+    assert int(raw.hget(meta, "fence") or 0) > 1_700_000_000_000_000
+    raw.delete(meta)
+    raw.set(tokens, b"a text that lost its hash")
+    await store.delete("s")
+    assert raw.keys(f"{meta[:-5]}*") == [meta.encode()]
+    assert raw.pttl(meta) > 0
+
+
+async def test_a_roll_holds_sessions_only(store: SessionStore, raw: Redis) -> None:
+    raw.zadd(roll_key("w"), {b"\xff": 0, "no session": 0, "s-1": 0})
+    await store.call_roll("w", ["s-2"], TTL, TTL)
+    assert raw.pttl(roll_key("w")) > 0
+    assert await store.missed("w", TTL, 9) == ["s-1"]
+    assert raw.zcard(roll_key("w")) == 2
+
+
+async def test_only_what_is_new_is_read_of_a_log(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    await store.append("s", fence, 3, (7,) * 500, (A,) * 500)
+    assert isinstance(store, RedisStore)
+    sizes: list[int] = []
+    send = store._lines.send
+
+    async def measuring(node: Node, commands: Sequence[Command]) -> list[object]:
+        replies = await send(node, commands)
+        sizes.extend(len(repr(reply)) for reply in replies)
+        return replies
+
+    monkeypatch.setattr(store._lines, "send", measuring)
+    assert await store.tail("s", 499) is not None
+    assert max(sizes) < 300
 
 
 @pytest.mark.parametrize(
