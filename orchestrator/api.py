@@ -84,10 +84,14 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DeleteSessionResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
-        target = self._orchestrator.pool.require_target()
+        self._orchestrator.pool.require_target()
+        targets = [described(target.info) for target in self._orchestrator.pool.targets()]
         drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
         return pb.GetServerInfoResponse(
-            target=described(target.info), drafters=drafters, durability=self._orchestrator.store.durability
+            target=targets[0],
+            drafters=drafters,
+            durability=self._orchestrator.store.durability,
+            targets=targets,
         )
 
 

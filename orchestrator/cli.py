@@ -19,6 +19,7 @@ from orchestrator.options import (
     http_of,
 )
 from orchestrator.sessions import ORCHESTRATOR
+from specwire.registry.options import add_registry_arguments, registry_of
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import add_listening_arguments, check_listen, drain_grace, run_until_signalled, say
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
@@ -26,7 +27,7 @@ from specwire.telemetry.options import add_prompts_argument, add_telemetry_argum
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verifier", action="append", required=True, metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--verifier", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument(
         "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, lost with the process)"
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
     )
+    add_registry_arguments(parser, "verifiers and drafters are found, and clients find this orchestrator")
     add_serving_arguments(parser, "verifiers and drafters")
     add_http_arguments(parser, NO_HTTP)
     add_telemetry_arguments(parser)
@@ -85,8 +87,10 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         plan=args.plan,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        sse_keep_alive=args.sse_keep_alive,
         metrics=args.metrics,
         log_prompts=args.log_prompts,
+        registration=registry_of(args),
     )
 
 

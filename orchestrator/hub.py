@@ -38,6 +38,7 @@ STRINGS = (
     "runtime",
     "weights_fingerprint",
     "vocabulary_fingerprint",
+    "region",
 )
 NUMBERS = ("vocabulary", "context", "slots")
 MOST_CHARACTERS = 1024

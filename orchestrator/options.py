@@ -13,11 +13,14 @@ from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY
 from specwire.core.controller import parse_plan
 from specwire.core.sampling import InvalidParameter
+from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.options import exposure, host_of, is_loopback
 from specwire.rpc.process import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
+# Below what any proxy takes for a dead connection.
+SSE_KEEP_ALIVE_S = 15.0
 # What --http says for no HTTP.
 NO_HTTP = "none"
 # A year: no log is kept for ever.
@@ -51,6 +54,13 @@ def add_http_arguments(parser: argparse.ArgumentParser, default: str, meaning: s
     group.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template of chats (default: the model's, if it has one)"
     )
+    group.add_argument(
+        "--sse-keep-alive",
+        type=float,
+        default=SSE_KEEP_ALIVE_S,
+        metavar="S",
+        help="a silent stream gets a comment so often, for proxies that cut what is silent (default: %(default)g s)",
+    )
 
 
 def http_of(args: argparse.Namespace) -> str:
@@ -68,6 +78,12 @@ def check_http(address: str, tls: ServerTls | None = None, insecure: bool = True
         if not http_is_installed():
             raise InvalidParameter("http", "needs the extra: pip install 'specwire[http]', or --http none")
     return address
+
+
+def check_sse_keep_alive(seconds: float) -> None:
+    """Raises InvalidParameter."""
+    if not 0 < seconds <= LONGEST_S:  # nor NaN
+        raise InvalidParameter("sse-keep-alive", f"must be above 0 and at most {LONGEST_S:g} seconds, not {seconds:g}")
 
 
 def http_is_installed() -> bool:
@@ -111,7 +127,9 @@ class OrchestratorOptions:
     metrics: where figures are read in plain HTTP by whoever asks; with `http` they are read there, too. "" for nowhere.
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
+    sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
+    registration: where this orchestrator is registered, and looks for verifiers and drafters beside those that are named.
     """
 
     verifiers: tuple[str, ...]
@@ -137,8 +155,10 @@ class OrchestratorOptions:
     plan: str = "auto"
     http: str = ""
     chat_template: str = ""
+    sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""
     log_prompts: bool = False
+    registration: RegistryOptions = NOWHERE
 
     def __post_init__(self) -> None:
         certified = self.tls is not None and self.tls.client_ca is not None
@@ -150,8 +170,10 @@ class OrchestratorOptions:
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure)
-        if not self.verifiers:
-            raise ValueError("verifiers: at least one address is needed")
+        check_sse_keep_alive(self.sse_keep_alive)
+        if not (self.verifiers or self.registration.url):
+            raise ValueError("verifiers: at least one address is needed, or --registry")
+        self.registration.check_listen(self.listen)
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):
             if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")

@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -16,6 +15,7 @@ from google.protobuf.message import Message
 from orchestrator.experience import Experience
 from orchestrator.link import Info, Line, Link
 from orchestrator.quota import MOST_RELAYED, Quota
+from orchestrator.reports import Report
 from specwire.core.speed import ForwardTimes
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -77,6 +77,8 @@ Subject = TypeVar("Subject", bound=Breakable)
 class Peer(ABC, Generic[Request, Subject]):
     """A service at the other end of a line. `info` is what it said last; `up` says whether it can be used now.
 
+    `report`: what the registry says of it.
+
     Invariant: `subjects` holds the sessions whose handles are open on the present connection.
     """
 
@@ -84,6 +86,7 @@ class Peer(ABC, Generic[Request, Subject]):
         self.link = link
         self.info: Info | None = None
         self.refusal: str | None = None
+        self.report = Report()
         self.subjects: dict[int, Subject] = {}
         self._handles = itertools.count(1)
         self._on_change = on_change
@@ -91,6 +94,11 @@ class Peer(ABC, Generic[Request, Subject]):
     @property
     def up(self) -> bool:
         return self.link.up and self.refusal is None
+
+    @property
+    def sessions(self) -> int:
+        """As far as is known here: ours, and what it said of others'."""
+        return len(self.subjects) + self.report.others
 
     def attach(self, subject: Subject) -> int:
         """A handle for a session on this connection."""
@@ -151,12 +159,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     @property
     def takes_sessions(self) -> bool:
-        return self.up and not self.draining
+        return self.up and not (self.draining or self.report.draining)
 
     @property
     def has_room(self) -> bool:
-        """As far as is known here: others may have sessions there, too."""
-        return self.info is not None and len(self.subjects) < self.info.slots
+        return self.info is not None and self.sessions < self.info.slots
 
     @property
     def expected_back(self) -> bool:
@@ -190,6 +197,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None:
         received_ns = time.monotonic_ns()
+        if message.draining and not self.draining:
+            logger.info("%s is draining", self.link.address)
         self.draining |= message.draining
         timings = message.timings
         if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
@@ -294,16 +303,3 @@ def drafter_link(address: str, tls: ClientTls | None, token: str = "") -> Drafte
         tls,
         token,
     )
-
-
-def least_refusing(peers: list[DrafterPeer], refusals: Counter[DrafterPeer]) -> DrafterPeer | None:
-    """The usable drafter that has refused a session least often, of several the one with the fewest sessions.
-
-    One that refuses everything has no sessions, and would be asked first for ever.
-    """
-    return min((p for p in peers if p.up), key=lambda p: (refusals[p], len(p.subjects)), default=None)
-
-
-def least_loaded(peers: list[VerifierPeer]) -> VerifierPeer | None:
-    """The usable verifier with the fewest sessions."""
-    return min((p for p in peers if p.takes_sessions), key=lambda p: len(p.subjects), default=None)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import grpc
 
+from orchestrator.dialled import AnyPeer, Dialled
 from orchestrator.driver import SessionDriver
+from orchestrator.feed import Place, RegistryFeed
 from orchestrator.homes import Homes
 from orchestrator.link import Info
+from orchestrator.models import Models
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers import (
-    DrafterLine,
-    DrafterLink,
-    DrafterPeer,
-    VerifierLink,
-    VerifierPeer,
-    drafter_link,
-    guarded,
-    least_loaded,
-    least_refusing,
-    verifier_link,
-)
+from orchestrator.peers import DrafterLine, DrafterPeer, VerifierPeer, guarded
+from orchestrator.placing import chosen_drafter, regions, verifier_candidate
+from orchestrator.store import SessionRecord
 from orchestrator.target import Target, vocabulary_mismatch
+from specwire.core.placement import TWO, Reason, Wish, place
 from specwire.core.states import State
+from specwire.registry.directory import Directory
+from specwire.registry.entry import Role
+from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.errors import StatusError
-from specwire.text import TokenizerError
+
+logger = logging.getLogger(__name__)
 
 
 class StartError(RuntimeError):
@@ -34,56 +35,70 @@ class StartError(RuntimeError):
 
 
 class Pool:
-    """Assigns sessions to peers: those that are dialled, and drafters that dial in.
+    """Assigns sessions to peers: those that are named, those that are registered, and drafters that dial in.
 
     Args:
         sessions: all that may lack a peer.
 
-    `target`: of the first verifier that answered; others must equal it.
+    `models`: what verifiers here have shown. `feed`: what is registered; None where nobody looks.
+    `placed`: sessions that were given a verifier, by why it was that one.
 
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
 
     def __init__(self, options: OrchestratorOptions, sessions: Callable[[], Sequence[SessionDriver]]) -> None:
-        self.target: Target | None = None
+        self.models = Models()
+        self.placed: Counter[Reason] = Counter()
+        self._options = options
         self._sessions = sessions
-        self._start_timeout = options.start_timeout
-        tls, token = options.peer_tls, options.peer_token
-        self.verifiers = [
-            VerifierPeer(verifier_link(a, tls, token), self._rebalance, self._accept_target) for a in options.verifiers
-        ]
-        self._drafter_links = [drafter_link(a, tls, token) for a in options.drafters]
-        self.drafters = [self._drafter(link) for link in self._drafter_links]
         self._homes = Homes()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._dialled = Dialled(options.peer_tls, options.peer_token, self._rebalance)
+        self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self.verifiers = [self._dialled.verifier(address, self._accept_target) for address in options.verifiers]
+        self._named = [self._dialled.drafter(address, self._accept_drafter) for address in options.drafters]
+        self.drafters = list(self._named)
+        url = options.registration.url
+        known = (self._homes, self._find, self._dial, self._drop, self._looked)
+        self.feed = RegistryFeed(Directory.at(url), *known) if url else None
+
+    # Links
 
     async def start(self) -> None:
-        """Connect to all peers; waits for one verifier and for every drafter.
+        """Connect to all peers; waits for one verifier and for every drafter that was named.
+
+        Where services are registered a verifier may also come later: after the start timeout it is waited for no longer.
 
         Raises:
             StartError: a needed peer did not answer in time, or was refused.
         """
-        for verifier in self.verifiers:
-            self._tasks.append(asyncio.create_task(verifier.link.run(verifier)))
-        for drafter, link in zip(self.drafters, self._drafter_links, strict=True):
-            self._tasks.append(asyncio.create_task(link.run(drafter)))
+        named: list[AnyPeer] = [*self.verifiers, *self._named]
+        for peer in named:
+            self._dialled.start(peer)
+        if self.feed is not None:
+            self._feeding = asyncio.create_task(self.feed.run(), name="registry")
         try:
-            async with asyncio.timeout(self._start_timeout):
+            async with asyncio.timeout(self._options.start_timeout):
                 await self.until_ready()
         except TimeoutError:
-            reasons = [link.trouble for link in self._links() if not link.up]
-            raise StartError(f"not ready within {self._start_timeout:g} s: {'; '.join(reasons)}") from None
+            self._check_start()
 
-    def _links(self) -> list[VerifierLink | DrafterLink]:
-        return [*(verifier.link for verifier in self.verifiers), *self._drafter_links]
+    def _check_start(self) -> None:
+        """It took too long. Raises StartError."""
+        waited = f"not ready within {self._options.start_timeout:g} s"
+        if self.feed is not None and not self._options.verifiers and all(each.up for each in self._named):
+            logger.warning("%s: %s", waited, self.feed.trouble or "no verifier is registered that can be used")
+            return
+        named: list[AnyPeer] = [*self.verifiers, *self._named]
+        troubles = [self._dialled.trouble(peer) for peer in named]
+        raise StartError(f"{waited}: {'; '.join(filter(None, troubles))}") from None
 
     async def until_ready(self) -> None:
         """Raises StartError as soon as waiting is of no use."""
-        while not (any(v.up for v in self.verifiers) and all(d.up for d in self.drafters)):
-            hopeless = [_hopeless(v, v.link) for v in self.verifiers]
-            reasons = [_hopeless(d, link) for d, link in zip(self.drafters, self._drafter_links, strict=True)]
-            if all(hopeless):
+        while not (any(v.up for v in self.verifiers) and all(d.up for d in self._named)):
+            hopeless = [self._dialled.hopeless(verifier) for verifier in self.verifiers]
+            reasons = [self._dialled.hopeless(drafter) for drafter in self._named]
+            if all(hopeless) and self.feed is None:
                 reasons += hopeless
             reason = next(filter(None, reasons), None)
             if reason is not None:
@@ -91,27 +106,72 @@ class Pool:
             self._changed.clear()
             await self._changed.wait()
 
+    async def stop(self) -> None:
+        """Close the links that were dialled."""
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
+        await self._dialled.stop()
+        if self.feed is not None:
+            await self.feed.close()
+
+    # What is registered
+
+    def _find(self, place: Place) -> AnyPeer | None:
+        role, address = place
+        peers: Sequence[AnyPeer] = self.verifiers if role is Role.VERIFIER else self._named
+        return next((peer for peer in peers if peer.link.address == address), None)
+
+    def _dial(self, place: Place) -> AnyPeer:
+        role, address = place
+        check_token_is_safe(address, self._options.peer_tls, self._options.peer_token)
+        peer: AnyPeer
+        if role is Role.VERIFIER:
+            peer = self._dialled.verifier(address, self._accept_version)
+            self.verifiers.append(peer)
+        else:
+            peer = self._dialled.drafter(address, self._accept_drafter)
+            self.drafters.append(peer)
+        self._dialled.start(peer)
+        return peer
+
+    def _drop(self, peer: AnyPeer) -> None:
+        if isinstance(peer, VerifierPeer):
+            self.verifiers.remove(peer)
+        else:
+            self.drafters.remove(peer)
+        self._dialled.drop(peer)
+
+    def _looked(self, now: float) -> None:
+        self.models.sweep({each.info.weights_fingerprint for each in self.verifiers if each.info is not None}, now)
+
+    # What fits
+
     def _accept_target(self, info: Info) -> str | None:
-        """Why a verifier must not be used here, or None; the first one defines what is served."""
-        if self.target is None:
-            try:
-                self.target = Target.of(info)
-            except TokenizerError as error:
-                return str(error)
+        """Why a verifier that was named must not be used here, or None."""
+        return self._learn(info, versions=False)
+
+    def _accept_version(self, info: Info) -> str | None:
+        """Why a verifier that is registered must not be used here, or None."""
+        return self._learn(info, versions=True)
+
+    def _learn(self, info: Info, versions: bool) -> str | None:
+        before = len(self.models)
+        refusal = self.models.learn(info, versions)
+        if len(self.models) > before:
             for drafter in self.drafters:
-                drafter.refusal = None if drafter.info is None else vocabulary_mismatch(info, drafter.info)
-        served, offered = self.target.info.weights_fingerprint, info.weights_fingerprint
-        if served != offered:
-            return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
-        return None
+                drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
+        return refusal
 
     def _accept_drafter(self, info: Info) -> str | None:
-        """Why a drafter must not be used here, or None; before the target is known every drafter may wait."""
-        return None if self.target is None else vocabulary_mismatch(self.target.info, info)
+        """Why a drafter must not be used here, or None; before a target is known every drafter may wait."""
+        targets = self.models.all()
+        mismatches = [vocabulary_mismatch(target.info, info) for target in targets]
+        return mismatches[0] if mismatches and all(mismatches) else None
 
     def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:
         """Use a drafter that did not have to be dialled, for as long as it stays; its `refusal` says if it is not."""
-        drafter = self._drafter(line)
+        drafter = DrafterPeer(line, self._rebalance, self._accept_drafter)
         self.drafters.append(drafter)
         drafter.on_up(info)
         return drafter
@@ -121,8 +181,7 @@ class Pool:
         self.drafters.remove(drafter)
         drafter.on_down()
 
-    def _drafter(self, line: DrafterLine) -> DrafterPeer:
-        return DrafterPeer(line, self._rebalance, self._accept_drafter)
+    # Who gets whom
 
     def _rebalance(self) -> None:
         """Give waiting sessions a verifier, and sessions without one a drafter, if there are any."""
@@ -138,50 +197,114 @@ class Pool:
     def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
             peer = self._verifier_for(driver)
-            if peer is not None and peer.info is not None:
-                self._homes.note(driver.record.session_id, peer)
+            if peer is not None:
+                self._homes.note(driver.record.session_id, peer.link.address)
                 driver.use_verifier(peer)
         for _ in range(driver.drafters_missing):
-            free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
-            chosen = least_refusing(free, driver.drafters.refusals)
+            chosen = self._drafter_for(driver)
             if chosen is None:
                 return
             driver.drafters.add(chosen)
 
     def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
-        """The one that has the session already, while it is expected back; the one that had its parent; or the one with
-        the fewest sessions.
-        """
+        """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
         former = driver.verifying.former
-        if former is not None and (former.takes_sessions or former.expected_back):
-            return former if former.takes_sessions else None
-        return self._homes.of(driver.record.parent) or least_loaded(self.verifiers)
+        if former is not None and former.takes_sessions:
+            self.placed[Reason.HOLDER] += 1
+            return former
+        if former is not None and former.expected_back:
+            return None
+        record = driver.record
+        drafter = self._drafter_for(driver) if driver.drafters_missing else None
+        drafter_s = drafter.info.region if drafter is not None and drafter.info is not None else ""
+        wish = Wish(
+            record.session_id,
+            record.weights_fingerprint,
+            held_by=self._homes.held(record.session_id),
+            parent_at=self._homes.of(record.parent),
+            near=regions(self._options.registration.region, drafter_s),
+            draws=self._draws,
+        )
+        choice = place([verifier_candidate(each) for each in self.verifiers], wish)
+        if choice is None:
+            return None
+        self.placed[choice.reason] += 1
+        return self.verifiers[choice.index]
+
+    def _drafter_for(self, driver: SessionDriver) -> DrafterPeer | None:
+        record, verifier = driver.record, driver.verifying.peer
+        verifier_s = verifier.info.region if verifier is not None and verifier.info is not None else ""
+        near = regions(self._options.registration.region, verifier_s)
+        wish = Wish(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
+        free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
+        return chosen_drafter(free, driver.drafters.refusals, wish)
+
+    @property
+    def _draws(self) -> int:
+        """Of as many the one with the least load is taken; 0: of all. See `specwire.core.placement`."""
+        return TWO if self.feed is not None and self.feed.orchestrators > 1 else 0
+
+    async def learn_home(self, session_id: str) -> None:
+        """Before `place`: where another orchestrator has had a session, or its parent, if anybody knows."""
+        if self.feed is not None and session_id:
+            await self.feed.learn_home(session_id)
 
     def forget(self, session_id: str) -> None:
         """The session was deleted. A verifier that cannot be reached now keeps what it has until it needs the room."""
         for verifier in self.verifiers:
             verifier.forget(session_id)
 
+    # What is served
+
+    def target_named(self, model: str = "") -> Target:
+        """What new sessions of a model get; "" names the only one.
+
+        Of several versions it is the one that came last, if it has room: whoever brings a new one wants it used.
+
+        Raises:
+            StatusError: UNAVAILABLE, no verifier has said what it is; NOT_FOUND, the model is not known.
+            InvalidParameter: there are several models, and none is named.
+        """
+        return max(self.models.named(self.models.meant(model)), key=self._preference)
+
+    def _preference(self, target: Target) -> tuple[bool, bool, float]:
+        peers = [peer for peer in self.verifiers if peer.info and serves(peer, target.info.weights_fingerprint)]
+        usable = [peer for peer in peers if peer.takes_sessions]
+        came = min((peer.report.started for peer in peers), default=0.0)
+        return bool(usable), any(peer.has_room for peer in usable), came
+
+    def targets(self) -> list[Target]:
+        """What new sessions get, of every model, by rising name."""
+        return [self.target_named(name) for name in self.models.names()]
+
     def require_target(self) -> Target:
-        """The served model, once a verifier has said what it is. Raises StatusError (UNAVAILABLE)."""
-        if self.target is None:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
-        return self.target
+        """The served model, of several the first. Raises StatusError (UNAVAILABLE) before any verifier has answered."""
+        return self.target_named(next(iter(self.models.names()), ""))
+
+    def target_of(self, record: SessionRecord) -> Target:
+        """A session goes on with the model that it was begun with, or not at all.
+
+        Raises:
+            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, others are served here.
+        """
+        target, pinned = self.models.pinned(record.weights_fingerprint), record.weights_fingerprint
+        if target is None:
+            served = self.require_target().info.weights_fingerprint
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"session_id: the session is pinned to weights {pinned[:12]}, and {served[:12]} are served here",
+            )
+        return target
 
     @property
     def decides(self) -> bool:
         """A verifier is there."""
         return any(verifier.up for verifier in self.verifiers)
 
-    async def stop(self) -> None:
-        """Close the links that were dialled."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def decides_for(self, record: SessionRecord) -> bool:
+        """A verifier of the session's model is there."""
+        return any(each.up and serves(each, record.weights_fingerprint) for each in self.verifiers)
 
 
-def _hopeless(peer: VerifierPeer | DrafterPeer, link: VerifierLink | DrafterLink) -> str | None:
-    """Why waiting for a peer does not help, or None."""
-    if peer.refusal is not None:
-        return f"{link.address}: {peer.refusal}"
-    return link.trouble if link.distrusted else None
+def serves(peer: VerifierPeer, weights: str) -> bool:
+    return peer.info is not None and peer.info.weights_fingerprint == weights

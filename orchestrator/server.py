@@ -10,9 +10,11 @@ from orchestrator.api import GenerationApi
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
+from orchestrator.registration import registered
 from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.status import StatusApi, is_offered
 from orchestrator.store import open_store
+from specwire.registry.registrar import Registrar
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import RunningServer, Service, serve
@@ -45,11 +47,13 @@ class RunningOrchestrator:
         orchestrator: Orchestrator,
         hub: DraftHub,
         server: RunningServer,
-        http: RunningHttp | None = None,
-        metrics: MetricsListener | None = None,
+        http: RunningHttp | None,
+        metrics: MetricsListener | None,
+        registrar: Registrar,
     ) -> None:
         self.orchestrator = orchestrator
         self.metrics = metrics
+        self._registrar = registrar
         self._hub = hub
         self._server = server
         self._http = http
@@ -74,7 +78,9 @@ class RunningOrchestrator:
             return
         self._stopped = True
         await self._server.set_serving(False)
+        await self._registrar.drain()
         await self.orchestrator.drain(grace)
+        await self._registrar.close()
         self._hub.leave()
         if self._http is not None:
             await self._http.stop(LAST_WORDS_S)
@@ -111,8 +117,9 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
         if is_offered(options):
             offered.append(_status(StatusApi(orchestrator), access.operator_keys))
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
+        registrar = registered(orchestrator, server.address)
         started.pop_all()
-    return RunningOrchestrator(orchestrator, hub, server, http, metrics)
+    return RunningOrchestrator(orchestrator, hub, server, http, metrics, registrar)
 
 
 async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:

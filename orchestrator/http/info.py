@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.http.chat import take_messages
 from orchestrator.http.completions import take_template_values
 from orchestrator.http.fields import Fields, parse
-from orchestrator.http.service import Call, Service
+from orchestrator.http.service import Call, Served, Service
 from orchestrator.requests import encoded
 from specwire.core.sampling import InvalidParameter
 from specwire.telemetry.process import PACKAGE, installed_version
@@ -22,14 +22,12 @@ class Info:
         self._service = service
 
     async def models(self, _: Call) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [self._model(each) for each in self._service.all_served()]})
 
     async def model(self, call: Call) -> Response:
-        self._service.served(call.path["model"])
-        return JSONResponse(self._model())
+        return JSONResponse(self._model(self._service.served(call.path["model"])))
 
-    def _model(self) -> dict[str, Any]:
-        served = self._service.served()
+    def _model(self, served: Served) -> dict[str, Any]:
         return {
             "id": served.name,
             "object": "model",

@@ -55,12 +55,13 @@ class Looking:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
         watched = Watched(served)
         parts = self._service.generating.generate(requests[0], call.tenant, wish.timeout, trace=watched.note)
-        return EventStream(watched.stream(parts))
+        quiet = self._service.orchestrator.options.sse_keep_alive
+        return EventStream(watched.stream(parts), quiet)
 
     async def status(self, call: Call) -> Response:
         """Services, and the caller's own sessions."""
         orchestrator = self._service.orchestrator
-        pool, served = orchestrator.pool, self._service.served()
+        pool, served = orchestrator.pool, self._service.all_served()[0]
         running = [each for each in orchestrator.sessions.values() if each.output.end is None]
         own = [each for each in running if each.record.tenant == call.tenant]
         return JSONResponse(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import grpc
+
 from orchestrator.generating import Generating
 from orchestrator.http.errors import INVALID, Failure
 from orchestrator.http.templates import ChatTemplate, TemplateInvalid
 from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
+from specwire.rpc.errors import StatusError
 from specwire.text.tokens import TokenBytes
 
 
@@ -45,22 +48,36 @@ class Service:
         self.generating = Generating(orchestrator)
         self.started = int(time.time())
         self._chat_template = chat_template
-        self._served: Served | None = None
+        self._served: dict[str, Served] = {}
 
     def served(self, model: str | None = None) -> Served:
-        """The served model, which must be called `model` where that is given.
+        """What new sessions of the model get that is called so; of the only one where no name is given.
 
         Raises:
             StatusError: UNAVAILABLE, no verifier has said yet what it serves.
+            InvalidParameter: there are several models, and none is named.
             Failure: 404, another model was asked for.
         """
-        target = self.orchestrator.pool.require_target()
-        if self._served is None or self._served.target is not target:
-            self._served = self._described(target)
-        if model is not None and model != self._served.name:
-            message = f"model: {model!r} is not served here; {self._served.name!r} is"
-            raise Failure(404, message, INVALID, "model", "model_not_found")
-        return self._served
+        try:
+            return self._of(self.orchestrator.pool.target_named(model or ""))
+        except StatusError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
+
+    def all_served(self) -> list[Served]:
+        """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""
+        pool = self.orchestrator.pool
+        pool.require_target()
+        return [self._of(target) for target in pool.targets()]
+
+    def _of(self, target: Target) -> Served:
+        weights = target.info.weights_fingerprint
+        if weights not in self._served:
+            known = self.orchestrator.pool.models
+            self._served = {each: served for each, served in self._served.items() if known.pinned(each) is not None}
+            self._served[weights] = self._described(target)
+        return self._served[weights]
 
     def _described(self, target: Target) -> Served:
         source = self._chat_template or target.info.chat_template

@@ -135,6 +135,7 @@ def _wish(
     n = n or fields.whole("n", least=1, most=MOST_CHOICES) or 1
     model, stream = fields.text("model"), fields.flag("stream")
     template = _template(fields, sampling, stopping, fields.text("request_id") or request_id)
+    template.model = model or ""
     if template.provisional and not stream:
         raise InvalidParameter("provisional", "is shown in streams only")
     _without_effect(fields)

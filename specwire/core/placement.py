@@ -18,7 +18,7 @@ Two choices are nearly as good as all (Mitzenmacher, "The power of two choices i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,7 +30,7 @@ TWO = 2
 class Candidate:
     """A service as its orchestrator knows it now.
 
-    name: no two are called the same. fingerprint: of a verifier's weights, a drafter's vocabulary.
+    name: where it is dialled, or what it is called. fingerprint: of a verifier's weights, a drafter's vocabulary.
     up: it can be used. draining: it is about to stop. fresh: its heartbeat came in time, or nobody asks for one.
     slots: sessions it can hold; of 0 it is not known. sessions: those it has, waiting ones and others' included.
     region: where it is; "" is not said. refusals: of this session.
@@ -60,13 +60,15 @@ class Wish:
     """What a session needs.
 
     key: what the random choice depends on, so that it can be made again. fingerprint: as of a candidate.
-    holders: names of those that have its keys and values, or a part, the best first; taken if they have room.
+    held_by: who has its keys and values, by name: it needs no further room there. parent_at: who has its parent's; taken
+    if it has room.
     near: regions, the nearest first. draws: how many are compared by load; 0 compares all.
     """
 
     key: str
     fingerprint: str
-    holders: tuple[str, ...] = ()
+    held_by: str = ""
+    parent_at: str = ""
     near: tuple[str, ...] = ()
     draws: int = 0
 
@@ -82,31 +84,40 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    name: str
+    """`index` among the candidates, in the order in which they were given."""
+
+    index: int
     reason: Reason
 
 
-def place(candidates: Iterable[Candidate], wish: Wish) -> Choice | None:
+def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
     """Who gets the session; None if nobody can have it. Among equals the first one does."""
-    fit = [each for each in candidates if _fits(each, wish)]
-    by_name = {each.name: each for each in fit}
-    for name in wish.holders:
-        if name in by_name and by_name[name].has_room:
-            return Choice(name, Reason.HOLDER)
+    fit = {index: each for index, each in enumerate(candidates) if _fits(each, wish)}
     if not fit:
         return None
-    classes = [_class(each, wish) for each in fit]
-    best = min(classes)
-    alike = [each for each, of in zip(fit, classes, strict=True) if of == best]
-    chosen = min(_drawn(alike, wish), key=lambda each: each.load)
+    holder = _holder(fit, wish)
+    if holder is not None:
+        return Choice(holder, Reason.HOLDER)
+    classes = {index: _class(each, wish) for index, each in fit.items()}
+    best = min(classes.values())
+    alike = {index: each for index, each in fit.items() if classes[index] == best}
+    chosen = min(_drawn(alike, wish), key=lambda index: alike[index].load)
     if len(fit) == 1:
-        return Choice(chosen.name, Reason.ONLY)
-    farther = any(of[:-1] == best[:-1] and of != best for of in classes)
-    return Choice(chosen.name, Reason.NEAR if len(alike) == 1 and farther else Reason.LOAD)
+        return Choice(chosen, Reason.ONLY)
+    farther = any(of[:-1] == best[:-1] and of != best for of in classes.values())
+    return Choice(chosen, Reason.NEAR if len(alike) == 1 and farther else Reason.LOAD)
 
 
 def _fits(candidate: Candidate, wish: Wish) -> bool:
     return candidate.up and not candidate.draining and candidate.fingerprint == wish.fingerprint
+
+
+def _holder(fit: Mapping[int, Candidate], wish: Wish) -> int | None:
+    by_name = {each.name: index for index, each in fit.items()}
+    if wish.held_by in by_name:
+        return by_name[wish.held_by]
+    parent = by_name.get(wish.parent_at)
+    return parent if parent is not None and fit[parent].has_room else None
 
 
 def _class(candidate: Candidate, wish: Wish) -> tuple[int, bool, bool, int]:
@@ -115,13 +126,12 @@ def _class(candidate: Candidate, wish: Wish) -> tuple[int, bool, bool, int]:
     return candidate.refusals, not candidate.fresh, not candidate.has_room, distance
 
 
-def _drawn(alike: Sequence[Candidate], wish: Wish) -> Sequence[Candidate]:
+def _drawn(alike: Mapping[int, Candidate], wish: Wish) -> list[int]:
     """Those that are compared by load, in the order in which they were given."""
     if not 0 < wish.draws < len(alike):
-        return alike
-    lots = {each.name: _lot(wish.key, each.name) for each in alike}
-    taken = set(sorted(lots, key=lots.__getitem__)[: wish.draws])
-    return [each for each in alike if each.name in taken]
+        return list(alike)
+    taken = sorted(alike, key=lambda index: _lot(wish.key, alike[index].name))
+    return sorted(taken[: wish.draws])
 
 
 def _lot(key: str, name: str) -> bytes:

@@ -6,11 +6,14 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.peers import ANSWERS, MOST_STRAYS, DrafterPeer, least_refusing
+from orchestrator.peers import ANSWERS, MOST_STRAYS, DrafterPeer
+from orchestrator.placing import chosen_drafter
 from orchestrator.quota import MOST_RELAYED
+from specwire.core.placement import Wish
 from specwire.v1 import common_pb2, draft_pb2
 
 Proposal = common_pb2.Proposal
+ANY = Wish("", "")
 
 
 class Line:
@@ -138,12 +141,12 @@ def test_one_that_refuses_is_asked_after_the_others() -> None:
     first, second = (DrafterPeer(Line(), lambda: None, lambda _: None) for _ in range(2))
     refusals: Counter[DrafterPeer] = Counter()
     second.attach(Session())
-    assert least_refusing([first, second], refusals) is first
+    assert chosen_drafter([first, second], refusals, ANY) is first
     refusals[first] += 1
-    assert least_refusing([first, second], refusals) is second
-    assert least_refusing([first], refusals) is first
+    assert chosen_drafter([first, second], refusals, ANY) is second
+    assert chosen_drafter([first], refusals, ANY) is first
     refusals[second] += 1
-    assert least_refusing([first, second], refusals) is first
+    assert chosen_drafter([first, second], refusals, ANY) is first
 
 
 def test_many_sessions_may_close_at_once(line: Line, peer: DrafterPeer) -> None:

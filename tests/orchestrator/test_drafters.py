@@ -14,13 +14,15 @@ from orchestrator.drafters import Drafters
 from orchestrator.driver import SessionDriver
 from orchestrator.experience import MOST_KNOWN, Experience, share_host
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.peers import DrafterPeer, VerifierPeer, least_refusing
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.placing import chosen_drafter
 from orchestrator.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.core.controller import Controller
 from specwire.core.limits import Stopping
+from specwire.core.placement import Wish
 from specwire.core.sampling import InvalidParameter, Rule, Sampling
 from specwire.core.speed import ForwardTimes
 from specwire.core.text import hash_of
@@ -57,7 +59,7 @@ class Scene:
             driver.use_verifier(self.verifier)
         for _ in range(driver.drafters_missing):
             free = [peer for peer in self.peers if not driver.drafters.has(peer)]
-            peer = least_refusing(free, driver.drafters.refusals)
+            peer = chosen_drafter(free, driver.drafters.refusals, Wish("", ""))
             if peer is not None:
                 driver.drafters.add(peer)
 

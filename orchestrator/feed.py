@@ -1,0 +1,167 @@
+"""Keeps an orchestrator's peers those that are registered, while they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from orchestrator.dialled import AnyPeer
+from orchestrator.homes import Homes
+from orchestrator.reports import Report
+from specwire.core.sampling import InvalidParameter
+from specwire.registry.directory import Directory, Listing, RegistryUnavailable
+from specwire.registry.entry import Entry, Role
+from specwire.registry.registrar import SCATTER
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks.
+LOOK_S = 1.0
+# For a question that a request waits for.
+ASK_S = 0.5
+# As many are dialled.
+MOST_DIALLED = 1024
+
+Place = tuple[Role, str]
+
+
+class RegistryFeed:
+    """Looks at the registry again and again. What was known stays in use while it does not answer.
+
+    Args:
+        directory: owned from now on.
+        find: the peer that is known at a place, if one is, however it came to be known.
+        dial: a new one, for a place that can be dialled; InvalidParameter if it must not be.
+        drop: one that `dial` made, whose service has gone.
+        looked: is called after each look, with the time by the loop's clock.
+
+    `services`: how many were there at the last look, by role and state. `ignored`: what was not believed then, by
+    reason. `answered`: when the registry answered last, by the loop's clock; None if it never has.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        homes: Homes,
+        find: Callable[[Place], AnyPeer | None],
+        dial: Callable[[Place], AnyPeer],
+        drop: Callable[[AnyPeer], None],
+        looked: Callable[[float], None],
+    ) -> None:
+        self.services: Counter[tuple[Role, str]] = Counter()
+        self.ignored: Counter[str] = Counter()
+        self.answered: float | None = None
+        self.trouble = "the registry has not answered yet"
+        self._directory = directory
+        self._homes = homes
+        self._find = find
+        self._dial = dial
+        self._drop = drop
+        self._looked = looked
+        self._known: dict[Place, AnyPeer] = {}
+        self._dialled: set[Place] = set()
+
+    @property
+    def orchestrators(self) -> int:
+        """How many place sessions, this one included."""
+        return sum(count for (role, _), count in self.services.items() if role is Role.ORCHESTRATOR)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                listing = await self._directory.listing()
+                self._note("")
+                self._take(listing)
+                await self._tell_homes()
+            except RegistryUnavailable as error:
+                self._note(str(error))
+            except Exception:  # a failure of our own: peers that are known go on
+                logger.exception("a look at the registry failed")
+            await asyncio.sleep(LOOK_S * random.uniform(1 - SCATTER, 1))
+
+    async def learn_home(self, session_id: str) -> None:
+        """Ask where another orchestrator has had the session; soon, or not at all."""
+        if self._homes.of(session_id):
+            return
+        try:
+            async with asyncio.timeout(ASK_S):
+                address = await self._directory.home_of(session_id)
+        except (RegistryUnavailable, TimeoutError):
+            return
+        if address is not None:
+            self._homes.learn(session_id, address)
+
+    async def close(self) -> None:
+        await self._directory.close()
+
+    async def _tell_homes(self) -> None:
+        noted, self._homes.fresh = self._homes.fresh, {}
+        if noted:
+            await self._directory.note_homes(noted)
+
+    def _note(self, trouble: str) -> None:
+        if trouble and not self.trouble:
+            logger.warning("%s; what is known stays in use", trouble)
+        elif self.trouble and not trouble and self.answered is not None:
+            logger.info("the registry answers again")
+        self.trouble = trouble
+
+    def _take(self, listing: Listing) -> None:
+        now = self.answered = asyncio.get_running_loop().time()
+        self.ignored = Counter(listing.ignored)
+        self.services = Counter((entry.role, entry.state.value) for entry in listing.entries)
+        present = newest(listing.entries)
+        for place, entry in present.items():
+            peer = self._peer_at(place)
+            if peer is not None:
+                peer.report.hear(entry, len(peer.subjects), now)
+        for place in self._known.keys() - present.keys():
+            self._miss(place, now)
+        self._looked(now)
+
+    def _peer_at(self, place: Place) -> AnyPeer | None:
+        if place not in self._known:
+            peer = self._find(place) or self._dialled_at(place)
+            if peer is None:
+                return None
+            self._known[place] = peer
+        return self._known[place]
+
+    def _dialled_at(self, place: Place) -> AnyPeer | None:
+        if len(self._dialled) >= MOST_DIALLED:
+            self.ignored["too many"] += 1
+            return None
+        try:
+            peer = self._dial(place)
+        except InvalidParameter as error:
+            self.ignored["unsafe"] += 1
+            logger.warning("the %s at %s is not dialled: %s", *place, error)
+            return None
+        logger.info("%s at %s has come", *place)
+        self._dialled.add(place)
+        return peer
+
+    def _miss(self, place: Place, now: float) -> None:
+        peer = self._known[place]
+        peer.report.miss(now)
+        if peer.link.up or not peer.report.is_given_up(now):
+            return
+        del self._known[place]
+        peer.report = Report()
+        if place in self._dialled:
+            logger.info("%s at %s has gone", *place)
+            self._dialled.remove(place)
+            self._drop(peer)
+
+
+def newest(entries: Sequence[Entry]) -> dict[Place, Entry]:
+    """Verifiers and drafters by where they are; of those at one place, the one that started last."""
+    found: dict[Place, Entry] = {}
+    for entry in sorted(entries, key=lambda each: (each.started, each.id)):
+        if entry.role is not Role.ORCHESTRATOR:
+            found[entry.role, entry.address] = entry
+    return found

@@ -1,0 +1,41 @@
+"""What an orchestrator says of itself in the registry."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.sessions import Orchestrator
+from specwire.registry.entry import MOST_MODELS, Entry, Load, Role, ServedModel
+from specwire.registry.options import register
+from specwire.registry.registrar import Registrar, new_id
+
+
+def registered(orchestrator: Orchestrator, address: str) -> Registrar:
+    """It answers at `address`. The caller closes what this returns."""
+    entry_id, started, registration = new_id(), time.time(), orchestrator.options.registration
+
+    def describe(at: str) -> Entry:
+        models = _models(orchestrator)
+        return Entry(
+            entry_id,
+            Role.ORCHESTRATOR,
+            at,
+            region=registration.region,
+            models=models,
+            load=_load(orchestrator),
+            started=started,
+        )
+
+    return register(registration, address, describe)
+
+
+def _models(orchestrator: Orchestrator) -> tuple[ServedModel, ...]:
+    infos = [target.info for target in orchestrator.pool.targets()[:MOST_MODELS]]
+    return tuple(ServedModel(each.model, each.weights_fingerprint, each.vocabulary_fingerprint) for each in infos)
+
+
+def _load(orchestrator: Orchestrator) -> Load:
+    """Sessions that are driven here; those without a verifier wait."""
+    driven = [each for each in orchestrator.sessions.values() if each.output.end is None and not each.following]
+    waiting = sum(each.verifying.peer is None for each in driven)
+    return Load(len(driven) - waiting, waiting, 0)
