@@ -12,7 +12,7 @@ import draft_service.server
 import orchestrator.server
 from deploy.local_drafter import LocalDrafter
 from deploy.options import DEFAULT_LISTEN
-from deploy.stack import check_free
+from deploy.stack import check_all_free
 from orchestrator.access import access_of
 from orchestrator.cli import add_serving_arguments
 from orchestrator.options import (
@@ -81,19 +81,19 @@ async def start(options: EdgeOptions) -> RunningEdge:
     Raises:
         StackError, ModelError, StartError, StoreUnavailable, ListenError: one sentence on what is missing.
     """
-    check_free(options.serving.listen)
-    if options.serving.http:
-        check_free(options.serving.http, "http")
+    serving = options.serving
+    wanted = [("listen", serving.listen), ("http", serving.http), ("metrics", serving.metrics)]
+    check_all_free((name, address) for name, address in wanted if address)
     share_interpreter()
     async with AsyncExitStack() as parts:
         figures = Registry()
         local = LocalDrafter(*await draft_service.server.load(options.drafting, figures))
         parts.push_async_callback(local.stop)
-        serving = await orchestrator.server.start(options.serving)
-        parts.push_async_callback(serving.stop, 0.0)
-        serving.orchestrator.registry.include(figures)
-        local.join(serving.orchestrator)
-        return RunningEdge(serving, parts.pop_all())
+        running = await orchestrator.server.start(serving)
+        parts.push_async_callback(running.stop, 0.0)
+        running.orchestrator.registry.include(figures)
+        local.join(running.orchestrator)
+        return RunningEdge(running, parts.pop_all())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +155,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         start_timeout=args.start_timeout,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        sse_keep_alive=args.sse_keep_alive,
         metrics=args.metrics,
         log_prompts=args.log_prompts,
     )

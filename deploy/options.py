@@ -11,7 +11,13 @@ from deploy.speculative import FIELD as SPECULATIVE
 from deploy.speculative import Speculative, speculative_of
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
-from orchestrator.options import add_drafters_per_session, check_drafters_per_session, check_http
+from orchestrator.options import (
+    SSE_KEEP_ALIVE_S,
+    add_drafters_per_session,
+    check_drafters_per_session,
+    check_http,
+    check_sse_keep_alive,
+)
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import (
     DTYPES,
@@ -50,7 +56,8 @@ class StackOptions:
         runtime: what computes the forwards of both models.
         quantization: of both models' weights. deterministic: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
-        insecure, tls, access, http, chat_template, log_prompts: see OrchestratorOptions; only it is reached remotely.
+        insecure, tls, access, http, chat_template, sse_keep_alive, log_prompts: see OrchestratorOptions; only it is
+            reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, the other services' at the ports behind it; "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
@@ -82,6 +89,7 @@ class StackOptions:
     drafters_per_session: int = 1
     http: str = ""
     chat_template: str = ""
+    sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""
     log_prompts: bool = False
     plan: str = "auto"
@@ -90,6 +98,7 @@ class StackOptions:
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
+        check_sse_keep_alive(self.sse_keep_alive)
         self.services()  # validates what they are given
         check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:
@@ -121,6 +130,12 @@ class StackOptions:
             )
             for number, model in enumerate(models, 1)
         }
+
+    def addresses(self) -> list[tuple[str, str]]:
+        """Where the stack will listen, each with its option's name; what takes free ports on loopback is left out."""
+        own = [("listen", self.listen), ("http", self.http), ("metrics", self.metrics)]
+        others = [("metrics", each.metrics) for each in self.services().values()]
+        return [(name, address) for name, address in [*own, *others] if address]
 
     def services(self) -> dict[str, ModelServiceOptions]:
         """Return each service to host by its role, each with its figures at a port behind the orchestrator's."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import grpc
@@ -69,9 +69,7 @@ class Stack:
             raise
 
     async def _start(self, directory: Path, report: Report) -> None:
-        check_free(self.options.listen)
-        if self.options.http:
-            check_free(self.options.http, "http")
+        check_all_free(self.options.addresses())
         self._check_durability()
         async with asyncio.TaskGroup() as starts:
             redis = starts.create_task(self._start_redis(directory, report))
@@ -127,6 +125,7 @@ class Stack:
             peer_timeout=RELOAD_LIMIT,
             http=self.options.http,
             chat_template=self.options.chat_template,
+            sse_keep_alive=self.options.sse_keep_alive,
             metrics=self.options.metrics,
             log_prompts=self.options.log_prompts,
         )
@@ -155,15 +154,31 @@ async def start(options: StackOptions, directory: Path, report: Report) -> Stack
 
 def check_free(listen: str, field: str = "listen") -> None:
     """StackError of `field` if `listen` cannot be listened on: known before the models load, not after."""
+    check_all_free([(field, listen)])
+
+
+def check_all_free(wanted: Iterable[tuple[str, str]]) -> None:
+    """As `check_free`, for several fields at the same time: each must have an address of its own."""
+    with ExitStack() as held:
+        for field, listen in wanted:
+            held.enter_context(_probe(listen, field))
+
+
+def _probe(listen: str, field: str) -> socket.socket:
     host, port = parse_listen(listen)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
+        probe = socket.socket(family, kind, protocol)
     except OSError as error:
         raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen()
+    except OSError as error:
+        probe.close()
+        raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
+    return probe
 
 
 def _first_cause(error: Exception) -> BaseException:

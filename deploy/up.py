@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             metrics=args.metrics,
             log_prompts=args.log_prompts,
             chat_template=chat_template_of(args),
+            sse_keep_alive=args.sse_keep_alive,
             insecure=args.insecure,
             tls=server_tls(args),
             access=access_of(args),

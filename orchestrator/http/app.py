@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
 from orchestrator.http.endpoint import Answering, Endpoint
 from orchestrator.http.errors import failure_of
@@ -20,9 +21,10 @@ from orchestrator.http.service import Service
 def application(service: Service) -> Starlette:
     """All endpoints. Health, readiness and version are open to everybody, as gRPC's health checks are."""
     completions, info, metrics, looking = Completions(service), Info(service), Metrics(service), Looking(service)
+    bodies = Bodies()
 
     def route(method: str, path: str, answer: Answering, guarded: bool = True) -> Route:
-        return Route(path, Endpoint(service, answer, path, guarded, metrics.observe), methods=[method])
+        return Route(path, Endpoint(service, answer, path, guarded, metrics.observe, bodies), methods=[method])
 
     routes = [
         route("POST", "/v1/completions", completions.complete),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -37,6 +37,7 @@ class Completions:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._quiet = service.orchestrator.options.sse_keep_alive
 
     async def chat(self, call: Call) -> ASGIApp:
         fields = Fields(parse(call.body))
@@ -67,7 +68,7 @@ class Completions:
         echoed = [_echo(each, served) if wish.echo else "" for each in requests]
         answer = Answer(shape, wish, served.name, served.names, echoed, places)
         if wish.stream:
-            return EventStream(answer.stream(await begun(events)))
+            return EventStream(answer.stream(await begun(events, self._quiet)), self._quiet)
         return _json(await answer.whole(events))
 
 
@@ -127,23 +128,48 @@ def _echo(request: pb.GenerateRequest, served: Served) -> str:
     return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))
 
 
-async def begun(events: Events) -> Events:
-    """The same events, once there is more than that sessions have started: what is refused by then has a status."""
+async def begun(events: Events, patience: float) -> Events:
+    """The same events, once there is more than that sessions have started: what is refused by then has a status.
+
+    After `patience` seconds it is not waited for any longer: who asked is to see that the request has come through.
+    """
     head: list[tuple[int, Part]] = []
+    first = asyncio.ensure_future(_begin(events, head))
     try:
-        async for index, part in events:
-            head.append((index, part))
-            if not isinstance(part, pb.Started):
-                break
+        await asyncio.wait({first}, timeout=patience)
+        if first.done():
+            first.result()
     except BaseException:
-        await events.aclose()
+        await _left(first, events)
         raise
-    return _chained(head, events)
+    return _chained(head, first, events)
 
 
-async def _chained(head: Sequence[tuple[int, Part]], events: Events) -> AsyncGenerator[tuple[int, Part], None]:
-    async with aclosing(events):
-        for each in head:
+async def _begin(events: Events, head: list[tuple[int, Part]]) -> None:
+    async for index, part in events:
+        head.append((index, part))
+        if not isinstance(part, pb.Started):
+            break
+
+
+async def _left(first: asyncio.Future[None], events: Events) -> None:
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await events.aclose()
+
+
+async def _chained(
+    head: list[tuple[int, Part]], first: asyncio.Future[None], events: Events
+) -> AsyncGenerator[tuple[int, Part], None]:
+    told = 0
+    try:
+        while told < len(head):
+            yield head[told]
+            told += 1
+        await first
+        for each in head[told:]:
             yield each
         async for each in events:
             yield each
+    finally:
+        await _left(first, events)

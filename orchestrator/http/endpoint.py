@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orchestrator.http.bodies import Bodies, read_body
 from orchestrator.http.errors import INVALID, Failure, failure_of
 from orchestrator.http.service import Call, Service
 from orchestrator.tenants import ANONYMOUS
 from specwire.rpc.errors import StatusError
-
-# As much as a gRPC message.
-MOST_BODY_BYTES = 16 * 1024 * 1024
-BODY_LIMIT_S = 30.0
 
 Answering = Callable[[Call], Awaitable[ASGIApp]]
 # Is told the route and the status of every answer.
@@ -25,41 +23,49 @@ Observer = Callable[[str, int], None]
 class Endpoint:
     """An ASGI application. answer: what it does. guarded: callers need a key, where keys are asked for."""
 
-    def __init__(self, service: Service, answer: Answering, route: str, guarded: bool, observe: Observer) -> None:
+    def __init__(
+        self, service: Service, answer: Answering, route: str, guarded: bool, observe: Observer, bodies: Bodies
+    ) -> None:
         self._service = service
         self._answer = answer
         self._route = route
         self._guarded = guarded
         self._observe = observe
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         told = self._observed(send)
-        try:
-            call = await self._call(scope, receive)
-        except ClientDisconnect:
-            return
-        except Exception as error:
-            await failure_of(error).response()(scope, receive, told)
-            return
-        await unless_disconnected(receive, self._respond(call, scope, receive, told))
+        with ExitStack() as held:
+            try:
+                work = self._respond(await self._call(scope, receive, held), held, scope, receive, told)
+            except ClientDisconnect:
+                return
+            except Exception as error:
+                await failure_of(error).response()(scope, receive, told)
+                return
+            await unless_disconnected(receive, work)
 
-    async def _call(self, scope: Scope, receive: Receive) -> Call:
+    async def _call(self, scope: Scope, receive: Receive, held: ExitStack) -> Call:
         request = Request(scope, receive)
         headers = {name.lower(): value for name, value in request.headers.items()}
         try:
             _check_site(scope["method"], headers)
             tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
         except (Failure, StatusError):
-            await read_body(request, keep=False)  # a connection that is closed on its sender loses the answer
+            await read_body(request.stream(), None)  # a connection that is closed on its sender loses the answer
             raise
-        body = await read_body(request) if scope["method"] == "POST" else b""
+        space = held.enter_context(self._bodies.of(tenant))
+        body = await read_body(request.stream(), space) if scope["method"] == "POST" else b""
         return Call(tenant, body, headers, dict(request.query_params), dict(request.path_params))
 
-    async def _respond(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, call: Call, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
+        """held: what the body takes, until an answer begins."""
         try:
             response = await self._answer(call)
         except Exception as error:
             response = failure_of(error).response()
+        del call
+        held.close()
         await response(scope, receive, send)
 
     def _observed(self, send: Send) -> Send:
@@ -75,29 +81,6 @@ def _check_site(method: str, headers: Mapping[str, str]) -> None:
     """A page of another site cannot read an answer, but could have its readers' browsers ask for many."""
     if method == "POST" and headers.get("sec-fetch-site") == "cross-site":
         raise Failure(403, "requests from pages of other sites are not taken", INVALID, None, "cross_site")
-
-
-async def read_body(request: Request, keep: bool = True) -> bytes:
-    """The whole body, within BODY_LIMIT_S; empty where it is not to be kept.
-
-    Raises:
-        Failure: 413, it is too long; 408, it did not come.
-    """
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MOST_BODY_BYTES:
-                    raise Failure(
-                        413, f"body: more than {MOST_BODY_BYTES} bytes", INVALID, None, "too_large", close=True
-                    )
-                if keep:
-                    body += part
-    except TimeoutError:
-        message = f"body: did not come within {BODY_LIMIT_S:g} s"
-        raise Failure(408, message, INVALID, None, "timeout", close=True) from None
-    return bytes(body)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:

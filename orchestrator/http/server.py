@@ -8,69 +8,28 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.http.app import application
-from orchestrator.http.errors import INVALID, Failure
+from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
 from orchestrator.http.service import Service, check_template
 from orchestrator.sessions import Orchestrator
-from specwire.rpc.options import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
+from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.server import ListenError, parse_listen
 from specwire.rpc.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
-# A request's line and headers together.
-MOST_HEADER_BYTES = 16 * 1024
-# For a new connection's first request, and for the next one on a connection that is kept.
-FIRST_REQUEST_S = 30.0
+# For the next request on a connection that is kept, until its first byte.
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
 # What answers whose connections are cut at the end of a stop may take to be gone.
 CUT_LIMIT_S = 1.0
-
-
-class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 connection, with gRPC's bounds on what waits for a client that does not read."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        made = cast(asyncio.Transport, transport)
-        super().connection_made(made)
-        made.set_write_buffer_limits(high=READ_AHEAD_BYTES)
-        _notice_dead_peers(made.get_extra_info("socket"))
-        self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
-
-    def _close_unused(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._first.cancel()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or has too long headers, is told so as every other error is."""
-        body = Failure(400, msg, INVALID, None, "invalid_http").response()
-        head = [*body.raw_headers, (b"connection", b"close")]
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in head)
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + bytes(body.body))
-        self.transport.close()
-
-
-def _notice_dead_peers(connected: socket.socket) -> None:
-    """As gRPC's pings do: a client that is gone without a word is noticed within 10 s."""
-    every, timeout = PING_EVERY_MS // 1000, PING_TIMEOUT_MS // 1000
-    with suppress(OSError, AttributeError):  # not every system has all of these
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, timeout)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
 
 
 class _Server(uvicorn.Server):

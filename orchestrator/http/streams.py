@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,6 +10,8 @@ from contextlib import aclosing
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+# A line that every reader of events skips.
+COMMENT = b": nothing yet\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -26,14 +29,35 @@ class EventStream:
     """A response whose events are closed with it, whatever ends it.
 
     A client that reads slowly is waited for: nothing more is taken from `events` than its connection takes.
+    Where nothing comes for `quiet` seconds, a comment does: proxies cut what is silent.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], quiet: float) -> None:
         self._events = events
+        self._quiet = quiet
+        self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            beating = asyncio.create_task(self._beat(send))
+            try:
+                async for data in self._events:
+                    await self._send(send, data)
+            finally:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent = asyncio.get_running_loop().time()
+
+    async def _beat(self, send: Send) -> None:
+        """A comment whenever nothing was sent for long enough; waits where the client does not read, as events do."""
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        while True:
+            await asyncio.sleep(self._sent + self._quiet - clock())
+            if clock() >= self._sent + self._quiet:
+                await self._send(send, COMMENT)

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from orchestrator.access import Access
-from orchestrator.http import endpoint
+from orchestrator.http import bodies
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
@@ -139,7 +139,7 @@ def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
 
 
 def test_too_much(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "MOST_BODY_BYTES", 10_000)
+    monkeypatch.setattr(bodies, "MOST_BODY_BYTES", 10_000)
     answer = door.client.post(COMPLETIONS, content=b" " * 10_001)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
     host, port = door.url.removeprefix("http://").split(":")
