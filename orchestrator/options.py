@@ -129,7 +129,7 @@ class OrchestratorOptions:
     chat_template: Jinja source in place of the model's own; "" takes that.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
-    registration: where this orchestrator is registered, and looks for verifiers and drafters beside those that are named.
+    registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     """
 
     verifiers: tuple[str, ...]

@@ -67,7 +67,7 @@ class Pool:
     async def start(self) -> None:
         """Connect to all peers; waits for one verifier and for every drafter that was named.
 
-        Where services are registered a verifier may also come later: after the start timeout it is waited for no longer.
+        Where services are registered a verifier may come later, too: after the start timeout nobody waits for it.
 
         Raises:
             StartError: a needed peer did not answer in time, or was refused.
