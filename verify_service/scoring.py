@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specwire.lm import Feed, LanguageModel
+from specwire.lm import Feed, LanguageModel, ModelLost
 from verify_service import relief
 from verify_service.commands import Code, Refusal, Scoring
 from verify_service.reception import Reception
@@ -52,6 +52,8 @@ class Scorer:
         try:
             with relief.watched():
                 answer = None if job.request.cancelled else self._advance(job)
+        except ModelLost:
+            raise
         except ShortOfMemory as short:
             logger.warning("short of memory for scoring: %s", short)
             answer = Refusal(0, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)

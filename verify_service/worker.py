@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from verify_service.commands import Command, Reports, Stop
 from verify_service.inbox import Inbox
+from verify_service.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,10 @@ class Worker(Generic[Info]):
         load: called in the thread; returns the engine and the model's description. Calls its second argument now and
             then, which raises StartGivenUp once nobody wants the engine any more.
         step_limit_s: a step that takes longer counts as a failure.
+        ranks: the other processes of a split model, which the worker ends; one that ends by itself is a failure.
     """
 
-    def __init__(self, load: Load[Info], step_limit_s: float = STEP_LIMIT_S) -> None:
+    def __init__(self, load: Load[Info], step_limit_s: float = STEP_LIMIT_S, ranks: Ranks | None = None) -> None:
         self.on_reports: Deliver = lambda _: None
         self._load = load
         self._step_limit_s = step_limit_s
@@ -74,6 +76,9 @@ class Worker(Generic[Info]):
         self._inbox: Inbox | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
+        self._ranks = ranks
+        if ranks is not None:
+            ranks.lost.add_done_callback(lambda lost: self._tell(self._lose, lost.result()))
 
     async def start(self) -> Info:
         """The model's description once it is loaded and measured.
@@ -89,9 +94,13 @@ class Worker(Generic[Info]):
         except asyncio.CancelledError:
             self._ask_to_stop()
             await self._wait_for_the_end(GIVE_UP_LIMIT_S)
+            await self._end_ranks()
             # Nobody else will ask for it.
             if not self._ready.cancel():
                 self._ready.exception()
+            raise
+        except Exception:
+            await self._end_ranks()
             raise
 
     def send(self, command: Command) -> None:
@@ -116,8 +125,13 @@ class Worker(Generic[Info]):
         """End the thread after the step under way. Idempotent."""
         self._ask_to_stop()
         await self._wait_for_the_end(STOP_LIMIT_S)
+        await self._end_ranks()
         if self._watching is not None:
             self._watching.cancel()
+
+    async def _end_ranks(self) -> None:
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.close)
 
     async def _wait_for_the_end(self, limit_s: float) -> None:
         done, _ = await asyncio.wait({self._ended}, timeout=limit_s)
@@ -178,6 +192,11 @@ class Worker(Generic[Info]):
             began_s = engine.step_began_s
             if began_s is not None and time.monotonic() - began_s > self._step_limit_s:
                 _settle(self._ended, f"a step has been under way for more than {self._step_limit_s:g} s")
+
+    def _lose(self, reason: str) -> None:
+        """A rank is gone. What waits for it in the thread usually fails at once, and says more."""
+        _settle(self._ended, reason)
+        self._loop.call_later(GIVE_UP_LIMIT_S, self._fail_start, RuntimeError(reason))
 
     def _fail_start(self, error: BaseException) -> None:
         if not self._ready.done():

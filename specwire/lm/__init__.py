@@ -1,7 +1,7 @@
 """Language models over an absolute-position slot cache, and the choice of tokens from their logits."""
 
 from specwire.lm.choose import RowSampling, choose, log_probabilities
-from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo
+from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo, ModelLost
 from specwire.lm.load import load_model
 from specwire.lm.logprobs import logprobs
 
@@ -10,6 +10,7 @@ __all__ = [
     "LanguageModel",
     "ModelError",
     "ModelInfo",
+    "ModelLost",
     "RowSampling",
     "choose",
     "load_model",

@@ -18,6 +18,10 @@ class ModelError(ValueError):
     """A model cannot be loaded or cannot be served; the message is one sentence for the user."""
 
 
+class ModelLost(Exception):
+    """A model can compute nothing any more, for nobody: a process that it is split over is gone. One sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Tokens for one slot in one forward.

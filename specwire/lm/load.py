@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specwire.lm.interface import NONE, QUANTIZATIONS, RUNTIMES, TORCH, LanguageModel, ModelError
+from specwire.lm.party import FIELD, Party
 from specwire.lm.scripted import PREFIX, ScriptedLM
 
 
@@ -22,6 +23,7 @@ def load_model(
     quantization: str = NONE,
     kv_memory: int | None = None,
     compiled: bool = False,
+    party: Party | None = None,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -42,6 +44,8 @@ def load_model(
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
+        party: the ranks that the model is split over (`specwire.lm.split`), each of which loads it with the same
+            arguments; None for one process.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -54,6 +58,8 @@ def load_model(
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
     _set_threads(threads)
     if spec.startswith(PREFIX):
+        if party is not None:
+            raise ModelError(f"{FIELD}: a scripted model cannot be split over {party.size} ranks")
         return ScriptedLM.parse(spec, slots=slots, context=context)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
     from specwire.lm.kv_memory import KvMemory
@@ -62,7 +68,14 @@ def load_model(
 
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
-    return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how)
+    try:
+        return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, party=party)
+    except Exception as error:
+        # What broke off between the ranks says less than the rank that ended; what all of them found is known already.
+        loss = "" if party is None else party.loss()
+        if loss and str(error) not in loss:
+            raise ModelError(f"{FIELD}: {loss}") from error
+        raise
 
 
 def _set_threads(threads: int | None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -14,18 +15,29 @@ from specwire.lm.checks import check_kind, check_model, check_rotation, check_wi
 from specwire.lm.describe import read_text, weights_fingerprint
 from specwire.lm.interface import NONE, LanguageModel, ModelError, ModelInfo
 from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of
+from specwire.lm.leading import LeadingRunner
 from specwire.lm.memory import out_of_memory
+from specwire.lm.party import Party
 from specwire.lm.runners import How, Sizes, runner_for
+from specwire.lm.split import join, rank_device, split, split_way, turn
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_pretrained(
-    spec: str, *, slots: int | KvMemory, dtype: str, device: str, context: int | None, how: How
+    spec: str,
+    *,
+    slots: int | KvMemory,
+    dtype: str,
+    device: str,
+    context: int | None,
+    how: How,
+    party: Party | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
-    target = _device(device)
+    target = _device(device if party is None else rank_device(device, party))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     config = _config(spec)
@@ -34,9 +46,17 @@ def load_pretrained(
     check_window(config, positions)
     check_rotation(config, positions)
     count = slots_of(slots, config, positions, _dtype(dtype))
-    model = _weights(spec, _dtype(dtype), target)
-    check_model(model)
-    info, unassigned = _describe(spec, model, config, dtype, positions, how)
+    rank = None
+    if party is not None:
+        how = split_way(config, how, party.size)
+        rank = join(party, target)
+    with turn(rank):
+        model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
+        check_model(model)
+        info, unassigned = _describe(spec, model, config, dtype, positions, how)
+        if rank is not None:
+            split(model, rank)
+            nn.Module.to(model, target)
     try:
         runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
     except Exception as error:
@@ -45,7 +65,10 @@ def load_pretrained(
         size = readable(count * positions * position_bytes(config, _dtype(dtype)))
         message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
         raise ModelError(message) from error
-    return CachedLM(runner, replace(info, runtime=used), count, unassigned)
+    if party is not None and party.rank == 0:
+        runner = LeadingRunner(runner, party)
+    info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    return CachedLM(runner, info, count, unassigned)
 
 
 def _dtype(name: str) -> torch.dtype:

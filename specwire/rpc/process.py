@@ -38,6 +38,7 @@ SWITCH_INTERVAL_S = 0.0005
 STOP_LIMIT = 10.0
 # For a start that is given up to clean up.
 GIVE_UP_LIMIT = 5.0
+MOST_RANKS = 64
 DTYPES = ("float32", "bfloat16")
 RUNTIMES = ("torch", "openvino", "auto")
 QUANTIZATIONS = ("none", "int8")
@@ -86,6 +87,7 @@ class ModelServiceOptions:
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
+        tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
     """
 
     model: str
@@ -105,6 +107,7 @@ class ModelServiceOptions:
     kv_memory: int | None = None
     metrics: str = ""
     compiled: bool = False
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -126,6 +129,7 @@ class ModelServiceOptions:
         for field, value in (("threads", self.threads), ("slots", self.slots)):
             if not 1 <= value <= 1024:
                 raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
+        check_ranks(self.tensor_parallel_size)
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
@@ -145,6 +149,12 @@ def check_deterministic(deterministic: bool, runtime: str) -> None:
     """InvalidParameter for a runtime that rounds by what it computes together."""
     if deterministic and runtime == "openvino":
         raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
+
+
+def check_ranks(size: int) -> None:
+    """InvalidParameter unless a model may be asked to be split over so many processes."""
+    if not 1 <= size <= MOST_RANKS:
+        raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
 
 
 def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
@@ -206,6 +216,16 @@ def add_deterministic_argument(parser: argparse._ActionsContainer) -> None:
         "--deterministic",
         action="store_true",
         help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)",
+    )
+
+
+def add_ranks_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the target over N processes, on GPUs one for each (default: %(default)s)",
     )
 
 
