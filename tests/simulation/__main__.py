@@ -47,6 +47,7 @@ class Totals:
         self.seconds = 0.0
         self.ends: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.reached: Counter[str] = Counter()
 
     def add(self, outcome: Outcome) -> None:
         self.runs += 1
@@ -57,6 +58,7 @@ class Totals:
         self.tokens += sum(len(heard.tokens) for heard in outcome.heard)
         self.reconnections += sum(max(0, heard.attempts - 1) for heard in outcome.heard)
         self.ends += outcome.ends
+        self.reached += outcome.reached
         self.faults += Counter(fault.kind for fault in outcome.scenario.faults)
 
     def summary(self, took: float) -> str:
@@ -67,6 +69,7 @@ class Totals:
                 f"  {self.ends.total()} requests, {self.tokens} tokens, {self.reconnections} attempts after the first",
                 f"  faults: {listed(self.faults)}",
                 f"  ends: {listed(self.ends)}",
+                f"  reached: {listed(self.reached)}",
             ]
         )
 

@@ -15,18 +15,29 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from specwire.rpc.keys import show
 from tests.simulation.loop import current_process
 from tests.simulation.network import UNREACHABLE_AFTER, Breakable, Listening, Network, broken, failure
 from tests.simulation.pipe import Pipe
 
+Metadata = tuple[tuple[str, str], ...]
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
 
 class Call(Breakable):
     """One RPC: two pipes and a handler's task at the server. Also what the stub's caller holds."""
 
-    def __init__(self, network: Network, address: str, path: str, codec: Codec, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        path: str,
+        codec: Codec,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+    ) -> None:
         self._network, self._loop = network, network.loop
+        self._metadata = metadata
         self._address, self._path, self._codec = address, path, codec
         self._client = copy_context()
         self._process = current_process()
@@ -57,7 +68,7 @@ class Call(Breakable):
     def _accept(self, listening: Listening) -> None:
         if self.up.error is not None:
             return
-        context = ServerContext(self, self._process, self._deadline)
+        context = ServerContext(self, self._process, self._deadline, self._metadata)
         self._network.served[self] = None
         self._task = self._loop.create_task(self._serve(listening.handlers.get(self._path), context))
         self._loop.call_at(self._line.arrival(self._loop.time()), self._confirm, context=self._client)
@@ -199,10 +210,11 @@ class Codec:
 class ServerContext:
     """grpc.aio.ServicerContext, as far as the services ask."""
 
-    def __init__(self, call: Call, client: str, deadline: float | None) -> None:
+    def __init__(self, call: Call, client: str, deadline: float | None, metadata: Metadata) -> None:
         self._call = call
         self._client = client
         self._deadline = deadline
+        self._metadata = metadata
         self.status: BaseException = broken()
 
     async def write(self, message: Any) -> None:
@@ -218,8 +230,8 @@ class ServerContext:
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
@@ -229,11 +241,12 @@ class ServerContext:
 
 
 class Channel:
-    """grpc.aio.Channel to one address; the stubs' calls on it."""
+    """grpc.aio.Channel to one address; the stubs' calls on it, each of which shows `token`."""
 
-    def __init__(self, network: Network, address: str) -> None:
+    def __init__(self, network: Network, address: str, token: str = "") -> None:
         self._network = network
         self._address = address
+        self._shown = show(token)
         self._calls: list[Call] = []
 
     async def __aenter__(self) -> Channel:
@@ -250,22 +263,23 @@ class Channel:
         self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
     ) -> Callable[..., Call]:
         codec = Codec(request_serializer, response_deserializer)
-        return lambda timeout=None, **_: self._start(path, codec, timeout)
+        return lambda timeout=None, metadata=(), **_: self._start(path, codec, timeout, metadata)
 
     def unary_stream(
         self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
     ) -> Callable[..., Call]:
         codec = Codec(request_serializer, response_deserializer)
-        return lambda request, timeout=None, **_: self._ask(path, codec, request, timeout)
+        return lambda request, timeout=None, metadata=(), **_: self._ask(path, codec, request, timeout, metadata)
 
     unary_unary = unary_stream
 
-    def _ask(self, path: str, codec: Codec, request: Any, timeout: float | None) -> Call:
-        call = self._start(path, codec, timeout)
+    def _ask(self, path: str, codec: Codec, request: Any, timeout: float | None, metadata: Any) -> Call:
+        call = self._start(path, codec, timeout, metadata)
         call.up.push(codec.encode(request))
         return call
 
-    def _start(self, path: str, codec: Codec, timeout: float | None) -> Call:
-        call = Call(self._network, self._address, path, codec, timeout)
+    def _start(self, path: str, codec: Codec, timeout: float | None, metadata: Any) -> Call:
+        shown = (*(metadata or ()), *self._shown)
+        call = Call(self._network, self._address, path, codec, timeout, shown)
         self._calls.append(call)
         return call

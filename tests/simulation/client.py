@@ -3,138 +3,147 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from specwire.client.requests import generate_request
 from specwire.core.limits import FinishReason
 from specwire.core.text import hash_of
-from specwire.v1 import common_pb2, generation_pb2_grpc
+from specwire.rpc.convert import logprobs_from_wire
 from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import generation_pb2_grpc
+from tests.simulation.asking import Asking
 from tests.simulation.calls import Channel
+from tests.simulation.hearing import Begun, Ended, Heard
 from tests.simulation.network import Network
-from tests.simulation.scenario import Ask
 
-# Seconds: between attempts, and after which a client gives up.
+# Seconds: between attempts, after which a client gives up, and for a call that brings one answer.
 PAUSE = 0.4
 PATIENCE = 90.0
+ANSWER = 1.0
 NOT_REACHED = "failed to connect"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-@dataclass
-class Heard:
-    """What a client was told. `error`: the status that its last attempt ended with, if it has no end."""
-
-    ask: Ask
-    session_id: str = ""
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    end: pb.Finished | None = None
-    error: grpc.StatusCode | None = None
-    details: str = ""
-    left: bool = False
-    cancelled: bool = False
-    done: bool = False
-    attempts: int = 0
-
-    def has(self, tokens: int | None) -> bool:
-        """Whether so many tokens are here; None never are."""
-        return tokens is not None and len(self.tokens) >= tokens
-
-
 class SimClient:
-    """One request of one client. `report` is told of what breaks the protocol."""
+    """One request of one client, of one completion or several."""
 
-    def __init__(self, network: Network, addresses: list[str], ask: Ask, report: Callable[[str], None]) -> None:
-        self.heard = Heard(ask)
+    def __init__(self, network: Network, addresses: Sequence[str], asking: Asking) -> None:
+        self.hearings = asking.hearings()
         self._network = network
         self._addresses = addresses
-        self._report = report
+        self._asking = asking
+        self._ask = asking.ask
+
+    @property
+    def _first(self) -> Heard:
+        return self.hearings[0]
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self.heard.ask.start)
-        give_up = loop.time() + PATIENCE
-        number = self.heard.ask.at
-        while not await self._attempt(self._addresses[number % len(self._addresses)]) and loop.time() < give_up:
-            number += 1
-            await asyncio.sleep(PAUSE)
-        self.heard.done = True
+        await asyncio.sleep(self._ask.start)
+        if await self._asking.ready(self.hearings):
+            give_up, number = loop.time() + PATIENCE, self._ask.at
+            while not await self._attempt(self._addresses[number % len(self._addresses)]) and loop.time() < give_up:
+                number += 1
+                await asyncio.sleep(PAUSE)
+        for heard in self.hearings:
+            heard.done = True
 
     async def _attempt(self, address: str) -> bool:
         """Whether it is over, one way or the other."""
-        heard, ask = self.heard, self.heard.ask
-        heard.attempts += 1
-        async with Channel(self._network, address) as channel:
+        for heard in self.hearings:
+            heard.attempts += 1
+        async with Channel(self._network, address, self._asking.token) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             try:
-                await self._read(stub, self._watch(stub) if heard.session_id else self._generate(stub))
+                await self._read(stub, self._watch(stub) if self._watched else self._generate(stub))
             except grpc.aio.AioRpcError as error:
-                heard.error, heard.details = error.code(), error.details() or ""
-                known = ask.request_id and ask.timeout is None
-                return not (heard.error in RETRIED and (known or heard.details.startswith(NOT_REACHED)))
+                return self._failed(error)
         return True
 
+    @property
+    def _watched(self) -> bool:
+        return len(self.hearings) == 1 and bool(self._first.session_id)
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether it is no use to come back."""
+        code, details = error.code(), error.details() or ""
+        for heard in self.hearings:
+            if heard.end is None:
+                heard.error, heard.details = code, details
+        known = self._ask.request_id and self._ask.timeout is None
+        unreached = details.startswith(NOT_REACHED) and not self._first.session_id
+        return not (code in RETRIED and (known or unreached))
+
     def _generate(self, stub: Any) -> Any:
-        ask = self.heard.ask
-        request = pb.GenerateRequest(
-            tokens=pb.TokenIds(ids=ask.prompt),
-            sampling=common_pb2.Sampling(temperature=ask.temperature, seed=ask.seed),
-            stopping=common_pb2.Stopping(max_tokens=ask.max_tokens),
-            stop=ask.stop,
-            request_id=ask.request_id,
-            drafting=ask.drafting,  # type: ignore[arg-type]  # checked where it is parsed
-            provisional=ask.provisional,
-        )
-        return stub.Generate(request, timeout=ask.timeout)
+        request = generate_request(list(self._ask.prompt), **self._asking.options())
+        request.n = self._ask.n
+        return stub.Generate(request, timeout=self._ask.timeout)
 
     def _watch(self, stub: Any) -> Any:
-        heard = self.heard
-        text = [*heard.ask.prompt, *heard.tokens]
+        text = [*self._first.prompt, *self._first.tokens]
         request = pb.WatchRequest(
-            session_id=heard.session_id, from_position=len(text), prefix_hash=hash_of(text), take_over=True
+            session_id=self._first.session_id, from_position=len(text), prefix_hash=hash_of(text), take_over=True
         )
         return stub.Watch(request)
 
     async def _read(self, stub: Any, call: Any) -> None:
         async for event in call:
-            await asyncio.sleep(self.heard.ask.reading)
-            self._take(event)
-            if self.heard.has(self.heard.ask.leave_after):
-                self.heard.left = True
+            await asyncio.sleep(self._ask.reading)
+            self._take(self.hearings[event.choice if isinstance(event, pb.GenerateResponse) else 0], event)
+            if self._first.has(self._ask.leave_after):
+                for heard in self.hearings:
+                    heard.left = True
                 call.cancel()
                 return
-            if self.heard.has(self.heard.ask.cancel_after) and not self.heard.cancelled:
-                self.heard.cancelled = True
-                with suppress(grpc.aio.AioRpcError):
-                    await stub.Cancel(pb.CancelRequest(session_id=self.heard.session_id), timeout=1.0)
-        if self.heard.end is None:
-            self._report("a stream ended without Finished and without a status")
+            await self._interfere(stub)
+        if any(heard.end is None for heard in self.hearings):
+            self._asking.facts.report("a stream ended without Finished and without a status")
 
-    def _take(self, event: Any) -> None:
-        heard = self.heard
+    async def _interfere(self, stub: Any) -> None:
+        """Cancel the session, or delete it, if its time has come."""
+        heard, session_id = self._first, self._first.session_id
+        if heard.has(self._ask.cancel_after) and not heard.cancelled:
+            heard.cancelled = True
+            self._asking.facts.end(session_id)
+            with suppress(grpc.aio.AioRpcError):
+                await stub.Cancel(pb.CancelRequest(session_id=session_id), timeout=ANSWER)
+        if heard.has(self._ask.delete_after) and not heard.deleted:
+            heard.deleted = True
+            self._asking.facts.end(session_id)
+            with suppress(grpc.aio.AioRpcError):
+                await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), timeout=PATIENCE)
+                self._asking.facts.deleted.add(session_id)
+
+    def _take(self, heard: Heard, event: Any) -> None:
         kind = event.WhichOneof("event")
         if heard.end is not None:
-            self._report(f"{kind} after the end")
+            self._asking.facts.report(f"{kind} after the end")
         if kind == "started":
-            if heard.session_id and event.started.session_id != heard.session_id:
-                self._report("the session has another id than before")
-            heard.session_id = event.started.session_id
+            self._begin(heard, event.started)
         elif kind == "chunk":
-            position = len(heard.ask.prompt) + len(heard.tokens)
-            if event.chunk.position != position:
-                self._report(f"a chunk at {event.chunk.position} where {position} was due")
-            heard.tokens += event.chunk.tokens
-            heard.text += event.chunk.text
+            self._extend(heard, event.chunk)
         elif kind == "finished":
-            heard.end = event.finished
-            heard.text += event.finished.text
+            end = event.finished
+            heard.end = Ended(FinishReason(end.reason), end.text_length, end.lossy, end.stats.cached_tokens)
+            heard.text += end.text
 
-    @property
-    def reason(self) -> FinishReason | None:
-        return None if self.heard.end is None else FinishReason(self.heard.end.reason)
+    def _begin(self, heard: Heard, started: pb.Started) -> None:
+        if heard.session_id and started.session_id != heard.session_id:
+            self._asking.facts.report("the session has another id than before")
+        prompt = tuple(started.prompt.tokens) if started.HasField("prompt") else None
+        heard.session_id = started.session_id
+        heard.started = Begun(started.prompt_tokens, started.prompt_hash, started.lossy, prompt)
+
+    def _extend(self, heard: Heard, chunk: pb.Chunk) -> None:
+        position = len(heard.prompt) + len(heard.tokens)
+        if chunk.position != position:
+            self._asking.facts.report(f"a chunk at {chunk.position} where {position} was due")
+        heard.tokens += chunk.tokens
+        heard.logprobs += logprobs_from_wire(chunk.logprobs)
+        heard.text += chunk.text

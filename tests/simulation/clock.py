@@ -7,20 +7,31 @@ import secrets
 import sys
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from random import Random
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
+from orchestrator.store import open_store
 from specwire.rpc.channel import open_channel
+from specwire.rpc.server import Service, serve
 from tests.simulation.calls import Channel
-from tests.simulation.loop import SimLoop
-from tests.simulation.network import Network
+from tests.simulation.loop import SimLoop, current_process
+from tests.simulation.network import Network, SimRunningServer, SimServer, party_of
+from tests.simulation.store import SimStore, StoreView
 
 # Whose modules are patched, and what a simulation must not have from outside.
 PATCHED = ("orchestrator", "draft_service", "verify_service", "specwire")
-OUTSIDE = {"time": time, "random": random_module, "secrets": secrets, "open_channel": open_channel}
+OUTSIDE = {
+    "time": time,
+    "random": random_module,
+    "secrets": secrets,
+    "open_channel": open_channel,
+    "open_store": open_store,
+    "serve": serve,
+}
 
 
 class VirtualTime:
@@ -58,6 +69,9 @@ class SeededSecrets:
     def randbits(self, bits: int) -> int:
         return self._random.getrandbits(bits)
 
+    def token_bytes(self, size: int = 32) -> bytes:
+        return self._random.randbytes(size)
+
     def token_hex(self, size: int = 32) -> str:
         return self._random.randbytes(size).hex()
 
@@ -66,14 +80,27 @@ class SeededSecrets:
 
 
 @contextmanager
-def simulated(loop: SimLoop, network: Network, random: Random) -> Iterator[VirtualTime]:
+def simulated(loop: SimLoop, network: Network, store: SimStore, random: Random) -> Iterator[VirtualTime]:
     """While it lasts, the project's modules belong to one simulation."""
     clock = VirtualTime(loop)
+
+    async def view(*_: object, **__: object) -> StoreView:
+        return store.view()
+
+    async def listen(services: Sequence[Service], *_: object, **__: object) -> SimRunningServer:
+        """Where the party is called: by its name."""
+        server: Any = SimServer()
+        for service in services:
+            service.register(server)
+        return await network.listen(party_of(current_process()), server)
+
     inside = {
         "time": clock,
-        "random": SimpleNamespace(Random=lambda: Random(random.getrandbits(32))),
+        "random": SimpleNamespace(Random=lambda: Random(random.getrandbits(32)), uniform=random.uniform),
         "secrets": SeededSecrets(random),
-        "open_channel": lambda address, *_: Channel(network, address),
+        "open_channel": lambda address, tls=None, token="", *_: Channel(network, address, token),
+        "open_store": view,
+        "serve": listen,
     }
     hooks = sys.get_asyncgen_hooks()
     with ExitStack() as patches:

@@ -2,74 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 
 from specwire.core.limits import FinishReason
-from tests.simulation.client import Heard
-from tests.simulation.oracle import Oracle
+from tests.simulation.asks import Ask
+from tests.simulation.facts import Facts
+from tests.simulation.hearing import Heard
 from tests.simulation.scenario import LOG_FAULTS, Scenario
 
 LOSING = ("log_behind", "log_emptied")
+EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE)
 
 
-def judge(
-    scenario: Scenario, heard: Heard, all_heard: Sequence[Heard], oracle: Oracle | None, decoded: Callable[..., str]
-) -> Iterable[str]:
-    """What is wrong with the end of `heard`, one sentence each."""
-    if not heard.done:
-        yield f"{heard.ask} has not ended"
-    elif heard.end is not None and oracle is not None:
-        yield from _finished(heard, [h for h in all_heard if h.session_id == heard.session_id], oracle, decoded)
-    elif not heard.left and heard.error not in allowed(scenario, heard):
-        yield f"{heard.ask} failed with {heard.error}: {heard.details}"
+class Judge:
+    """What is wrong with the end of a request, one sentence each."""
+
+    def __init__(self, scenario: Scenario, facts: Facts, hearings: Sequence[Heard]) -> None:
+        self._scenario = scenario
+        self._facts = facts
+        self._hearings = hearings
+
+    def all(self) -> Iterable[str]:
+        for heard in self._hearings:
+            if not heard.done:
+                yield f"{heard.ask} has not ended"
+            elif heard.end is not None:
+                yield from self._finished(heard)
+                yield from self._logged(heard)
+            elif not (heard.left or heard.unasked) and heard.error not in self._allowed(heard):
+                yield f"{heard.ask} failed with {heard.error}: {heard.details}"
+            if heard.session_id and is_foreign(self._scenario, heard.ask):
+                yield f"{heard.ask} goes on behind another tenant's session"
+
+    def _finished(self, heard: Heard) -> Iterable[str]:
+        assert heard.end is not None
+        readers = [each for each in self._hearings if each.session_id == heard.session_id]
+        known = self._facts.of_session(heard.session_id)
+        assert known is not None
+        reason, tokens, text = heard.end.reason, tuple(heard.tokens), heard.text
+        if heard.end.text_length != len(text):
+            yield f"the end says {heard.end.text_length} characters, the text has {len(text)}"
+        if heard.end.lossy != known.wish.sampling.lossy:
+            yield f"the end says lossy={heard.end.lossy} of {known.wish.sampling.rule}"
+        if reason is FinishReason.CANCELLED:
+            if not any(each.cancelled or each.left or each.error or each.deleted for each in readers):
+                yield "cancelled by nobody"
+        elif reason is FinishReason.DEADLINE:
+            if all(each.ask.timeout is None for each in readers):
+                yield "ended by a deadline that nobody set"
+        elif (tokens, text, reason) != known.ended(tokens):
+            yield f"ended with {(tokens, text, reason)}, not {known.ended(tokens)}"
+        if reason in EARLY and text != self._facts.decoded(tokens):
+            yield f"ended early with {text!r}, not {self._facts.decoded(tokens)!r}"
+
+    def _logged(self, heard: Heard) -> Iterable[str]:
+        """What was shown, to its end, is what the log has taken; after a loss it may have been lost, too."""
+        assert heard.end is not None
+        shown, logged = (tuple(heard.tokens), heard.end.reason, heard.end.text_length), self._facts.ended
+        if shown != logged.get(heard.session_id) and not self._facts.books.losses:
+            yield f"shown was {shown}, the log ended with {logged.get(heard.session_id)}"
+
+    def _allowed(self, heard: Heard) -> set[grpc.StatusCode]:
+        """Statuses that a request may fail with here."""
+        scenario, ask, codes = self._scenario, heard.ask, set[grpc.StatusCode]()
+        if scenario.slots < scenario.sessions:
+            codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated id is told
+            if ask.library and heard.session_id:
+                codes.add(grpc.StatusCode.UNAVAILABLE)  # why it came back, and then found no room
+        if ask.timeout is not None:
+            codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
+        comes_back = ask.request_id and ask.timeout is None
+        if ask.library:  # if nobody has answered, the library takes it that nobody is there
+            comes_back = bool(heard.session_id) and ask.timeout is None
+        if not comes_back and any(disturbs(fault.kind, fault.target) for fault in scenario.faults):
+            codes.add(grpc.StatusCode.UNAVAILABLE)
+        if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario, ask):
+            # The library says why it came back at all.
+            codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
+            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if ask.follows is not None else set()
+        if self._is_deleted(ask) or is_foreign(scenario, ask):
+            codes.add(grpc.StatusCode.NOT_FOUND)
+            codes |= {grpc.StatusCode.UNAVAILABLE} if ask.library else set()
+        return codes
+
+    def _is_deleted(self, ask: Ask) -> bool:
+        """Somebody has had it deleted, or what it goes on behind, or means to."""
+        asks = self._scenario.asks
+        behind = ask.follows is not None and self._is_deleted(asks[ask.follows])
+        same = (other for other in asks if (other.request_id, other.tenant) == (ask.request_id, ask.tenant))
+        shared = ask.request_id and any(other.delete_after is not None for other in same)
+        return bool(ask.delete_after is not None or shared or behind)
 
 
-def _finished(heard: Heard, readers: Sequence[Heard], oracle: Oracle, decoded: Callable[..., str]) -> Iterable[str]:
-    assert heard.end is not None
-    reason = FinishReason(heard.end.reason)
-    tokens, text = tuple(heard.tokens), heard.text
-    if heard.end.text_length != len(text):
-        yield f"the end says {heard.end.text_length} characters, the text has {len(text)}"
-    if reason is FinishReason.CANCELLED:
-        if not any(reader.cancelled or reader.left or reader.error for reader in readers):
-            yield "cancelled by nobody"
-    elif reason is FinishReason.DEADLINE:
-        if all(reader.ask.timeout is None for reader in readers):
-            yield "ended by a deadline that nobody set"
-    elif (tokens, text, reason) != (oracle.tokens, oracle.text, oracle.reason):
-        yield f"ended with {(tokens, text, reason)}, not {(oracle.tokens, oracle.text, oracle.reason)}"
-    if reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) and text != decoded(tokens):
-        yield f"ended early with {text!r}, not {decoded(tokens)!r}"
+def is_foreign(scenario: Scenario, ask: Ask) -> bool:
+    """It would go on behind a session of another tenant."""
+    return ask.follows is not None and scenario.tenants > 1 and scenario.asks[ask.follows].tenant != ask.tenant
 
 
-def allowed(scenario: Scenario, heard: Heard) -> set[grpc.StatusCode]:
-    """Statuses that a request may fail with here."""
-    codes = set()
-    if scenario.slots < len(scenario.asks):
-        codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated request id is told
-        if heard.ask.library and heard.session_id:
-            codes.add(grpc.StatusCode.UNAVAILABLE)  # why it came back, and then found no room
-    if heard.ask.timeout is not None:
-        codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
-    comes_back = heard.ask.request_id and heard.ask.timeout is None
-    if heard.ask.library:  # if nobody has answered, the library takes it that nobody is there
-        comes_back = bool(heard.session_id) and heard.ask.timeout is None
-    if not comes_back and any(disturbs(scenario, heard, fault.kind, fault.target) for fault in scenario.faults):
-        codes.add(grpc.StatusCode.UNAVAILABLE)
-    if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario):
-        # The library says why it came back at all.
-        codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
-    return codes
+def memory_may_be_lost(scenario: Scenario, ask: Ask) -> bool:
+    """A log that is lost is written again by the session's owner, if that is there; one that has ended, by nobody."""
+    faults = any(fault.target.startswith("orchestrator") for fault in scenario.faults)
+    return scenario.orchestrators > 1 or faults or ask.follows is not None
 
 
-def memory_may_be_lost(scenario: Scenario) -> bool:
-    """A log that is lost is written again by the session's owner, if that is there."""
-    return scenario.orchestrators > 1 or any(fault.target.startswith("orchestrator") for fault in scenario.faults)
-
-
-def disturbs(scenario: Scenario, heard: Heard, kind: str, target: str) -> bool:
+def disturbs(kind: str, target: str) -> bool:
     """Whether a fault may cost a client its request: not where only services behind the orchestrator have it."""
     if kind == "slow" or kind == "mangle":
         return False

@@ -11,11 +11,9 @@ from tests.simulation.loop import SimLoop
 from tests.simulation.network import DETECTION, Line, Network
 from tests.simulation.parties import Party
 from tests.simulation.scenario import LINE_FAULTS, PARTY_FAULTS, Fault
-from tests.simulation.services import VOCABULARY
 from tests.simulation.store import SimStore
 
 SLOWNESS = 6.0
-EXIT = 2.0
 LOSSES = 0.3
 OUTAGE = 0.3
 
@@ -24,14 +22,20 @@ class Faults:
     """Puts a scenario's faults on the clock; each ends after its time."""
 
     def __init__(
-        self, loop: SimLoop, network: Network, store: SimStore, parties: Mapping[str, Party], random: Random
+        self,
+        loop: SimLoop,
+        network: Network,
+        store: SimStore,
+        parties: Mapping[str, Party],
+        random: Random,
+        vocabulary: int,
     ) -> None:
         self._loop = loop
         self._network = network
         self._store = store
         self._parties = parties
         self._random = random
-
+        self._vocabulary = vocabulary
         self._timers: list[asyncio.TimerHandle] = []
 
     def plan(self, fault: Fault) -> None:
@@ -80,7 +84,7 @@ class Faults:
 
     def _stop(self, party: Party, seconds: float) -> None:
         party.stop()
-        self._after(max(EXIT, seconds), self._start_again, party)
+        self._after(max(party.exits_within, seconds), self._start_again, party)
 
     def _start_again(self, party: Party) -> None:
         party.crash()
@@ -110,7 +114,7 @@ class Faults:
         self._network.reset(line, slow=False)
 
     def _mangle(self, line: Line, seconds: float) -> None:
-        line.mangle = Mangler(self._random)
+        line.mangle = Mangler(self._random, self._vocabulary)
         self._after(seconds, self._mend, line)
 
     def _mend(self, line: Line) -> None:
@@ -157,8 +161,9 @@ def untouched(message: Any) -> Any:
 class Mangler:
     """Loses, repeats, reorders and falsifies proposals, which are hints; leaves everything else alone."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, vocabulary: int) -> None:
         self._random = random
+        self._vocabulary = vocabulary
 
     def __call__(self, message: Any) -> Any:
         fields = message.DESCRIPTOR.fields_by_name
@@ -182,7 +187,7 @@ class Mangler:
         random = self._random
         match random.randrange(4):
             case 0:
-                proposal.tokens[:] = [random.randrange(VOCABULARY + 1) for _ in proposal.tokens]
+                proposal.tokens[:] = [random.randrange(self._vocabulary + 1) for _ in proposal.tokens]
             case 1:
                 proposal.offset += random.randrange(3)
             case 2:

@@ -6,6 +6,7 @@ closed (nobody gets through) or be reset (every call on it is lost, and the two 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from tests.simulation.loop import SimLoop, current_process
 # Both ends ping every 5 s and give up 5 s later (PROTOCOL.md section 3).
 DETECTION = 10.0
 UNREACHABLE_AFTER = 1.0
+# Seconds between two looks of a server that stops, whether its calls have ended.
+LOOK = 0.05
 
 
 def failure(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.aio.AioRpcError:
@@ -81,6 +84,31 @@ class SimServer:
         self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
 
 
+class SimRunningServer:
+    """In place of specwire.rpc.server.RunningServer: stops as that does. serving: what health checks are told."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self.address = f"{name}:1"
+        self.serving = True
+        self._network = network
+        self._name = name
+        self._process = current_process()
+
+    async def set_serving(self, serving: bool) -> None:
+        self.serving = serving
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """New calls are refused, running ones get `grace` seconds, then are cancelled."""
+        self.serving = False
+        listening = self._network.listening.get(self._name)
+        if listening is not None and listening.process == self._process:
+            self._network.close(self._name)
+        until = self._network.loop.time() + grace
+        while self._network.serves(self._process) and self._network.loop.time() < until:  # noqa: ASYNC110 # virtual
+            await asyncio.sleep(LOOK)
+        self._network.end_calls(self._process)
+
+
 @dataclass
 class Method:
     method: str
@@ -107,8 +135,8 @@ class Network:
     def lines_of(self, party: str) -> Iterable[Line]:
         return [line for ends, line in self.lines.items() if party in ends]
 
-    async def listen(self, address: str, context: Context, server: SimServer) -> None:
-        """From now on calls to `address` are served, under the services' own error policy."""
+    async def listen(self, address: str, server: SimServer) -> SimRunningServer:
+        """From now on calls to `address` are served by this process, under the services' own error policy."""
         policy = ErrorPolicy()
         handlers = {}
         for path, handler in server.handlers.items():
@@ -117,7 +145,9 @@ class Network:
                 return handler
 
             handlers[path] = await policy.intercept_service(found, Method(path))  # type: ignore[arg-type]  # no real call details
-        self.listening[address] = Listening(current_process(), context, handlers)
+        process = current_process()
+        self.listening[address] = Listening(process, self.loop.context_of(process), handlers)
+        return SimRunningServer(self, address)
 
     def close(self, address: str) -> None:
         self.listening.pop(address, None)
@@ -128,6 +158,10 @@ class Network:
             self.close(address)
         for line in self.lines_of(party_of(process)):
             self.reset(line, slow=False)
+
+    def serves(self, process: str) -> bool:
+        """Whether calls to the process are under way."""
+        return any(call.served_by(process) for call in self.served)
 
     def end_calls(self, process: str) -> None:
         """Those that the process serves, as a server does that stops."""

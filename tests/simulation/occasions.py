@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.scenario import Ask, Fault, Scenario
+from tests.simulation.asks import Ask
+from tests.simulation.scenario import Fault, Scenario
 
 
 def has(*kinds: str) -> Callable[[Scenario], bool]:

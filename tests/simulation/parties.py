@@ -5,54 +5,89 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextvars import Context
+from dataclasses import dataclass
 from random import Random
+from typing import Any, Protocol
 
-from draft_service.dialling import Dialler
+from draft_service.dialling import DiallingDrafter
 from draft_service.reception import Reception as DraftReception
+from draft_service.server import RunningDrafter
 from draft_service.service import DraftServicer
-from orchestrator.api import GenerationApi
-from orchestrator.hub import DraftHub
+from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
-from orchestrator.sessions import Orchestrator
-from specwire.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
+from specwire.registry.entry import Load, Role
+from specwire.registry.options import NOWHERE, register_model
+from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop, in_strand
 from tests.simulation.network import DETECTION, Network, SimServer
-from tests.simulation.services import DrafterStrand, EngineStrand, Model, script
+from tests.simulation.services import DrafterStrand, EngineStrand, Model, Play
 from tests.simulation.store import SimStore
+from verify_service.server import RunningVerifier
 from verify_service.service import VerifyServicer
+from verify_service.waiting import Patience
 
 RESTART = 0.5
 FAREWELL = 0.3
+# Seconds within which a process has exited, beside the grace that it gives.
+EXIT = 4.0
 
 
+class Running(Protocol):
+    """A service that answers: what the commands get from `start`."""
+
+    async def stop(self, grace: float) -> None: ...
+
+
+@dataclass
 class World:
     """What all parties of one simulation share. `leaks`: tasks that outlived their process's orderly end."""
 
-    def __init__(self, loop: SimLoop, network: Network, clock: VirtualTime, seed: int) -> None:
-        self.loop = loop
-        self.network = network
-        self.clock = clock
-        self.store = SimStore(loop, network.random)
-        self.seed = seed
+    loop: SimLoop
+    network: Network
+    clock: VirtualTime
+    store: SimStore
+    play: Play
+
+    def __post_init__(self) -> None:
         self.leaks: list[str] = []
 
 
-class Party(ABC):
-    """A process by name; every start is a new incarnation, NAME#1, NAME#2, ..."""
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a model runs on. seconds: of one forward. place: the host."""
 
-    def __init__(self, world: World, name: str) -> None:
+    slots: int
+    seconds: float
+    place: str
+
+
+class Party(ABC):
+    """A process by name; every start is a new incarnation, NAME#1, NAME#2, ...
+
+    grace: seconds that it gives to what runs when it is told to stop; `stopping` from then on.
+    """
+
+    def __init__(self, world: World, name: str, grace: float) -> None:
         self.world = world
         self.name = name
+        self.grace = grace
         self.incarnation = 0
         self.up = False
         self.paused = False
-        self._stopping = ""
+        self.stopping = False
+        self._told_to_stop = ""
+        self._services: list[Running] = []
 
     @property
     def process(self) -> str:
         return f"{self.name}#{self.incarnation}"
+
+    @property
+    def exits_within(self) -> float:
+        """Seconds from SIGTERM on."""
+        return self.grace + EXIT
 
     def context(self, thread: str = "") -> Context:
         return self.world.loop.context_of(self.process + thread)
@@ -60,15 +95,13 @@ class Party(ABC):
     def start(self) -> None:
         if not self.up:
             self.incarnation += 1
-            self.up = True
-            self._running = in_strand(self.world.loop, self.process, self._run())
+            self.up, self.stopping = True, False
+            self._services = []
+            self._starting = in_strand(self.world.loop, self.process, self._run())
 
     @abstractmethod
-    async def _run(self) -> None: ...
-
-    @abstractmethod
-    async def _drain(self) -> None:
-        """What the process does on SIGTERM, before it exits."""
+    async def _run(self) -> None:
+        """Start its services."""
 
     def slow(self, factor: float) -> None:
         """1 is its normal speed; callbacks take (factor - 1) milliseconds."""
@@ -79,6 +112,7 @@ class Party(ABC):
         """SIGKILL."""
         if self.up:
             self.up = self.paused = False
+            self._services = []
             self.world.loop.kill(self.process)
             self.world.network.crash(self.process)
 
@@ -104,24 +138,21 @@ class Party(ABC):
 
     def stop(self) -> None:
         """SIGTERM."""
-        if self.up and not self.paused and self._stopping != self.process:
-            self._stopping = self.process
+        if self.up and not self.paused and self._told_to_stop != self.process:
+            self._told_to_stop = self.process
             in_strand(self.world.loop, self.process, self._end())
 
     async def _end(self) -> None:
+        """As specwire.rpc.process.run_until_signalled: a start is given up, what runs is stopped."""
         process = self.process
-        self._running.cancel()  # it may not be ready yet
-        await asyncio.gather(self._running, return_exceptions=True)
-        await self._drain()
+        self._starting.cancel()
+        await asyncio.gather(self._starting, return_exceptions=True)
+        self.stopping = True
+        for service in self._services:
+            await service.stop(self.grace)
         await asyncio.sleep(FAREWELL)
         if self.up and process == self.process:
             self.world.loop.call_soon(self._exited, process, context=self.world.loop.context_of("world"))
-
-    async def _end_calls(self) -> None:
-        """As a gRPC server that stops: after a moment what still runs is cancelled."""
-        self.world.network.close(self.name)
-        await asyncio.sleep(FAREWELL)
-        self.world.network.end_calls(self.process)
 
     def _exited(self, process: str) -> None:
         if self.up and process == self.process:
@@ -130,19 +161,29 @@ class Party(ABC):
 
 
 class VerifierParty(Party):
-    def __init__(self, world: World, name: str, slots: int, seconds: float, grace: float, place: str) -> None:
-        super().__init__(world, name)
-        self.slots, self.seconds, self.grace, self.place = slots, seconds, grace, place
+    """kept: seconds for which it keeps what lost its link."""
+
+    def __init__(
+        self, world: World, name: str, grace: float, hardware: Hardware, kept: float, patience: Patience
+    ) -> None:
+        super().__init__(world, name, grace)
+        self._hardware, self._kept, self._patience = hardware, kept, patience
         self.strand: EngineStrand | None = None
 
     async def _run(self) -> None:
-        lm = Model(script(self.world.seed), self.slots, self.seconds)
-        worker = EngineStrand(self.world.loop, lm, self.context("/engine"), self.context(), self.grace)
+        """As verify_service.server.start."""
+        hardware = self._hardware
+        lm = Model(self.world.play.target, hardware.slots, hardware.seconds)
+        contexts = self.context("/engine"), self.context()
+        worker: Any = EngineStrand(self.world.loop, lm, *contexts, self._kept, self._patience)
         self.strand = worker
-        self._servicer = VerifyServicer(worker, lm.described(self.place))  # type: ignore[arg-type]  # stands in for the real one
+        info = lm.described(hardware.place)
+        servicer = VerifyServicer(worker, info)
         server = SimServer()
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._servicer, server)
-        await self.world.network.listen(self.name, self.context(), server)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+        listening: Any = await self.world.network.listen(self.name, server)
+        registrar = register_model(NOWHERE, Role.VERIFIER, info, listening.address, Load)
+        self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar)]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)
@@ -153,84 +194,69 @@ class VerifierParty(Party):
         super().crash()
         self.strand = None
 
-    async def _drain(self) -> None:
-        await self._servicer.drain(0.5)
-        await self._end_calls()
-        if self.strand is not None:
-            await self.strand.stop()
-
 
 class DrafterParty(Party):
-    """It listens, or dials in to the orchestrators named."""
+    """It listens, or dials in to the orchestrators named, showing `token`."""
 
     def __init__(
-        self, world: World, name: str, slots: int, seconds: float, agree: float, place: str, dials: tuple[str, ...]
+        self, world: World, name: str, grace: float, hardware: Hardware, dials: tuple[str, ...], token: str
     ) -> None:
-        super().__init__(world, name)
-        self.slots, self.seconds, self.agree, self.place, self.dials = slots, seconds, agree, place, dials
+        super().__init__(world, name, grace)
+        self._hardware, self._dials, self._token = hardware, dials, token
         self.strand: DrafterStrand | None = None
 
     async def _run(self) -> None:
-        lm = Model(script(self.world.seed, self.agree), self.slots, self.seconds)
+        """As draft_service.server.start, or dial_in."""
+        hardware = self._hardware
+        lm = Model(self.world.play.drafter, hardware.slots, hardware.seconds)
         lm.elapse = self.world.clock.elapse
         random = Random(self.world.loop.random.getrandbits(32))
         self.strand = DrafterStrand(self.world.loop, lm, self.context("/model"), random)
-        reception = DraftReception(self.strand, lm.described(self.place))  # type: ignore[arg-type]  # stands in for the real one
-        self._servicer = DraftServicer(reception)
+        drafter: Any = self.strand
+        info = lm.described(hardware.place)
+        reception = DraftReception(drafter, info)
+        if self._dials:
+            self._services = [DiallingDrafter(drafter, each, None, reception, self._token) for each in self._dials]
+            return
+        servicer = DraftServicer(reception)
         server = SimServer()
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, server)
-        if not self.dials:
-            await self.world.network.listen(self.name, self.context(), server)
-        self._dialling = [asyncio.create_task(Dialler(each, None, reception).run()) for each in self.dials]
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+        listening: Any = await self.world.network.listen(self.name, server)
+        registrar = register_model(NOWHERE, Role.DRAFTER, info, listening.address, Load)
+        self._services = [RunningDrafter(drafter, servicer, listening, info, None, registrar)]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)
         if self.strand is not None:
-            self.strand.book._model.slowness = factor  # type: ignore[attr-defined]  # of the scripted model
+            self.strand.lm.slowness = factor
 
     def crash(self) -> None:
         super().crash()
         self.strand = None
 
-    async def _drain(self) -> None:
-        self._servicer.leave()
-        for dialling in self._dialling:
-            dialling.cancel()
-        await self._end_calls()
-
 
 class OrchestratorParty(Party):
-    def __init__(self, world: World, name: str, options: OrchestratorOptions) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, grace: float, options: OrchestratorOptions) -> None:
+        super().__init__(world, name, grace)
         self.options = options
-        self.orchestrator: Orchestrator | None = None
+        self.running: orchestrating.RunningOrchestrator | None = None
+
+    @property
+    def serving(self) -> bool:
+        """What health checks are told."""
+        server: Any = None if self.running is None else self.running._server
+        return server is not None and bool(server.serving)
 
     async def _run(self) -> None:
-        """As orchestrator.server.start; where a supervisor would start it again, it does so itself."""
+        """Where a supervisor would start it again, it does so itself."""
         while True:
-            orchestrator = Orchestrator(self.options, self.world.store.view())
             try:
-                await orchestrator.start()
+                self.running = await orchestrating.start(self.options)
                 break
-            except BaseException as error:
-                await orchestrator.stop()
-                if not isinstance(error, StartError):
-                    raise
+            except StartError:
                 await asyncio.sleep(RESTART)
-        self.orchestrator = orchestrator
-        self._hub = DraftHub(orchestrator)
-        server = SimServer()
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationApi(orchestrator), server)
-        draft_pb2_grpc.add_DraftHubServiceServicer_to_server(self._hub, server)
-        await self.world.network.listen(self.name, self.context(), server)
+        self._services = [self.running]
 
     def crash(self) -> None:
         super().crash()
-        self.orchestrator = None
-
-    async def _drain(self) -> None:
-        orchestrator = self.orchestrator
-        if orchestrator is not None:
-            self._hub.leave()
-            await self._end_calls()
-            await orchestrator.stop()
+        self.running = None

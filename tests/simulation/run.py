@@ -9,21 +9,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
-from specwire.core.limits import FinishReason
+from specwire.rpc.keys import Keys
+from tests.simulation.asking import Asking, tenant_name, token_of
 from tests.simulation.checks import Checks
-from tests.simulation.client import Heard, SimClient
+from tests.simulation.client import SimClient
 from tests.simulation.clock import simulated
-from tests.simulation.ends import judge
+from tests.simulation.ends import Judge
+from tests.simulation.facts import Facts
 from tests.simulation.faults import Faults
+from tests.simulation.hearing import Heard
 from tests.simulation.library import LibraryClient
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.network import Network
-from tests.simulation.parties import DrafterParty, OrchestratorParty, Party, VerifierParty, World
+from tests.simulation.parties import DrafterParty, Hardware, OrchestratorParty, Party, VerifierParty, World
 from tests.simulation.scenario import Scenario
+from tests.simulation.services import Play
+from tests.simulation.store import SimStore
+from verify_service.waiting import Patience
 
 LIMIT = 400.0
-GRACE = 8.0
+# Seconds for which a verifier keeps what lost its link.
+KEPT = 30.0
+DRAFTERS_TOKEN = "token-of-all-drafters"
+SALT = b"the same at every orchestrator"
 LOGGERS = ("orchestrator", "draft_service", "verify_service", "specwire")
 
 
@@ -35,7 +45,8 @@ class Violation(AssertionError):
 class Outcome:
     """found: what did not hold. trace: equal for two runs of one scenario.
 
-    claims, restored: of sessions, by orchestrators. resumed: sessions that a verifier had kept for a new connection.
+    reached: how often what is rare was met: sessions that orchestrators have claimed or written again, that a verifier
+    had kept for a new connection, whose prompt was in a cache, that waited for a slot.
     """
 
     scenario: Scenario
@@ -44,9 +55,7 @@ class Outcome:
     steps: int
     checked: int
     seconds: float
-    claims: int
-    restored: int
-    resumed: int
+    reached: Counter[str]
     ends: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -88,14 +97,13 @@ def run(scenario: Scenario) -> Outcome:
     """Never raises for what the project's code does."""
     loop = SimLoop(scenario.seed)  # type: ignore[abstract] # what a simulation has no use for
     random = Random(scenario.seed + 1)
-    network = Network(loop, random, scenario.delay)
-    with listening() as errors, simulated(loop, network, random) as clock:
-        simulation = Simulation(scenario, loop, network, World(loop, network, clock, scenario.seed), random)
+    network, store = Network(loop, random, scenario.delay), SimStore(loop, random)
+    play = Play(scenario.seed, scenario.agree, scenario.vocabulary, scenario.spread)
+    with listening() as errors, simulated(loop, network, store, random) as clock:
+        simulation = Simulation(scenario, World(loop, network, clock, store, play), random)
         found = simulation.run(errors)
-    heard = [client.heard for client in simulation.clients]
-    books, checks = simulation.store.books, simulation.checks
-    reached = books.claims, books.restored, checks.resumed
-    outcome = Outcome(scenario, found, heard, loop.steps, checks.checked, loop.time(), *reached)
+    facts, heard = simulation.facts, simulation.hearings
+    outcome = Outcome(scenario, found, heard, loop.steps, facts.checked, loop.time(), facts.reached)
     for each in heard:
         outcome.ends["left" if each.left else end_of(each)] += 1
     return outcome
@@ -103,7 +111,9 @@ def run(scenario: Scenario) -> Outcome:
 
 def end_of(heard: Heard) -> str:
     if heard.end is not None:
-        return FinishReason(heard.end.reason).name
+        return heard.end.reason.name
+    if heard.unasked:
+        return "unasked"
     return "none" if heard.error is None else heard.error.name
 
 
@@ -116,35 +126,44 @@ def check(scenario: Scenario) -> Outcome:
 
 
 class Simulation:
-    def __init__(self, scenario: Scenario, loop: SimLoop, network: Network, world: World, random: Random) -> None:
+    def __init__(self, scenario: Scenario, world: World, random: Random) -> None:
         self.scenario = scenario
-        self.loop = loop
+        self.loop = world.loop
         self.world = world
-        self.store = world.store
-        self.checks = Checks(loop, scenario.seed, self.store.books)
-        self.store.report = self.checks.report
-        self.store.on_written = self.checks.log_written
-        addresses = [name for name in scenario.parties if name.startswith("orchestrator")]
-        report = self.checks.report
-        self.clients = [
-            LibraryClient(addresses, ask, report) if ask.library else SimClient(network, addresses, ask, report)
-            for ask in scenario.asks
-        ]
+        self.facts = Facts(world.loop, world.play, world.store.books)
+        self.checks = Checks(self.facts, scenario.detach_grace)
+        world.store.report = self.facts.report
+        world.store.on_written = self.checks.readers.log_written
+        self.clients = self._clients()
+        self.hearings: list[Heard] = [heard for client in self.clients for heard in client.hearings]
         self.parties: dict[str, Party] = {name: self._party(name) for name in scenario.parties}
-        self.faults = Faults(loop, network, self.store, self.parties, random)
+        self.faults = Faults(world.loop, world.network, world.store, self.parties, random, scenario.vocabulary)
+
+    def _clients(self) -> list[SimClient | LibraryClient]:
+        """One for each ask, in their order."""
+        clients: list[SimClient | LibraryClient] = []
+        for ask in self.scenario.asks:
+            before = None if ask.follows is None else clients[ask.follows].hearings[0]
+            asking = Asking(ask, self.facts, self.scenario.tenants, before)
+            raw = self.world.network, self._orchestrators, asking
+            clients.append(LibraryClient(self._orchestrators, asking) if ask.library else SimClient(*raw))
+        return clients
 
     def _party(self, name: str) -> Party:
-        scenario, world = self.scenario, self.world
+        scenario, common = self.scenario, (self.world, name, self.scenario.grace)
         role, _, number = name.partition("-")
         place = "one" if scenario.shared_host else name
         party: VerifierParty | DrafterParty | OrchestratorParty
         if role == "verifier":
-            party = VerifierParty(world, name, scenario.slots, scenario.forward, 30.0, place)
+            patience = Patience(scenario.queue, scenario.queue_wait * 1e6)
+            hardware = Hardware(scenario.slots, scenario.forward, place)
+            party = VerifierParty(*common, hardware, KEPT, patience)
         elif role == "drafter":
             dials = self._orchestrators if int(number) >= scenario.drafters else ()
-            party = DrafterParty(world, name, scenario.slots, scenario.draft, scenario.agree, place, dials)
+            token = DRAFTERS_TOKEN if scenario.tenants > 1 else ""
+            party = DrafterParty(*common, Hardware(scenario.slots, scenario.draft, place), dials, token)
         else:
-            party = OrchestratorParty(world, name, self._options())
+            party = OrchestratorParty(*common, self._options())
         self.checks.watch(name, party)
         return party
 
@@ -159,10 +178,19 @@ class Simulation:
             drafters=tuple(f"drafter-{number}" for number in range(scenario.drafters)),
             insecure=True,
             accept_drafters=True,
+            access=self._access(),
             buffer=scenario.buffer,
+            detach_grace=scenario.detach_grace,
             plan=scenario.plan,
             drafters_per_session=scenario.drafters_per_session,
         )
+
+    def _access(self) -> Access:
+        """A single tenant shows no token."""
+        if self.scenario.tenants == 1:
+            return Access(cache_salt=SALT)
+        tenants = {token_of(number): tenant_name(number) for number in range(self.scenario.tenants)}
+        return Access(Keys(tenants), Keys({DRAFTERS_TOKEN: "drafters"}), cache_salt=SALT)
 
     def run(self, errors: Errors) -> list[str]:
         self.loop.after_step = self.checks.after_step
@@ -174,7 +202,7 @@ class Simulation:
         for fault in self.scenario.faults:
             self.faults.plan(fault)
         found = self._live()
-        return [*self.checks.found, *found, *self.loop.errors, *errors.said]
+        return [*self.facts.found, *found, *self.loop.errors, *errors.said]
 
     def _live(self) -> list[str]:
         """Until every client has its end; then everything is stopped, and nothing may be left."""
@@ -190,20 +218,17 @@ class Simulation:
             self.loop.bury(LIMIT)
 
     def _settled(self) -> bool:
-        return bool(self.checks.found) or all(client.heard.done for client in self.clients)
+        return bool(self.facts.found) or all(heard.done for heard in self.hearings)
 
     def _judged(self) -> list[str]:
-        heard = [client.heard for client in self.clients]
-        oracles = self.checks.oracles
-        judged = (judge(self.scenario, h, heard, oracles.get(h.session_id), self.checks.decoded) for h in heard)
-        return [] if self.checks.found else [each for found in judged for each in found]
+        return [] if self.facts.found else list(Judge(self.scenario, self.facts, self.hearings).all())
 
     def _end(self) -> list[str]:
         """Stop every party as SIGTERM does, who calls before who is called; what is left of it is a leak."""
         self.faults.end()
         for party in reversed(self.parties.values()):
             party.stop()
-            self._pass(GRACE)
+            self._pass(party.exits_within)
         left = [party.name for party in self.parties.values() if party.up]
         return [f"{name} did not stop" for name in left] + [f"left running: {name}" for name in self.world.leaks]
 

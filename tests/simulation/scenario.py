@@ -5,43 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from specwire.lm.scripted import SPREAD
+from tests.simulation.asks import Ask, random_asks
 from tests.simulation.services import VOCABULARY
 
 # Of a party or of two parties' line. The log's own: see `LOG_FAULTS`.
 PARTY_FAULTS = ("crash", "pause", "slow", "stop")
 LINE_FAULTS = ("cut", "break", "stall", "late", "close", "mangle")
 LOG_FAULTS = ("log_down", "log_slow", "acks_lost", "effects_lost", "log_restarted", "log_behind", "log_emptied")
-# The last one keeps the end of every token withheld.
-STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"), tuple(f"{digit} 0" for digit in range(10)))
 # What most faults of a scenario are about; "" leaves it to chance.
 FOCUSES = ("", "", "verifier", "drafter", "orchestrator", "orchestrator", "client", "client", "log")
 # What all prompts begin with in a third of the scenarios: long enough for verifiers to share it between sessions.
-COMMON = tuple(1 + 5 * index % (VOCABULARY - 1) for index in range(12))
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A client's request. times in seconds, counts in tokens; None: never.
-
-    at: where it asks first, by number. reading: seconds that it takes for each message. library: through the
-    project's own client.
-    """
-
-    start: float
-    at: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    request_id: str = ""
-    drafting: int = 0
-    provisional: bool = False
-    timeout: float | None = None
-    cancel_after: int | None = None
-    leave_after: int | None = None
-    reading: float = 0.0
-    library: bool = False
+COMMON = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +31,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """grace: seconds that running sessions have when their process is told to stop.
+
+    queue: sessions that may wait for a slot, queue_wait: for how many seconds. detach_grace: for readers to come back.
+    vocabulary, spread: of the target; a small spread gives every token a chance.
+    """
+
     seed: int
     verifiers: int = 1
     drafters: int = 1
@@ -70,6 +51,13 @@ class Scenario:
     shared_host: bool = False
     plan: str = "auto"
     drafters_per_session: int = 1
+    tenants: int = 1
+    queue: int = 3
+    queue_wait: float = 5.0
+    grace: float = 0.5
+    detach_grace: float = 30.0
+    vocabulary: int = VOCABULARY
+    spread: float = SPREAD
     asks: tuple[Ask, ...] = field(default=())
     faults: tuple[Fault, ...] = field(default=())
 
@@ -84,13 +72,18 @@ class Scenario:
         ends = [party for party in self.parties if not party.startswith("orchestrator")]
         return [f"orchestrator-{n}-{end}" for n in range(self.orchestrators) for end in (*ends, "client")]
 
+    @property
+    def sessions(self) -> int:
+        """How many there may be at once."""
+        return sum(ask.n for ask in self.asks)
+
 
 def random_scenario(seed: int) -> Scenario:
     random = Random(seed)
     bare = Scenario(
         seed,
         verifiers=random.choice((1, 1, 2)),
-        drafters=random.choice((0, 1, 1, 2)),
+        drafters=random.choice((0, 1, 1, 2, 3)),
         dialling=random.choice((0, 0, 0, 1)),
         orchestrators=random.choice((1, 2, 2)),
         slots=random.choice((2, 8, 8)),
@@ -102,42 +95,16 @@ def random_scenario(seed: int) -> Scenario:
         shared_host=random.random() < 0.3,
         plan=random.choice(("auto", "stream:2,6", "lockstep:4")),
         drafters_per_session=1 + seed % 3,
+        tenants=random.choice((1, 1, 2)),
+        queue=random.choice((0, 3, 8)),
+        queue_wait=random.choice((1.0, 5.0)),
+        grace=random.choice((0.0, 0.5, 3.0)),
+        detach_grace=random.choice((12.0, 30.0, 30.0)),
+        spread=random.choice((SPREAD, SPREAD, 4.0)),
     )
-    asks = random_asks(random, bare)
+    common = COMMON if bare.drafters_per_session == 1 else 0
+    asks = random_asks(random, bare.orchestrators, bare.tenants, bare.vocabulary, common)
     return replace(bare, asks=asks, faults=random_faults(random, bare))
-
-
-def random_asks(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
-    """Those of one request id ask for the same, at any time and place."""
-    asks: list[Ask] = []
-    for number in range(random.randint(1, 3)):
-        ask = random_ask(random, scenario, number)
-        first = next((a for a in asks if a.request_id and a.request_id == ask.request_id), None)
-        asks.append(ask if first is None else replace(first, start=ask.start, at=ask.at, reading=ask.reading))
-    return tuple(asks)
-
-
-def random_ask(random: Random, scenario: Scenario, number: int) -> Ask:
-    common = COMMON if scenario.drafters_per_session == 1 else ()
-    coupled = random.random() < 0.4
-    length = random.choice((random.randint(1, 8), random.randint(9, 120), random.randint(9, 120)))
-    return Ask(
-        start=round(random.uniform(0.5, 0.9), 3),
-        at=random.randrange(scenario.orchestrators),
-        prompt=(*common, *(random.randrange(1, VOCABULARY) for _ in range(random.randint(1, 6)))),
-        max_tokens=length,
-        temperature=random.choice((0.5, 1.0)) if coupled else 0.0,
-        seed=random.randrange(1 << 32) if coupled else 0,
-        stop=random.choice(STOPS),
-        request_id=f"request-{random.choice((number, 0))}" if random.random() < 0.75 else "",
-        drafting=random.choice((0, 0, 0, 1, 2, 3, 4)),
-        provisional=random.random() < 0.2,
-        timeout=round(random.uniform(0.2, 3.0), 3) if random.random() < 0.1 else None,
-        cancel_after=random.randrange(length) if random.random() < 0.1 else None,
-        leave_after=random.randrange(length) if random.random() < 0.1 else None,
-        reading=round(random.uniform(0.0, 0.3), 3) if random.random() < 0.2 else 0.0,
-        library=random.random() < 0.4,
-    )
 
 
 def random_faults(random: Random, scenario: Scenario) -> tuple[Fault, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
@@ -19,7 +20,7 @@ from draft_service.sessions import Sessions
 from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
 from specwire.lm import Feed
-from specwire.lm.scripted import Row, Script, ScriptedLM
+from specwire.lm.scripted import SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
@@ -31,6 +32,7 @@ from verify_service.waiting import Patience
 
 CONTEXT = 160
 VOCABULARY = 12
+EOS = 0.01
 ROWS = (1, 2, 4, 8, 16, 32)
 
 
@@ -46,8 +48,22 @@ def _logits(script: SeededScript, prefix: int, position: int) -> Row:
     return Script.logits(script, prefix, position)
 
 
-def script(seed: int, agree: float = 1.0) -> SeededScript:
-    return SeededScript(seed, vocab=VOCABULARY, agree=agree, eos=0.01, memory=0)
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What target and drafters play. agree: how often a drafter's best token is the target's."""
+
+    seed: int
+    agree: float = 1.0
+    vocabulary: int = VOCABULARY
+    spread: float = SPREAD
+
+    @property
+    def target(self) -> SeededScript:
+        return SeededScript(self.seed, vocab=self.vocabulary, eos=EOS, spread=self.spread)
+
+    @property
+    def drafter(self) -> SeededScript:
+        return replace(self.target, agree=self.agree)
 
 
 class Model(ScriptedLM):
@@ -80,22 +96,20 @@ class Model(ScriptedLM):
         return info
 
 
-# Few sessions, for not long: both ends of waiting are met.
-PATIENCE = Patience(sessions=3, wait_us=5e6)
-
-
 class SteppedEngine(Engine):
     """The real engine, whose forward ends when it is told so; for itself its time has passed at once."""
 
     lm: Model
 
-    def __init__(self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float) -> None:
+    def __init__(
+        self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float, patience: Patience
+    ) -> None:
         self._loop = loop
         self._ahead_us = 0.0
         self.under_way: tuple[Sequence[Part], Sequence[Choice], Timings, frozenset[int]] | None = None
         lm.elapse = self._elapse
         costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
-        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us, patience=PATIENCE)
+        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us, patience=patience)
 
     def _clock(self) -> float:
         return self._loop.time() * 1e6 + self._ahead_us
@@ -116,11 +130,22 @@ class SteppedEngine(Engine):
 
 
 class EngineStrand:
-    """In place of verify_service.worker.Worker: what its thread does, as callbacks of a strand."""
+    """In place of verify_service.worker.Worker: what its thread does, as callbacks of a strand.
 
-    def __init__(self, loop: SimLoop, lm: Model, engine_context: Context, loop_context: Context, grace: float) -> None:
+    grace: seconds for which it keeps what lost its link. patience: with sessions that find no slot.
+    """
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        lm: Model,
+        engine_context: Context,
+        loop_context: Context,
+        grace: float,
+        patience: Patience,
+    ) -> None:
         self.on_reports: Callable[[Reports], None] = lambda _: None
-        self.engine = SteppedEngine(lm, loop, self._deliver, grace * 1e6)
+        self.engine = SteppedEngine(lm, loop, self._deliver, grace * 1e6, patience)
         self._loop = loop
         self._context = engine_context
         self._loop_context = loop_context

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
+from tests.simulation.asks import Ask
 from tests.simulation.run import Outcome, run
-from tests.simulation.scenario import Ask, Fault, Scenario
+from tests.simulation.scenario import Fault, Scenario
 
 T = TypeVar("T")
 
@@ -16,7 +17,10 @@ MOST_RUNS = 400
 PLAIN_ASK = Ask(0.0, 0, (), 0)
 PLAIN = Scenario(0)
 # What a scenario is, apart from its script.
-SETTINGS = ("verifiers", "drafters", "dialling", "orchestrators", "slots", "delay", "buffer", "shared_host", "plan")
+SETTINGS = (
+    "verifiers", "drafters", "dialling", "orchestrators", "slots", "delay", "buffer", "shared_host", "plan", "tenants",
+    "queue", "queue_wait", "grace", "detach_grace", "drafters_per_session", "spread",
+)  # fmt: skip
 
 
 def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool] | None = None) -> Scenario:
@@ -44,15 +48,15 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
     """Smaller ones, those that leave out most first."""
     for faults in without(scenario.faults):
         yield replace(scenario, faults=faults)
-    for asks in without(scenario.asks):
-        if asks:
-            yield replace(scenario, asks=asks)
+    for numbers in without(range(len(scenario.asks))):
+        if numbers:
+            yield replace(scenario, asks=kept(scenario.asks, numbers))
     for name in SETTINGS:
         plain = getattr(PLAIN, name)
         if getattr(scenario, name) != plain and possible(smaller := replace(scenario, **{name: plain})):
             yield smaller
     for number, ask in enumerate(scenario.asks):
-        for plainer in plainer_asks(ask):
+        for plainer in filter(_is_possible, plainer_asks(ask)):
             yield replace(scenario, asks=(*scenario.asks[:number], plainer, *scenario.asks[number + 1 :]))
 
 
@@ -65,27 +69,40 @@ def without(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
         size //= 2
 
 
+def kept(asks: Sequence[Ask], numbers: Sequence[int]) -> tuple[Ask, ...]:
+    """Those of these numbers. One whose turn before is left out begins a conversation."""
+    places: dict[int | None, int] = {number: place for place, number in enumerate(numbers)}
+    return tuple(replace(asks[number], follows=places.get(asks[number].follows)) for number in numbers)
+
+
+def _is_possible(ask: Ask) -> bool:
+    return ask.possible
+
+
 def plainer_asks(ask: Ask) -> Iterator[Ask]:
     for each in fields(Ask):
         plain = getattr(PLAIN_ASK, each.name)
         if each.name not in ("start", "prompt", "max_tokens", "at") and getattr(ask, each.name) != plain:
             yield replace(ask, **{each.name: plain})
     if ask.max_tokens > 1:
-        yield replace(ask, max_tokens=ask.max_tokens // 2)
+        most = ask.max_tokens // 2
+        yield replace(ask, max_tokens=most, min_tokens=min(most, ask.min_tokens))
 
 
 def possible(scenario: Scenario) -> bool:
     """Whether all that the script names is there."""
     named = {fault.target for fault in scenario.faults if fault.target}
-    return named <= {*scenario.parties, *scenario.lines}
+    tenants = {ask.tenant for ask in scenario.asks}
+    return named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
 
 
 def report(outcome: Outcome, smaller: Scenario) -> str:
     """What did not hold, and a program that shows it."""
     script = "\n".join(
         [
+            "from tests.simulation.asks import Ask",
             "from tests.simulation.run import check",
-            "from tests.simulation.scenario import Ask, Fault, Scenario",
+            "from tests.simulation.scenario import Fault, Scenario",
             "",
             f"check({formatted(smaller)})",
         ]

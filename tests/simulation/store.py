@@ -26,13 +26,15 @@ WRITES = ("append", "finish")
 class Books:
     """newest: fence by session, as far as the log can know.
 
-    acknowledged: length of the log that the owner (session, fence) was told of. claims, restored: how often.
+    acknowledged: length of the log that the owner (session, fence) was told of. claims, restored: how often. losses:
+    how often the store has come back without what it had.
     """
 
     newest: dict[str, int] = field(default_factory=dict)
     acknowledged: dict[tuple[str, int], int] = field(default_factory=dict)
     claims: int = 0
     restored: int = 0
+    losses: int = 0
 
     def granted(self, session_id: str, fence: int, length: int) -> None:
         self.newest[session_id] = max(fence, self.newest.get(session_id, 0))
@@ -62,7 +64,6 @@ class SimStore:
         self.delay = (0.0001, 0.002)
         self.down_until = 0.0
         self.ack_lost = self.effect_lost = 0.0
-        self.losses = 0
         self._saved = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
@@ -76,7 +77,7 @@ class SimStore:
         """kept: "all", "saved" (behind) or "nothing"."""
         if kept == "all":
             return
-        self.losses += 1
+        self.books.losses += 1
         state = copy.deepcopy(self._saved) if kept == "saved" else _empty(self._saved)
         vars(self.memory).update(state)
         logs = self.memory._logs
@@ -140,8 +141,12 @@ class StoreView:
             raise StoreUnavailable("the session log does not answer: timed out")
 
     async def _perform(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Only the newest fence writes, and a fence is granted once."""
+        """Only the newest fence writes, a fence is granted once, and what is not there is not claimed."""
         store, books = self._store, self._store.books
+        if name == "claim" and args[0] not in store.memory._logs:
+            answer = await store.memory.claim(*args, **named)  # which is to refuse it
+            store.report(f"{args[0]} was claimed, and has no log")
+            return answer
         answer = await getattr(store.memory, name)(*args, **named)
         if name in WRITES and args[1] != books.newest.get(args[0]):
             store.report(f"{name} of {args[0]} under fence {args[1]}, the newest is {books.newest.get(args[0])}")
@@ -171,5 +176,5 @@ class StoreView:
             books.told(args[0], args[1], args[2] + len(args[3]))
         elif name == "recreate":
             books.told(args[0].session_id, args[3], len(args[0].prompt) + len(args[1]))
-        elif name == "read" and answer is not None:
+        elif name in ("read", "tail") and answer is not None:
             books.told(args[0], answer.fence, answer.length)
