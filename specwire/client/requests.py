@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     logprobs_of: str
     echo: bool
     prediction: Prompt
+    model: str
 
 
 def generate_request(
@@ -92,6 +93,7 @@ def generate_request(
     logprobs_of: str = "",
     echo: bool = False,
     prediction: Prompt = (),
+    model: str = "",
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -119,6 +121,7 @@ def generate_request(
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
         prediction: what the output may look like, text or token ids; right, it saves time, wrong, it changes nothing.
+        model: the target's name, where the service has several; "" takes the only one, or the parent's.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
@@ -151,6 +154,7 @@ def generate_request(
         parent=_text("parent", parent),
         priority=_signed("priority", priority),
         echo=echo,
+        model=_text("model", model),
     )
     if seed is not None:
         request.sampling.seed = _unsigned("seed", seed, bits=64)

@@ -1,0 +1,114 @@
+"""Services that find each other in Redis, as processes: they come, are killed and drain while sessions run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from specwire.registry.directory import Directory
+from specwire.registry.entry import Entry, Role, State
+from specwire.v1 import status_pb2, status_pb2_grpc
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import Stream, plain
+from tests.orchestrator.redis_for_tests import RedisServer
+
+TARGET = "scripted:7:vocab=64:delay_ms=8"
+DRAFT = "scripted:7:vocab=64:agree=0.8"
+LIMIT_S = 40.0
+LENGTH = 500
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def owned() -> Iterator[Parts]:
+    with parts() as owner:
+        yield owner
+
+
+def registered(url: str) -> dict[str, Entry]:
+    """By address."""
+
+    async def listed() -> dict[str, Entry]:
+        directory = Directory.at(url)
+        try:
+            return {entry.address: entry for entry in (await directory.listing()).entries}
+        finally:
+            await directory.close()
+
+    return asyncio.run(listed())
+
+
+def peers(orchestrator: Service) -> dict[str, status_pb2.PeerStatus]:
+    """By address, as the orchestrator sees them."""
+    with grpc.insecure_channel(orchestrator.address) as channel:
+        status = status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest(), timeout=LIMIT_S)
+    return {peer.address: peer for peer in status.peers}
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def up(orchestrator: Service) -> set[str]:
+    return {at for at, peer in peers(orchestrator).items() if peer.state == status_pb2.PEER_STATE_UP}
+
+
+def test_services_come_and_go_while_sessions_run(owned: Parts, redis: RedisServer) -> None:
+    there = ("--registry", redis.url)
+    orchestrator = owned.start("orchestrate", *there, "--redis-url", redis.url)
+    first, second = (owned.start("verify", TARGET, *there, "--grace", "0.5") for _ in range(2))
+    drafter = owned.start("draft", DRAFT, *there)
+    for service in (first, second, drafter, orchestrator):
+        service.ready()
+    until(lambda: up(orchestrator) == {first.address, second.address, drafter.address})
+    with ExitStack() as stack:
+
+        def begin() -> Stream:
+            stream = stack.enter_context(Stream(orchestrator.address, patience=LIMIT_S, max_tokens=LENGTH))
+            stream.until(3)
+            return stream
+
+        streams = [begin() for _ in range(4)]
+        seen = peers(orchestrator)
+        assert [seen[each.address].sessions for each in (first, second)] == [2, 2]
+        assert seen[drafter.address].sessions == 4
+        streams[0].until_accepted()
+
+        third = owned.start("verify", TARGET, *there)
+        third.ready()
+        until(lambda: third.address in up(orchestrator))
+        streams.append(begin())
+        assert peers(orchestrator)[third.address].sessions == 1
+
+        first.kill()
+        second.send(signal.SIGTERM)
+        until(lambda: registered(redis.url)[second.address].state is State.DRAINING or not second.lives)
+        drafter.kill()
+        begun = begin()
+        assert peers(orchestrator)[third.address].sessions >= 2
+        assert second.wait() == 0
+        assert second.address not in registered(redis.url)
+        expected = plain(TARGET.rpartition(":")[0], LENGTH)
+        assert [each.rest() for each in (*streams, begun)] == [expected] * 6
+
+    until(lambda: registered(redis.url).keys() == {third.address, orchestrator.address})
+    left = registered(redis.url)
+    assert (left[third.address].role, left[third.address].slots) == (Role.VERIFIER, 16)
+    assert left[orchestrator.address].models == left[third.address].models
+    assert orchestrator.end() == ""
+    assert third.end() == ""
+    assert registered(redis.url) == {}
