@@ -430,8 +430,8 @@ class Orchestrator:
         await asyncio.gather(*opening, return_exceptions=True)
         await self._leave()
         drivers = list(self.sessions.values())
-        for each in self._keeping:
-            each.cancel()
+        for task in self._keeping:
+            task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
         await self.pool.stop()
         await asyncio.gather(*(driver.close() for driver in drivers))

@@ -122,8 +122,8 @@ class RedisStore:
         head = _head(record, ttl_s, owner, retention_s)
         text = pack_tokens([*record.prompt, *tokens])
         keys = session_keys(record.session_id)
-        said = (text, pack_outcomes(outcomes), fence, int(cancelled), *map(pack_logprobs, logprobs))
-        reply = await self._batcher.call(self.RECREATE, keys, *head, *said)
+        said = (text, pack_outcomes(outcomes), fence, int(cancelled))
+        reply = await self._batcher.call(self.RECREATE, keys, *head, *said, *map(pack_logprobs, logprobs))
         if reply[0] != Answer.OK:
             _refused(reply, record.session_id, fence, 0)
 

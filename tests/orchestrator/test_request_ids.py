@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 from tests.orchestrator.test_store import record_of
 from verify_service.waiting import Patience
+
+LIMIT_S = 20.0
 
 
 async def test_calls_that_cross_join_one_session() -> None:
@@ -119,8 +122,7 @@ async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() 
             other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
             async with AsyncClient(other.address, patience=0.0) as client:
                 first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
-                while not running.orchestrator.orchestrator.sessions:
-                    await asyncio.sleep(0.01)
+                await until(lambda: running.orchestrator.orchestrator.sessions)
                 with pytest.raises(SpecwireError) as refused:
                     await client.complete(PROMPT, max_tokens=61, request_id="both")
                 same = await client.complete(PROMPT, max_tokens=60, request_id="both")
@@ -154,7 +156,8 @@ async def test_what_is_refused_leaves_nothing_behind() -> None:
 
 async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
     async with stack(SLOW_TARGET, slots=1, patience=Patience(0)) as running:
-        async with AsyncClient(running.client.address, patience=0.0) as client:
+        address = running.client.address
+        async with AsyncClient(address, patience=0.0) as client:
             events = client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
             await anext(events)
             await anext(events)
@@ -164,8 +167,8 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
                 assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert full.value.retry_after is not None
             await events.aclose()
-            while any(each.output.end is None for each in running.orchestrator.orchestrator.sessions.values()):
-                await asyncio.sleep(0.01)
+            sessions = running.orchestrator.orchestrator.sessions
+            await until(lambda: all(each.output.end is not None for each in sessions.values()))
             done = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 3)
 
@@ -198,7 +201,7 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     record = record_of("long", tenant="t", request_id="r", request_digest="d")
     fence = await store.create(record, 60.0)
     appender = Appender(store, record, fence, Output(3), "me", Lifetimes(60.0, 30.0), 5.0)
-    appender._now = lambda: now  # type: ignore[method-assign]  # the loop's clock, as the store's is a test's own
+    appender._now = lambda: now  # the loop's clock: the store's is the test's own, too
     await store.bind_request("t", "r", "long", 90.0, "d")
     for now in range(0, 600, 5):
         store.age_s = now
@@ -240,6 +243,14 @@ async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over
                 told = [each async for each in stub.Generate(request)]
     assert told[0].started.session_id == dead.session_id
     assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            if true():
+                return
+            await asyncio.sleep(0.01)
 
 
 class AgeingStore(MemoryStore):

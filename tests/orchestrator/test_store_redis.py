@@ -284,7 +284,7 @@ async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
 
 
 async def test_a_roll_holds_sessions_only(store: SessionStore, raw: Redis) -> None:
-    raw.zadd(roll_key("w"), {b"\xff": 0, "no session": 0, "s-1": 0})
+    raw.zadd(roll_key("w"), {b"\xff": 0, b"no session": 0, b"s-1": 0})
     await store.call_roll("w", ["s-2"], TTL, TTL)
     assert raw.pttl(roll_key("w")) > 0
     assert await store.missed("w", TTL, 9) == ["s-1"]

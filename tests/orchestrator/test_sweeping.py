@@ -1,0 +1,257 @@
+"""Sessions whose owner is gone and that nobody asks for: whoever finds one ends it in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+
+import grpc
+import pytest
+
+from orchestrator import server, sweeping
+from orchestrator.options import OrchestratorOptions
+from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
+from orchestrator.store.memory import MemoryStore
+from orchestrator.sweeping import Patience, Sweeper
+from orchestrator.tenants import new_session_id
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason, Stopping
+from specwire.core.sampling import Sampling
+from specwire.rpc.errors import StatusError
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
+from tests.orchestrator.test_store import record_of
+
+OWNER_S, READER_S = 30.0, 50.0
+LIMIT_S = 30.0
+D = Outcome.DIRECT
+
+
+class Log(MemoryStore):
+    """Answers while `answers`; its clock goes on as a test says."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+        super().__init__(lambda: self.now)
+        self.answers = True
+
+    async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
+        if not self.answers:
+            raise StoreUnavailable("no answer")
+        return await super().missed(roll, again_s, most)
+
+
+@dataclass
+class Scene:
+    """An orchestrator that drives `driven`, and what it was told to end."""
+
+    log: Log = field(default_factory=Log)
+    driven: set[str] = field(default_factory=set)
+    ended: list[tuple[str, FinishReason]] = field(default_factory=list)
+    refusal: StatusError | None = None
+
+    def __post_init__(self) -> None:
+        patience = Patience(OWNER_S, READER_S)
+        self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, patience, 3600.0)
+
+    async def _end(self, log: StoredSession, reason: FinishReason) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.ended.append((log.record.session_id, reason))
+
+    async def begun(self, session_id: str, **changes: object) -> int:
+        return await self.log.create(record_of(session_id, **changes), 3600.0, "them")
+
+    async def after(self, seconds: float) -> list[tuple[str, FinishReason]]:
+        """What is told to end in a round so much later."""
+        self.log.now += seconds
+        self.ended = []
+        await self.sweeper.round()
+        return self.ended
+
+    async def entered(self) -> list[str]:
+        self.log.now += 1000.0
+        return await self.log.missed("w", 0.0, 99)
+
+
+def running(**changes: object) -> StoredSession:
+    record = record_of("s", **changes)
+    return StoredSession(record, 1, "them", (7,), (D,), silent_s=LEASE_S + 1)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (running(), None),
+        (replace(running(), silent_s=LEASE_S - 1, cancelled=True), None),
+        (running(deadline=time.time() + 100), None),
+        (running(deadline=time.time() - 1), FinishReason.DEADLINE),
+        (replace(running(deadline=time.time() - 1), silent_s=LEASE_S - 1), None),
+        (replace(running(), cancelled=True), FinishReason.CANCELLED),
+        (replace(running(), silent_s=LEASE_S + READER_S - 1), None),
+        (replace(running(), silent_s=LEASE_S + READER_S + 1), FinishReason.CANCELLED),
+        (replace(running(request_id=""), silent_s=LEASE_S + OWNER_S - 1), None),
+        (replace(running(request_id=""), silent_s=LEASE_S + OWNER_S + 1), FinishReason.CANCELLED),
+        (replace(running(), silent_s=1e9, reason=FinishReason.EOS), None),
+    ],
+)
+async def test_who_is_to_end_and_how(log: StoredSession, reason: FinishReason | None) -> None:
+    assert Scene().sweeper.due(log) is reason
+
+
+async def test_who_is_called_is_not_missed() -> None:
+    now = Scene()
+    await now.begun("ours")
+    now.driven = {"ours"}
+    for _ in range(20):
+        assert await now.after(sweeping.ROUND_S) == []
+    now.driven = set()
+    assert await now.after(1.0) == []
+    assert await now.after(1000.0) == [("ours", FinishReason.CANCELLED)]
+
+
+async def test_who_ended_is_struck_off() -> None:
+    """By its owner, or by whoever finds that it has ended, or is gone."""
+    now = Scene()
+    await now.begun("ours")
+    now.sweeper.note_end("w", "ours")
+    fence = await now.begun("theirs")
+    await now.log.finish("theirs", fence, 3, (), (), FinishReason.EOS, 0)
+    await now.begun("deleted")
+    await now.log.delete("deleted")
+    await now.log.call_roll("w", ["never was"], 0.0, 60.0)
+    assert await now.after(100.0) == []
+    assert await now.entered() == []
+
+
+async def test_who_cannot_be_ended_here_is_told_again() -> None:
+    now = Scene(refusal=StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping"))
+    await now.begun("s")
+    assert await now.after(1000.0) == []
+    now.refusal = None
+    assert await now.after(1.0) == []  # somebody else may be at it
+    assert await now.after(sweeping.AGAIN_S) == [("s", FinishReason.CANCELLED)]
+
+
+async def test_nobody_is_missed_before_the_log_has_answered_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was silent, so was every owner; and a process that was stopped is not the only one, perhaps."""
+    monkeypatch.setattr(sweeping, "ROUND_S", 0.01)
+    now = Scene()
+    await now.begun("s")
+    now.log.now += 1000.0
+
+    async def rounds(lease_s: float) -> None:
+        monkeypatch.setattr(sweeping, "LEASE_S", lease_s)
+        task = asyncio.create_task(now.sweeper.run())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+
+    await rounds(30.0)
+    assert now.ended == []
+    now.log.answers = False
+    await rounds(0.0)
+    now.log.answers = True
+    assert now.ended == []
+    await rounds(0.01)
+    assert now.ended == [("s", FinishReason.CANCELLED)]
+
+
+# With real orchestrators
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within fractions of a second, and the owner that does not exist need not be waited for."""
+    monkeypatch.setattr(sweeping, "ROUND_S", 0.05)
+    monkeypatch.setattr(sweeping, "AGAIN_S", 0.05)
+    monkeypatch.setattr(sweeping, "LEASE_S", 0.2)
+    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.2)
+    monkeypatch.setattr("orchestrator.store.redis.CALLED_WITHIN_S", 0.1)
+
+
+async def orphan(of: Stack, store: SessionStore, tokens: int = 5, **changes: object) -> str:
+    """A session of an owner that was killed after so many tokens."""
+    info = of.orchestrator.orchestrator.pool.models.all()[0].info
+    session_id, text = new_session_id(""), plain(TARGET, PROMPT, tokens)
+    fields = {"sampling": Sampling(), "stopping": Stopping(4000, ignore_eos=True), "stop": (), "created": time.time()}
+    known = {"weights_fingerprint": info.weights_fingerprint, "vocabulary_fingerprint": info.vocabulary_fingerprint}
+    record = record_of(session_id, prompt=PROMPT, tenant="", **{**fields, **known, **changes})
+    fence = await store.create(record, 60.0, "dead")
+    await store.append(session_id, fence, len(PROMPT), text, [D] * tokens)
+    return session_id
+
+
+async def ended(store: SessionStore, session_id: str) -> StoredSession:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            log = await store.read(session_id)
+            assert log is not None
+            if log.reason is not None:
+                return log
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it() -> None:
+    """Past its deadline, or cancelled, with the length that its text has; no verifier is needed for it."""
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url) as running_stack:
+            store = running_stack.orchestrator.orchestrator.store
+            for verifier in running_stack.orchestrator.orchestrator.pool.verifiers:
+                verifier.refusal = "a verifier that this one may not use"
+            late = await orphan(running_stack, store, deadline=time.time() - 1)
+            unwanted = await orphan(running_stack, store, 3)
+            waiting = await orphan(running_stack, store)
+            await store.cancel(unwanted)
+            for session_id, tokens, reason in (
+                (late, 5, FinishReason.DEADLINE),
+                (unwanted, 3, FinishReason.CANCELLED),
+            ):
+                log, text = await ended(store, session_id), plain(TARGET, PROMPT, tokens)
+                assert (log.reason, list(log.tokens)) == (reason, text)
+                assert log.text_length == len(" ".join(map(str, text)))
+                state = await running_stack.client.get_session(session_id)
+                assert state.finish_reason is reason
+            log = await store.read(waiting)
+            assert log is not None
+            assert log.reason is None  # somebody may come for it
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_nobody_comes_for_it_any_more() -> None:
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url, detach_grace=0.3, store_timeout=0.5) as running_stack:
+            store = running_stack.orchestrator.orchestrator.store
+            log = await ended(store, await orphan(running_stack, store))
+            assert log.reason is FinishReason.CANCELLED
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_two_that_find_it_at_once_do_it_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
+    with RedisServer() as redis:
+        async with stack(redis_url=redis.url) as running_stack:
+            other = await server.start(OrchestratorOptions((running_stack.verifier.address,), (), redis.url))
+            store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
+            session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
+            for session_id in session_ids:
+                log = await store.read(session_id)
+                assert log is not None
+                await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
+            logs = [await ended(store, session_id) for session_id in session_ids]
+            assert {log.reason for log in logs} == {FinishReason.DEADLINE}
+            assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
+            await other.stop(0.0)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_what_is_driven_is_left_alone() -> None:
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
+            other = await server.start(OrchestratorOptions((running_stack.verifier.address,), (), redis.url))
+            done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
+            assert list(done.tokens) == plain(TARGET, PROMPT, 150)
+            assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)
+            await other.stop(0.0)
