@@ -71,7 +71,9 @@ class Info:
         served = self._service.served(fields.text("model"))
         tokens = fields.ids("tokens")
         fields.end()
-        vocabulary = served.target.info.vocabulary
+        vocabulary, context = served.target.info.vocabulary, served.target.info.context
+        if len(tokens) > context:
+            raise InvalidParameter("tokens", f"must be at most {context}, as a context holds, not {len(tokens)}")
         for token in tokens:
             if token >= vocabulary:
                 raise InvalidParameter("tokens", f"token id {token} is outside 0..{vocabulary - 1}")

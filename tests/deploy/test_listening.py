@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
-from deploy.options import StackError
+from deploy import cli, stack
+from deploy.options import StackError, StackOptions
 from deploy.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
 from tests.certificates import Authority
@@ -26,6 +26,29 @@ def test_a_port_alone_is_one_of_this_machine(taken_address: str) -> None:
     check_free(":0")
     with pytest.raises(StackError, match="cannot be used: Address already in use"):
         check_free(f":{taken_address.rpartition(':')[2]}")
+
+
+async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_address: str, tmp_path: Path) -> None:
+    """Also those of the services, which are behind the orchestrator's."""
+    host, _, port = taken_address.rpartition(":")
+    for metrics in (taken_address, f"{host}:{int(port) - 1}"):
+        options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics, ray=False)
+        with pytest.raises(StackError) as refused:
+            await stack.start(options, tmp_path, pytest.fail)
+        assert str(refused.value) == f"metrics: {taken_address} cannot be used: Address already in use"
+
+
+async def test_each_door_has_an_address_of_its_own(dead_address: str, tmp_path: Path) -> None:
+    options = StackOptions("scripted:7", None, listen="127.0.0.1:0", http=dead_address, metrics=dead_address, ray=False)
+    with pytest.raises(StackError, match=f"metrics: {dead_address} cannot be used: Address already in use"):
+        await stack.start(options, tmp_path, pytest.fail)
+
+
+def test_a_silent_stream_is_kept_alive_by_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("up", "orchestrate", "edge"):
+        for seconds in ("0", "nan", "-1"):
+            said = refused(capsys, command, *COMMANDS[command], "--sse-keep-alive", seconds)
+            assert said.startswith(f"specwire {command}: error: sse-keep-alive: must be above 0 and at most")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

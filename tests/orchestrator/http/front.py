@@ -15,7 +15,7 @@ import httpx2 as httpx
 
 from orchestrator import server
 from orchestrator.access import Access
-from orchestrator.options import OrchestratorOptions
+from orchestrator.options import SSE_KEEP_ALIVE_S, OrchestratorOptions
 from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
 
@@ -121,10 +121,16 @@ def another(
     tls: ServerTls | None = None,
     verify: Any = True,
     chat_template: str = TEMPLATE,
+    sse_keep_alive: float = SSE_KEEP_ALIVE_S,
 ) -> Iterator[Front]:
     """A second orchestrator before the same verifier."""
     options = OrchestratorOptions(
-        (known.parts.verifier.address,), http="127.0.0.1:0", access=access, tls=tls, chat_template=chat_template
+        (known.parts.verifier.address,),
+        http="127.0.0.1:0",
+        access=access,
+        tls=tls,
+        chat_template=chat_template,
+        sse_keep_alive=sse_keep_alive,
     )
     serving = known.loop.run(server.start(options))
     try:
