@@ -8,12 +8,13 @@ from typing import Protocol
 
 from orchestrator.readers import UNREAD, Readers
 from orchestrator.restoring import Replay
-from orchestrator.store import SessionStore, StoredSession, StoreUnavailable
+from orchestrator.store import SessionStore, StoreUnavailable, Tail
 from orchestrator.store.base import missing
 
-# Seconds between two looks at the log, and more for each of its tokens, all of which are read; after no answer.
+# Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
 POLL_S = 0.05
-POLL_TOKEN_S = 10e-6
+MOST_POLL_S = 0.4
+LONGER = 1.5
 RETRY_S = 0.2
 # Seconds that a log has answered for again before its owner's silence counts: the owner could not speak either.
 SETTLED_S = 5.0
@@ -31,7 +32,9 @@ class Followed(Protocol):
 
 
 class Follower:
-    """Extends one session's output from its log.
+    """Extends one session's output from its log, of which it reads what it has not seen.
+
+    Only under a new fence, or where it has lost something, can a log hold another text than before: then all is read.
 
     Args:
         driver: counts the session's readers.
@@ -63,9 +66,13 @@ class Follower:
         self._now = asyncio.get_running_loop().time
         self._answered = self._read = self._grown = self._driven = self._now()
         self._settled = self._answered - SETTLED_S
+        self._fence: int | None = None
+        self._pause = POLL_S
 
-    async def run(self) -> StoredSession | None:
-        """The log once the session has ended, or ought to be driven here; None once nobody reads it here.
+    async def run(self) -> Tail | None:
+        """The log's end once the session has ended, or ought to be driven here; None once nobody reads it here.
+
+        What is behind it has been shown.
 
         Raises:
             StoreError: the log is lost, or does not answer.
@@ -79,12 +86,12 @@ class Follower:
             self._check_driven(log)
             if self._is_unread():
                 return None
-            await asyncio.sleep(RETRY_S if log is None else POLL_S + log.length * POLL_TOKEN_S)
+            await asyncio.sleep(RETRY_S if log is None else self._pause)
 
-    async def _look(self) -> StoredSession | None:
-        """The log, shown; None if it does not answer now."""
+    async def _look(self) -> Tail | None:
+        """The log's end, shown; None if it does not answer now."""
         try:
-            log = await self._store.read(self._session_id)
+            log = await self._news()
         except StoreUnavailable:
             self._settled = self._grown = self._now()
             if self._now() - self._answered > self._timeout:
@@ -95,18 +102,32 @@ class Follower:
             if self._now() - self._answered > self._timeout:
                 raise missing(self._session_id)
             return None
-        self._answered = self._now()
-        if len(log.tokens) > self._replay.seen:
-            self._grown = self._answered
-        await self._replay.extend(log.tokens, log.outcomes, log.logprobs)
+        self._answered, self._fence = self._now(), log.fence
+        self._pause = min(MOST_POLL_S, LONGER * self._pause)
+        if log.skipped + len(log.tokens) > self._replay.seen:
+            self._grown, self._pause = self._answered, POLL_S
+        await self._replay.extend(log.tokens, log.outcomes, log.logprobs, log.skipped)
         return log
 
-    def _is_behind(self, log: StoredSession) -> bool:
+    async def _news(self) -> Tail | None:
+        """What the log has beyond what was seen of it; all that it has where that may have changed."""
+        seen = self._replay.seen
+        log = await self._store.tail(self._session_id, seen)
+        if log is None or not seen or (log.fence == self._fence and log.length >= self._prompt_length + seen):
+            return log
+        return await self._store.tail(self._session_id, 0)
+
+    @property
+    def _prompt_length(self) -> int:
+        return self._replay.output.prompt_length
+
+    def _is_behind(self, log: Tail) -> bool:
         """It is the beginning of what was shown: neither a contradiction nor all."""
         shown = self._replay.output.tokens
-        return len(log.tokens) < len(shown) and shown[: len(log.tokens)] == list(log.tokens)
+        end = log.skipped + len(log.tokens)
+        return end < len(shown) and shown[log.skipped : end] == list(log.tokens)
 
-    def _is_due(self, log: StoredSession) -> bool:
+    def _is_due(self, log: Tail) -> bool:
         """Nobody drives it, or who does gets no further, or a reader wants it here.
 
         To end it no verifier is needed.
@@ -119,7 +140,7 @@ class Follower:
         silent = log.abandoned and self._now() - self._settled >= SETTLED_S
         return self.wanted or stalled or silent or log.owner == self._owner
 
-    def _check_driven(self, log: StoredSession | None) -> None:
+    def _check_driven(self, log: Tail | None) -> None:
         """A log that does not answer tells nothing of the owner. Raises NobodyDrives."""
         if log is None or not log.abandoned or self._can_drive():
             self._driven = self._now()

@@ -120,11 +120,15 @@ class Ownership:
         if driver.output.end is not None:
             return  # this orchestrator has left it meanwhile: others may claim it
         if log.reason is not None:
-            driver.finish(replay.end(log.reason, log.text_length))
+            self._finish(driver, replay, log.reason, log.text_length)
         elif log.owner == self._owner:
             self._drive(driver, replay, log, end or must_end(log))
         else:
             self._follow(driver, replay)
+
+    def _finish(self, driver: SessionDriver, replay: Replay, reason: FinishReason, text_length: int) -> None:
+        if driver.output.end is None:
+            driver.finish(replay.end(reason, text_length))
 
     def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
         shown = log.record.session_id[:8]
@@ -151,13 +155,13 @@ class Ownership:
         """Follow until the session has ended, is driven here, or nobody has read it here for a while."""
         session_id = driver.record.session_id
         try:
-            log = await follower.run()
-            if log is None:
+            tail = await follower.run()
+            if tail is None:
                 self._leave(driver)
-                return
-            if log.reason is None:
-                log = await self._claim(session_id)
-            await self._show(driver, replay, log)
+            elif tail.reason is not None:
+                self._finish(driver, replay, tail.reason, tail.text_length)
+            else:
+                await self._show(driver, replay, await self._claim(session_id))
         except OtherText as error:
             driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
         except NobodyDrives as error:

@@ -37,15 +37,20 @@ class Replay:
         self.seen = 0
 
     async def extend(
-        self, tokens: Sequence[int], outcomes: Sequence[Outcome], logprobs: Sequence[TokenLogprobs] = ()
+        self,
+        tokens: Sequence[int],
+        outcomes: Sequence[Outcome],
+        logprobs: Sequence[TokenLogprobs] = (),
+        skipped: int = 0,
     ) -> None:
-        """The log's decided tokens are these by now. Raises OtherText."""
-        shown = self.output.tokens
-        if len(tokens) < len(shown) or shown[self.seen :] != list(tokens[self.seen : len(shown)]):
+        """The log's decided tokens are these by now, behind the first `skipped`, which were seen. Raises OtherText."""
+        shown, end = self.output.tokens, skipped + len(tokens)
+        if end < len(shown) or shown[skipped:] != list(tokens[: len(shown) - skipped]):
             position = self.output.prompt_length + self.seen
             raise OtherText(f"the log holds another text behind {position} than was shown, or less")
-        for index in range(self.seen, len(tokens)):
-            self._see(index, tokens[index], outcomes[index], tuple(logprobs[index : index + 1]))
+        for index in range(self.seen, end):
+            place = index - skipped
+            self._see(index, tokens[place], outcomes[place], tuple(logprobs[place : place + 1]))
             if self.seen % PORTION == 0:
                 await asyncio.sleep(0)
 

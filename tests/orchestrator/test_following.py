@@ -11,7 +11,7 @@ from orchestrator.following import Follower, NobodyDrives
 from orchestrator.output import Output
 from orchestrator.readers import Readers
 from orchestrator.restoring import OtherText, Replay
-from orchestrator.store import LEASE_S, MissingSession, SessionRecord, StoredSession, StoreUnavailable
+from orchestrator.store import LEASE_S, MissingSession, SessionRecord, StoreUnavailable, Tail
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
 from specwire.core.acceptance import Outcome
@@ -40,11 +40,15 @@ class Log(MemoryStore):
         self.late_s = 0.0
         super().__init__(lambda: asyncio.get_running_loop().time() + self.late_s)
         self.answers = True
+        self.read_of_it: list[tuple[int, int]] = []
 
-    async def read(self, session_id: str) -> StoredSession | None:
+    async def tail(self, session_id: str, skipped: int) -> Tail | None:
         if not self.answers:
             raise StoreUnavailable("no answer")
-        return await super().read(session_id)
+        tail = await super().tail(session_id, skipped)
+        if tail is not None:
+            self.read_of_it.append((skipped, len(tail.tokens)))
+        return tail
 
 
 class Scene:
@@ -73,7 +77,7 @@ class Scene:
         await asyncio.sleep(10 * following.POLL_S)
         assert not self.task.done()
 
-    async def result(self) -> StoredSession | None:
+    async def result(self) -> Tail | None:
         async with asyncio.timeout(5.0):
             return await self.task
 
@@ -97,6 +101,50 @@ async def test_what_is_appended_is_shown_until_the_end() -> None:
     ended = await now.result()
     assert ended is not None
     assert (now.output.tokens, ended.reason) == ([3, 1, 2, 0], FinishReason.LENGTH)
+
+
+async def test_only_what_is_new_is_read() -> None:
+    now = await scene()
+    await now.append(3, 1, 2)
+    await now.append(4)
+    await now.goes_on()
+    assert sum(tokens for _, tokens in now.log.read_of_it) == 4
+    assert len(now.log.read_of_it) > 4
+    now.task.cancel()
+
+
+async def test_all_is_read_where_it_may_have_changed() -> None:
+    """Another owner, who has written what was there again: behind the same beginning it is another text."""
+    now = await scene()
+    await now.append(3, 1, 2)
+    await now.log.recreate(RECORD, [3, 7, 2, 2], [D] * 4, now.fence + 1, TTL_S, "other")
+    with pytest.raises(OtherText):
+        await now.result()
+
+
+async def test_a_log_that_lost_its_end_is_waited_for() -> None:
+    now = await scene()
+    await now.append(3, 1, 2)
+    await now.log.recreate(RECORD, [3, 1], [D] * 2, now.fence + 1, TTL_S, "them")
+    await now.goes_on()
+    await now.log.append("s", now.fence + 1, 4, [2, 4], [D] * 2)
+    await now.shown(4)
+    assert now.output.tokens == [3, 1, 2, 4]
+    now.task.cancel()
+
+
+async def test_a_log_that_does_not_grow_is_looked_at_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(following, "MOST_POLL_S", 0.004)
+    now = await scene()
+    await now.append(3)
+    for _ in range(200):
+        waits.append(now.follower._pause)
+        await asyncio.sleep(0.001)
+    assert max(waits) == 0.004
+    await now.append(4)
+    assert now.follower._pause == following.POLL_S
+    now.task.cancel()
 
 
 async def test_it_is_claimed_where_a_reader_wants_it() -> None:
