@@ -115,6 +115,11 @@ class Link(Generic[Request, Response]):
     def round_trip_us(self) -> float:
         return min(self._trips_us, default=0.0)
 
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return 0 if self._outbox is None else self._outbox.queued
+
     def send(self, part: Request) -> None:
         """Stage a part of this tick's message; void while the link is down, as on_down has said."""
         if self._outbox is not None:

@@ -26,7 +26,7 @@ from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
 from bench.soak.failures import first_failure
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.load_report import LoadReport
+from bench.soak.load_report import LoadReport, Sample
 from bench.soak.pairs import Pair, scripted
 from bench.soak.redis_log import RedisLog
 from bench.soak.service import ANY_PORT, Process, Service
@@ -63,9 +63,9 @@ class LoadSettings:
 
 @dataclass(slots=True)
 class Watched:
-    """What is noted while the crowd runs: (seconds, tokens so far, sessions running, MiB by process)."""
+    """What is noted while the crowd runs."""
 
-    samples: list[tuple[float, int, int, dict[str, float]]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
 
 def load(settings: LoadSettings, tell: Callable[[str], None]) -> LoadReport:
@@ -166,7 +166,7 @@ async def _watch(
     watched, began = Watched(), time.monotonic()
     while (now := time.monotonic() - began) < 60 * settings.minutes:
         memory = memory_mib(parts)
-        watched.samples.append((round(now, 1), crowd.tokens, crowd.running, memory))
+        watched.samples.append((round(now, 1), crowd.tokens, crowd.running, crowd.ended, memory))
         shown = ", ".join(f"{name} {size:.0f} MiB" for name, size in memory.items())
         done = f"{crowd.tokens} tokens, {crowd.ended} sessions ended, {len(crowd.errors)} failed"
         tell(f"load: {now:6.1f} s {done}, {shown}")

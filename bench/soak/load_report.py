@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.bars import Bar, at_most
 from bench.interval import Estimate
 from bench.report import table
+from bench.soak.growth import MOST_KEPT, Point, kept_bytes
 
-Sample = tuple[float, int, int, dict[str, float]]
+# Seconds, tokens so far, sessions that run, sessions that have ended, MiB by process.
+Sample = tuple[float, int, int, int, dict[str, float]]
 
-# Resident memory of a service at the end of the run, as a multiple of what it was in the run's second fifth.
-MOST_GROWTH = 1.1
 GROWING = ("orchestrator", "verifier")
 MOST_SHOWN = 20
 
@@ -26,7 +26,7 @@ class LoadReport:
 
     Attributes:
         before: MiB by process, before the crowd came.
-        samples: (seconds, tokens so far, sessions running, MiB by process).
+        samples: see Sample.
         idle: for each session that nobody read on: tokens decided before the crowd came, and at the end.
         unread: tokens that these had asked for.
     """
@@ -52,24 +52,29 @@ class LoadReport:
     @property
     def kib_per_session(self) -> dict[str, float]:
         """At the middle of the run, over what the process had before."""
-        middle = self.samples[len(self.samples) // 2][3]
+        middle = self.samples[len(self.samples) // 2][4]
         return {name: round((size - self.before[name]) * 1024 / self.sessions, 1) for name, size in middle.items()}
 
     @property
-    def growth(self) -> dict[str, float]:
-        """Memory in the last fifth of the run over that in the second; medians."""
-        fifth = max(1, len(self.samples) // 5)
-        early, late = self.samples[fifth : 2 * fifth] or self.samples[:1], self.samples[-fifth:]
-        return {name: round(_median(late, name) / _median(early, name), 4) for name in self.before}
+    def kept(self) -> dict[str, Estimate]:
+        """Bytes that each session leaves behind when it has ended, by process; see `bench.soak.growth`.
+
+        A run that is too short to tell has none.
+        """
+        found = {}
+        for name in GROWING:
+            with suppress(ValueError):
+                found[name] = kept_bytes([Point(ended, memory[name]) for _, _, _, ended, memory in self.samples])
+        return found
 
     @property
     def bars(self) -> list[Bar]:
-        grown = self.growth
         moved = sum(later > first for first, later in self.idle)
         return [
             _most("sessions that failed", len(self.errors), 0),
             _most("mismatches", self.mismatches, 0),
-            *(_most(f"growth of the {name}'s memory", grown[name], MOST_GROWTH) for name in GROWING),
+            *(at_most(f"bytes kept of an ended session, {name}", kept, MOST_KEPT) for name, kept in self.kept.items()),
+            _most("services whose growth could not be told", len(GROWING) - len(self.kept), 0),
             _most("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle), 0),
             _most("unread sessions decided further meanwhile", moved, 0),
         ]
@@ -87,9 +92,9 @@ class LoadReport:
             "tokens_per_second": round(self.tokens_per_second, 1),
             "judged_tokens": self.judged,
             "mib_before": dict(self.before),
-            "mib_at_the_end": self.samples[-1][3],
+            "mib_at_the_end": self.samples[-1][4],
             "kib_per_session": self.kib_per_session,
-            "growth": self.growth,
+            "kept_bytes": {name: [round(x, 1) for x in (k.value, k.low, k.high)] for name, k in self.kept.items()},
             "unread_decided": sorted(last for _, last in self.idle),
         }
 
@@ -109,16 +114,14 @@ class LoadReport:
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {value}" for name, value in self.figures.items()]
-        bars = [
-            (bar.name, f"{bar.value:g}", f"<= {bar.needed:g}", "holds" if bar.holds else "MISSED") for bar in self.bars
-        ]
+        bars = [(bar.name, _shown(bar), f"<= {bar.needed:g}", "holds" if bar.holds else "MISSED") for bar in self.bars]
         parts = (rows, table(("bar", "value", "needed", ""), bars), list(self.errors)[:MOST_SHOWN])
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
+def _shown(bar: Bar) -> str:
+    return f"{bar.value:g}" if bar.low == bar.high else f"{bar.value:.0f} ({bar.low:.0f} to {bar.high:.0f})"
+
+
 def _most(name: str, value: float, needed: float) -> Bar:
     return at_most(name, Estimate(value, value, value, 1.0), needed)
-
-
-def _median(samples: Sequence[Sample], name: str) -> float:
-    return statistics.median(sample[3][name] for sample in samples)

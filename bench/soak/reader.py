@@ -14,6 +14,8 @@ from specwire.core.limits import FinishReason
 
 PATIENCE_S = 60.0
 LIMIT_S = 240.0
+# Of sessions that are left: a deadline that passes soon behind the soak's end.
+LEAVE_LIMIT_S = 90.0
 SLACK_S = 30.0
 
 
@@ -91,8 +93,9 @@ class Reader:
         return self.told
 
     async def _read(self) -> None:
+        limit = LEAVE_LIMIT_S if self._job.manner is Manner.LEAVE else LIMIT_S
         try:
-            async with aclosing(self._client.generate(self._job.prompt, timeout=LIMIT_S, **self._options())) as events:
+            async with aclosing(self._client.generate(self._job.prompt, timeout=limit, **self._options())) as events:
                 await self._follow(events)
         except SpecwireError as error:
             self.told.error = str(error)

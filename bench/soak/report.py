@@ -22,8 +22,8 @@ MOST_SHOWN = 200
 class Tally:
     """Sums over sessions. `waits`: seconds between a session's chunks; `pauses`: the longest of each session.
 
-    orphans: sessions whose orchestrator and reader had both gone for good; they are read to their end at last, and
-    counted once more then.
+    left: sessions that were left by their readers, and still ran when the log was looked at. orphans: those of them
+    that did not end by themselves; they are read to their end at last, which is no session more.
     """
 
     sessions: int = 0
@@ -33,9 +33,13 @@ class Tally:
     pauses: list[float] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     second_readers: int = 0
+    left: int = 0
     orphans: int = 0
 
     def add(self, told: Told, findings: Sequence[Finding]) -> None:
+        self.findings += findings
+        if told.orphan:
+            return
         self.sessions += 1
         self.tokens += len(told.tokens)
         self.second_readers += told.second is not None
@@ -43,7 +47,6 @@ class Tally:
         self.waits += told.waits
         if told.waits:
             self.pauses.append(max(told.waits))
-        self.findings += findings
 
     def count(self, *kinds: Kind) -> int:
         return sum(one.kind in kinds for one in self.findings)
@@ -71,6 +74,7 @@ class Report:
             _none("repeated", count(Kind.REPEATED)),
             _none("mismatches", count(Kind.MISMATCH, Kind.TEXT)),
             _none("sessions that did not end as asked", count(Kind.END, Kind.ERROR) + self.unended),
+            _none("sessions that were left and that nobody ended", self.tally.orphans),
             _none("logs and readers that were told otherwise", count(Kind.LOG, Kind.READER)),
             _none("processes that misbehaved", len(self.wrong)),
         ]
@@ -89,6 +93,7 @@ class Report:
             "tokens_per_second": round(tally.tokens / self.seconds, 1) if self.seconds else 0.0,
             "ends": dict(sorted(tally.ends.items())),
             "second_readers": tally.second_readers,
+            "left_running": tally.left,
             "orphans": tally.orphans,
             "faults": dict(sorted(self.faults.items())),
             "wait_for_a_chunk_s": quantiles(tally.waits),

@@ -18,7 +18,7 @@ from bench.soak.failures import first_failure
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
 from bench.soak.pairs import PAIRS, Pair
-from bench.soak.reader import PATIENCE_S, Reader, Told
+from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, Reader, Told
 from bench.soak.report import Report, Tally
 from bench.soak.rig import Rig, rig
 from bench.soak.service import Service
@@ -26,8 +26,9 @@ from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
 
 PROGRESS_S = 10.0
-# A session that was left ends by itself: the service waits so long for a return, and a little more.
-LEFT_S = 75.0
+# A session that was left ends by itself: the service waits for a return, and where its orchestrator has gone as well,
+# another one ends it soon after its deadline.
+LEFT_S = LEAVE_LIMIT_S + 60.0
 LOOK_S = 1.0
 
 
@@ -153,6 +154,7 @@ class _Soak:
         deadline = time.monotonic() + LEFT_S
         async with AsyncClient(self._rig.addresses, patience=PATIENCE_S) as client:
             left = self._left
+            self.tally.left = len(left)
             while left and time.monotonic() < deadline:
                 left = [one for one in left if not await _ended(client, one)]
                 await asyncio.sleep(LOOK_S if left else 0.0)
@@ -163,7 +165,7 @@ class _Soak:
         return len(stuck)
 
     async def _brought_to_an_end(self, client: AsyncClient, told: Told) -> bool:
-        """An orphan, whose orchestrator and whose reader have both gone: it goes on for whoever asks for it."""
+        """An orphan, which no orchestrator has ended: it goes on for whoever asks for it, and is then to end."""
         told = Told(told.job, told.session_id, orphan=True)
         try:
             async for event in client.watch(told.session_id, timeout=LEFT_S):

@@ -56,6 +56,11 @@ class Outbox(Generic[M]):
         self._task = self._loop.create_task(self._run(), name="outbox")
 
     @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return sum(self._sizes)
+
+    @property
     def failed(self) -> LinkError | None:
         """Why the link was lost, if it was."""
         return self._failed
@@ -65,7 +70,7 @@ class Outbox(Generic[M]):
         if self._failed or self._closing:
             return
         size = part.ByteSize()
-        if sum(self._sizes) + size > self._most_queued:
+        if self.queued + size > self._most_queued:
             self._fail(LinkError(f"the peer does not read: more than {self._most_queued} bytes are queued for it"))
             self._task.cancel()
             return

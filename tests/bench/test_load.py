@@ -20,7 +20,9 @@ def memory(orchestrator: float, verifier: float = 30.0) -> dict[str, float]:
 
 
 def a_report() -> LoadReport:
-    samples = [(float(second), 100 * second, 8, memory(20.0 if second > 2 else 15.0)) for second in range(20)]
+    samples = [
+        (float(second), 100 * second, 8, 1000 * second, memory(20.0 if second > 2 else 15.0)) for second in range(20)
+    ]
     return LoadReport({}, {}, None, BEFORE, samples, 10, 5, [], 100, 0, [(700, 700)], 4000)
 
 
@@ -32,7 +34,7 @@ def test_figures(tmp_path: Path) -> None:
     report = a_report()
     assert report.tokens_per_second == 100.0
     assert report.kib_per_session == {"orchestrator": 1024.0, "verifier": 1024.0}
-    assert report.growth == {"orchestrator": 1.0, "verifier": 1.0}
+    assert {name: kept.high for name, kept in report.kept.items()} == {"orchestrator": 0.0, "verifier": 0.0}
     assert report.holds
     report.write(tmp_path / "load.json")
     assert json.loads((tmp_path / "load.json").read_text())["tokens_per_second"] == 100.0
@@ -41,8 +43,9 @@ def test_figures(tmp_path: Path) -> None:
 
 def test_what_is_missed() -> None:
     report = a_report()
-    leaking = [(at, tokens, running, memory(10.0 + at)) for at, tokens, running, _ in report.samples]
-    assert missed(replace(report, samples=leaking)) == ["growth of the orchestrator's memory"]
+    leaking = [(*sample[:4], memory(10.0 + sample[0])) for sample in report.samples]
+    assert missed(replace(report, samples=leaking)) == ["bytes kept of an ended session, orchestrator"]
+    assert missed(replace(report, samples=report.samples[:1])) == ["services whose growth could not be told"]
     assert missed(replace(report, errors=["UNAVAILABLE: x"], mismatches=1)) == ["sessions that failed", "mismatches"]
     assert missed(replace(report, idle=[(700, 800)])) == ["unread sessions decided further meanwhile"]
     assert missed(replace(report, idle=[(4000, 4000)])) == ["unread sessions decided to their end"]

@@ -163,6 +163,9 @@ def test_the_report(pair: Pair, tmp_path: Path) -> None:
     assert not report.holds
     assert [bar.name for bar in report.bars if not bar.holds] == ["mismatches"]
     assert "session 0: mismatch" in report.shown()
+    tally.add(replace(right, orphan=True), [])
+    tally.orphans = 1
+    assert [bar.name for bar in report.bars if not bar.holds][-1] == "sessions that were left and that nobody ended"
     report.write(tmp_path / "soak.json")
     written = json.loads((tmp_path / "soak.json").read_text())
     assert (written["sessions"], written["tokens"], written["name"]) == (2, 80, "soak")

@@ -33,39 +33,42 @@ class Broke(Exception):
     """The connection, or who served it."""
 
 
-class HttpStream(Stream):
-    """As a Stream, but over HTTP. A connection that brings nothing for HTTP_SILENT_S is left."""
+class HttpReader:
+    """Generates over HTTP, and comes back. A connection that is read and brings nothing for HTTP_SILENT_S is left.
 
-    def _call(self, address: str | Sequence[str], patience: float) -> None:
-        self._addresses = [address] if isinstance(address, str) else list(address)
+    breaks: takes note of when a connection was lost, by the wall's clock. patience: seconds without news after which it
+    is given up. `over`: set it to have it end.
+    """
+
+    def __init__(self, addresses: Sequence[str], patience: float, breaks: list[float]) -> None:
+        self.over = threading.Event()
+        self._addresses = addresses
         self._patience = patience
-        self._over = threading.Event()
+        self._breaks = breaks
         self._place: str | None = None
         self._begun = False
         self._withheld = ""
 
-    def _hang_up(self) -> None:
-        self._over.set()
-
-    def _generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+    def generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+        """As the client library's. Raises SpecwireError."""
         body, at, broken_since = json.dumps(_wish(prompt, options)), 0, None
-        while not self._over.is_set():
+        while not self.over.is_set():
             try:
-                for event in self._answer(self._addresses[at % len(self._addresses)], body):
+                for event in self._answer(self._addresses[at % len(self._addresses)], body, len(prompt)):
                     broken_since = None
                     yield event
                     if isinstance(event, Finished):
                         return
                 raise Broke("the stream ended without its end")
             except (Broke, OSError, http.client.HTTPException) as error:
-                self.breaks.append(time.time())
+                self._breaks.append(time.time())
                 at += 1
                 broken_since = broken_since or time.monotonic()
-                if time.monotonic() - broken_since > self._patience:
+                if time.monotonic() - broken_since >= self._patience:
                     raise SpecwireError(grpc.StatusCode.UNAVAILABLE, repr(error)) from error
-                self._over.wait(0.0 if at % len(self._addresses) else RETRY_S)
+                self.over.wait(0.0 if at % len(self._addresses) else RETRY_S)
 
-    def _answer(self, address: str, body: str) -> Iterator[Event]:
+    def _answer(self, address: str, body: str, prompt_length: int) -> Iterator[Event]:
         """One connection's events. Raises Broke, or what http.client raises; SpecwireError for a status."""
         self._withheld = ""
         with closing(http.client.HTTPConnection(address, timeout=HTTP_SILENT_S)) as connection:
@@ -77,12 +80,12 @@ class HttpStream(Stream):
             if answer.status != 200:
                 raise SpecwireError(grpc.StatusCode.ABORTED, f"{answer.status}: {answer.read()!r}")
             for place_of, data in _parsed(answer):
-                if self._over.is_set():
+                if self.over.is_set():
                     return
-                yield from self._events_of(data)
+                yield from self._events_of(data, prompt_length)
                 self._place = place_of or self._place
 
-    def _events_of(self, data: dict[str, Any]) -> Iterator[Event]:
+    def _events_of(self, data: dict[str, Any], prompt_length: int) -> Iterator[Event]:
         if "error" in data:
             if data["error"]["code"] == UNAVAILABLE:
                 raise Broke(str(data["error"]))
@@ -92,7 +95,7 @@ class HttpStream(Stream):
         if "session_id" in more and not self._begun:
             self._begun = True
             sampling = SamplingInForce(0.0, 0, 1.0, more["seed"], more["rule"])
-            yield Started(more["session_id"], self._prompt_length, sampling, time.monotonic_ns())
+            yield Started(more["session_id"], prompt_length, sampling, time.monotonic_ns())
         elif "tokens" in more:
             outcomes = tuple(Outcome[name.upper()] for name in more["outcomes"])
             ends = tuple(more["text_ends"])
@@ -135,3 +138,16 @@ def _parsed(answer: http.client.HTTPResponse) -> Iterator[tuple[str | None, dict
             yield place, json.loads(value)
             place = None
     raise Broke("the connection ended in the middle of the stream")
+
+
+class HttpStream(Stream):
+    """As a Stream, but over HTTP."""
+
+    def _call(self, address: str | Sequence[str], patience: float) -> None:
+        self._reader = HttpReader([address] if isinstance(address, str) else address, patience, self.breaks)
+
+    def _generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+        return self._reader.generate(prompt, options)
+
+    def _hang_up(self) -> None:
+        self._reader.over.set()

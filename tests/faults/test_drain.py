@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
-import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import draft_service.server
 import orchestrator.server
 import verify_service.server
+from bench.soak.service import ANY_PORT
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Client, SpecwireError
 from specwire.rpc.process import ModelServiceOptions
+from tests.faults.http_streams import HttpStream
+from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
-from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
 LENGTH = 120
 PATIENT = ("--grace", "60")
@@ -45,9 +46,14 @@ def owned() -> Iterator[Parts]:
 
 
 def orchestrate(owned: Parts, log: RedisServer, *peers: str) -> Service:
-    service = owned.start("orchestrate", *peers, "--redis-url", log.url, *PATIENT)
+    service = owned.start("orchestrate", *peers, "--redis-url", log.url, "--http", ANY_PORT, *PATIENT)
     service.ready()
     return service
+
+
+def metrics_at() -> tuple[str, str]:
+    """The option that has a service tell its figures, and where."""
+    return "--metrics", f"127.0.0.1:{free_port()}"
 
 
 def until_not_serving(address: str) -> None:
@@ -66,49 +72,47 @@ def refused_at(address: str) -> SpecwireError:
     return refused.value
 
 
-def check_port_is_free(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    with socket.create_server((host, int(port))):
-        pass
-
-
-def check_keys_expire(log: RedisServer) -> None:
-    with redis.Redis.from_url(log.url) as client:
-        keys = list(client.scan_iter("*"))
-        assert keys
-        assert [key for key in keys if client.pttl(key) <= 0] == []
-
-
 def test_an_orchestrator_lets_its_sessions_end_and_takes_no_others(owned: Parts, log: RedisServer) -> None:
-    verifier = owned.start("verify", TARGET)
-    serving = orchestrate(owned, log, "--verifier", verifier.ready())
-    with Stream(serving.address, max_tokens=LENGTH) as stream:
+    verifier, metrics = owned.start("verify", TARGET), metrics_at()
+    serving = orchestrate(owned, log, "--verifier", verifier.ready(), *metrics)
+    ports = (serving.address, serving.http, metrics[1])
+    check_ports_are_taken(*ports)
+    with (
+        Stream(serving.address, max_tokens=LENGTH) as stream,
+        HttpStream(serving.http, max_tokens=LENGTH) as other,
+    ):
         stream.until(5)
+        other.until(5)
         serving.send(signal.SIGTERM)
         until_not_serving(serving.address)
         told = refused_at(serving.address)
         assert (told.code, told.message) == (grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
-        assert stream.rest() == plain(PLAIN, LENGTH)
-        assert stream.error is None
+        for each in (stream, other):
+            assert each.rest() == plain(PLAIN, LENGTH)
+            assert each.error is None
     assert serving.wait() == 0
     assert serving.said().splitlines()[-1] == "specwire orchestrate: draining"
-    check_port_is_free(serving.address)
+    check_ports_are_free(*ports)
     check_keys_expire(log)
 
 
 def test_the_second_signal_ends_it_at_once(owned: Parts, log: RedisServer) -> None:
     verifier = owned.start("verify", TARGET)
-    serving = orchestrate(owned, log, "--verifier", verifier.ready())
+    metrics = metrics_at()
+    serving = orchestrate(owned, log, "--verifier", verifier.ready(), *metrics)
     with Stream(serving.address, max_tokens=LENGTH) as stream:
         stream.until(5)
         serving.send(signal.SIGTERM)
         until_not_serving(serving.address)
         serving.send(signal.SIGTERM)
         assert serving.wait() == 128 + signal.SIGTERM
+    check_ports_are_free(serving.address, serving.http, metrics[1])
 
 
 def test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones(owned: Parts, log: RedisServer) -> None:
-    first, second = (owned.start("verify", TARGET, *PATIENT) for _ in range(2))
+    metrics = metrics_at()
+    first = owned.start("verify", TARGET, *PATIENT, *metrics)
+    second = owned.start("verify", TARGET, *PATIENT)
     addresses = [first.ready(), second.ready()]
     serving = orchestrate(owned, log, "--verifier", addresses[0])
     both = orchestrate(owned, log, "--verifier", addresses[0], "--verifier", addresses[1])
@@ -123,7 +127,7 @@ def test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones(owned: Pa
         assert stream.error is None
     assert first.wait() == 0
     assert "Traceback" not in first.said()
-    check_port_is_free(addresses[0])
+    check_ports_are_free(addresses[0], metrics[1])
 
 
 def test_a_verifier_that_may_not_wait_hands_its_sessions_over(owned: Parts, log: RedisServer) -> None:
@@ -140,13 +144,14 @@ def test_a_verifier_that_may_not_wait_hands_its_sessions_over(owned: Parts, log:
 
 
 def test_a_drafter_leaves_at_once(owned: Parts, log: RedisServer) -> None:
-    verifier, drafter = owned.start("verify", TARGET), owned.start("draft", DRAFT, *PATIENT)
+    metrics = metrics_at()
+    verifier, drafter = owned.start("verify", TARGET), owned.start("draft", DRAFT, *PATIENT, *metrics)
     serving = orchestrate(owned, log, "--verifier", verifier.ready(), "--drafter", drafter.ready())
     with Stream(serving.address, max_tokens=LENGTH) as stream:
         stream.until_accepted()
         drafter.send(signal.SIGTERM)
         assert drafter.wait() == 0
-        check_port_is_free(drafter.address)
+        check_ports_are_free(drafter.address, metrics[1])
         assert stream.rest() == plain(PLAIN, LENGTH)
 
 
@@ -166,11 +171,16 @@ def test_what_is_handed_over_goes_on_at_another_orchestrator(owned: Parts, log: 
 
 async def test_no_task_is_left_by_any_service() -> None:
     """In this process, where tasks can be counted."""
-    verifier = await verify_service.server.start(ModelServiceOptions(TARGET))
-    drafter = await draft_service.server.start(ModelServiceOptions(DRAFT))
-    known = OrchestratorOptions((verifier.address,), (drafter.address,), accept_drafters=True)
+    verifier = await verify_service.server.start(ModelServiceOptions(TARGET, metrics=ANY_PORT))
+    drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY_PORT))
+    known = OrchestratorOptions(
+        (verifier.address,), (drafter.address,), accept_drafters=True, http=ANY_PORT, metrics=ANY_PORT
+    )
     serving = await orchestrator.server.start(known)
-    joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), serving.address, None)
+    joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT, metrics=ANY_PORT), serving.address, None)
+    assert serving.http is not None
+    other = HttpStream(serving.http.removeprefix("http://"), max_tokens=LENGTH)
+    await asyncio.to_thread(other.until, 5)
     async with AsyncClient(serving.address, patience=0) as client:
         events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="left", timeout=LIMIT_S)
         await anext(events)
@@ -179,6 +189,9 @@ async def test_no_task_is_left_by_any_service() -> None:
             async for _ in events:
                 pass
         assert left.value.code is grpc.StatusCode.UNAVAILABLE
+    await asyncio.to_thread(other.rest)
+    assert other.error is not None
+    other.close()
     for service in (joined, drafter, verifier):
         await service.stop(0.0)
     await asyncio.sleep(0)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from specwire.client import Client
 from specwire.core.limits import FinishReason
+from tests.faults.http_streams import HttpStream
+from tests.faults.leftovers import check_keys_expire, check_ports_are_free
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
-from tests.faults.streams import LIMIT_S, plain
-from tests.orchestrator.redis_for_tests import RedisServer
+from tests.faults.streams import LIMIT_S, Stream, plain
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
 LENGTH = 80
-CLIENTS = 3
+# How each client calls: all at once.
+KINDS: Sequence[type[Stream]] = (Stream, Stream, Stream, HttpStream, HttpStream)
 # Less than a generation takes: some are handed over, some end.
 GRACE = ("--grace", "0.3")
 
@@ -33,23 +35,25 @@ def owned() -> Iterator[Parts]:
 class Load:
     """Clients that generate one text after the other until `stop`; each result is checked."""
 
-    def __init__(self, addresses: list[str]) -> None:
+    def __init__(self, serving: Sequence[Service]) -> None:
         self.done = 0
-        self._addresses = addresses
+        self._addresses = {Stream: [each.address for each in serving], HttpStream: [each.http for each in serving]}
         self._stopping = threading.Event()
         self._counted = threading.Condition()
-        self._pool = ThreadPoolExecutor(CLIENTS)
-        self._clients = [self._pool.submit(self._generate, number) for number in range(CLIENTS)]
+        self._pool = ThreadPoolExecutor(len(KINDS))
+        self._clients = [self._pool.submit(self._generate, kind, number) for number, kind in enumerate(KINDS)]
 
-    def _generate(self, number: int) -> None:
-        with Client(self._addresses, patience=LIMIT_S) as client:
-            while not self._stopping.is_set():
-                prompt = (number + 2, self.done % 60)
-                done = client.complete(prompt, max_tokens=LENGTH, ignore_eos=True, timeout=2 * LIMIT_S)
-                assert (done.finish_reason, list(done.tokens)) == (FinishReason.LENGTH, plain(PLAIN, LENGTH, prompt))
-                with self._counted:
-                    self.done += 1
-                    self._counted.notify_all()
+    def _generate(self, kind: type[Stream], number: int) -> None:
+        while not self._stopping.is_set():
+            prompt = (number + 2, self.done % 60)
+            with kind(self._addresses[kind], prompt, LIMIT_S, max_tokens=LENGTH) as stream:
+                tokens = stream.rest()
+                assert stream.error is None
+                assert stream.finished is not None
+                assert (stream.finished.reason, tokens) == (FinishReason.LENGTH, plain(PLAIN, LENGTH, prompt))
+            with self._counted:
+                self.done += 1
+                self._counted.notify_all()
 
     def more(self, texts: int) -> None:
         """Wait for so many more; raises what a client has failed with."""
@@ -88,15 +92,27 @@ def test_a_rolling_restart_fails_no_request(owned: Parts) -> None:
         peers = [*(owned.start("verify", TARGET, *GRACE) for _ in "12"), *(owned.start("draft", DRAFT) for _ in "12")]
         flags = ("--verifier", "--verifier", "--drafter", "--drafter")
         named = [word for flag, peer in zip(flags, peers, strict=True) for word in (flag, peer.ready())]
-        serving = [owned.start("orchestrate", *named, "--redis-url", log.url, *GRACE) for _ in "12"]
-        load = Load([each.ready() for each in serving])
+        serving = [
+            owned.start("orchestrate", *named, "--redis-url", log.url, "--http", f"127.0.0.1:{free_port()}", *GRACE)
+            for _ in "12"
+        ]
+        for each in serving:
+            each.ready()
+        load = Load(serving)
         try:
-            load.more(CLIENTS)
+            load.more(len(KINDS))
             for service in (*peers, *serving):
                 roll(service)
-                load.more(CLIENTS)
+                load.more(len(KINDS))
+            log.end()  # saves everything first
+            log.start()
+            load.more(2 * len(KINDS))
             load.stop()
         finally:
             load.close()
-        for service in (*peers, *serving):
+        for service in (*serving, *peers):
+            service.send(signal.SIGTERM)
+            assert service.wait() == 0
             assert "Traceback" not in service.said()
+        check_ports_are_free(*(each.address for each in (*serving, *peers)), *(each.http for each in serving))
+        check_keys_expire(log)

@@ -1,0 +1,69 @@
+"""Does memory grow? A slope with an interval, by the sessions that came and went.
+
+A leak keeps something of each session that ends, so memory is looked at over the number of sessions that have ended.
+Successive samples of it are alike, and it moves in steps; a straight line's usual interval would be far too sure. So
+the run's later half is cut into blocks, each stands for itself with its median, and the slope is the median of the
+slopes between any two blocks, with its distribution-free interval (Theil, 1950; Sen, 1968).
+
+The bound is what the least imaginable leak would keep: a session's id in a table. An id of 32 characters is an object
+of 81 bytes, its entry in a dictionary some 100 more, with the table's spare room. A share of all memory an hour would
+say less: it would let a small process leak what a large one may not, and a quiet one what a busy one may not.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
+
+from bench.interval import Estimate
+
+BLOCKS = 12
+# Two-sided 95 % of a normal law.
+SIGMAS = 1.96
+# Bytes that may stay of a session that has ended: less than an id in a dictionary.
+MOST_KEPT = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """ended: sessions until then. mib: resident memory."""
+
+    ended: float
+    mib: float
+
+
+def kept_bytes(points: Sequence[Point]) -> Estimate:
+    """Bytes that each ended session leaves behind, over the later half of a run.
+
+    Raises:
+        ValueError: fewer than two sessions ended in it, or there are too few samples.
+    """
+    late = blocks(points[len(points) // 2 :])
+    slopes = sorted(
+        (later.mib - earlier.mib) * 2**20 / (later.ended - earlier.ended)
+        for earlier, later in combinations(late, 2)
+        if later.ended > earlier.ended
+    )
+    if not slopes:
+        raise ValueError("too few samples, or no session ended: memory's growth cannot be told")
+    low, high = _ranks(len(late), len(slopes))
+    return Estimate(statistics.median(slopes), slopes[low], slopes[high], 0.95)
+
+
+def blocks(points: Sequence[Point]) -> list[Point]:
+    """Medians of BLOCKS equal parts, or of as many as there are points."""
+    count = min(BLOCKS, len(points))
+    parts = [points[len(points) * i // count : len(points) * (i + 1) // count] for i in range(count)]
+    return [
+        Point(statistics.median(point.ended for point in part), statistics.median(point.mib for point in part))
+        for part in parts
+    ]
+
+
+def _ranks(blocks_: int, slopes: int) -> tuple[int, int]:
+    """Which of the ordered slopes bound the interval, by the variance of Kendall's sum."""
+    spread = SIGMAS * sqrt(blocks_ * (blocks_ - 1) * (2 * blocks_ + 5) / 18)
+    return max(0, int((slopes - spread) / 2)), min(slopes - 1, int((slopes + spread) / 2) + 1)

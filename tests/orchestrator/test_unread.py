@@ -1,0 +1,76 @@
+"""What an orchestrator keeps for a client that does not read, counted where it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from orchestrator.driver import SessionDriver
+from orchestrator.link import Link
+from specwire.client import AsyncClient, Chunk
+from specwire.core.states import State
+from tests.orchestrator.stack import DRAFT, TARGET, Stack, stack
+
+LENGTH, READ_FIRST = 4000, 16
+LIMIT_S = 30.0
+STILL_S = 1.0
+
+
+async def still(parts: Stack) -> SessionDriver:
+    """The one session, once it gets no further."""
+    before = -1
+    for _ in range(round(LIMIT_S / STILL_S)):
+        await asyncio.sleep(STILL_S)
+        drivers = list(parts.orchestrator.orchestrator.sessions.values())
+        now = len(drivers[0].session.text) if drivers else -1
+        if now == before >= READ_FIRST:
+            return drivers[0]
+        before = now
+    raise AssertionError("it did not stand still")
+
+
+def check_bounded(parts: Stack, driver: SessionDriver) -> None:
+    """Nothing waits but the text itself; of that no more was decided than the client has room for."""
+    session, peers = driver.session, parts.orchestrator.orchestrator.pool
+    assert session.state is State.RUNNING
+    assert session.durable == session.emitted == len(session.text) <= session.credit
+    assert session.credit <= session.taken + session.buffer
+    assert len(session.text) - session.taken <= session.buffer
+    assert session.in_flight is None
+    assert len(driver.output.tokens) == session.emitted - session.prompt_length
+    for link in (*(peer.link for peer in peers.verifiers), *(peer.link for peer in peers.drafters)):
+        assert isinstance(link, Link)
+        assert (link.up, link.queued) == (True, 0)
+
+
+async def test_over_grpc() -> None:
+    async with stack(TARGET, DRAFT) as parts, AsyncClient(parts.orchestrator.address) as client:
+        events = client.generate([5, 6, 7], max_tokens=LENGTH, ignore_eos=True, timeout=2 * LIMIT_S)
+        read = 0
+        while read < READ_FIRST:
+            event = await anext(events)
+            read += len(event.tokens) if isinstance(event, Chunk) else 0
+        driver = await still(parts)
+        check_bounded(parts, driver)
+        assert len(driver.output.tokens) < LENGTH
+        await events.aclose()
+
+
+@pytest.mark.parametrize("details", [False, True], ids=["text", "details"])
+async def test_over_http(details: bool) -> None:
+    async with stack(TARGET, DRAFT, http="127.0.0.1:0") as parts:
+        assert parts.orchestrator.http is not None
+        host, _, port = parts.orchestrator.http.removeprefix("http://").rpartition(":")
+        asked = {"prompt": [5, 6, 7], "max_tokens": LENGTH, "ignore_eos": True, "stream": True, "details": details}
+        body = json.dumps(asked).encode()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            slow.connect((host, int(port)))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            slow.sendall(head.encode() + body)
+            driver = await still(parts)
+            check_bounded(parts, driver)
+            assert len(driver.output.tokens) < LENGTH
