@@ -12,6 +12,9 @@ from specwire.client import Client, ClientTls, SpecwireError
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_groups import log_bytes
+from tests.orchestrator.redis_tls import encrypted, url_of
 
 TARGET, PLAIN = "scripted:7:vocab=64:delay_ms=8", "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -23,7 +26,7 @@ class Files:
     """Certificates and tokens in a folder, as flags."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.authority = Authority()
         self._ca = self.authority.save(folder, "ca")
         self._cert, self._key = self.authority.sign().save(folder, "own")
@@ -32,8 +35,13 @@ class Files:
     def tls(self) -> ClientTls:
         return self.authority.client(self.authority.sign())
 
+    def log(self, address: str, shown: bool = True) -> tuple[str, ...]:
+        """The session log behind TLS; shown: with a certificate of ours."""
+        url = url_of(address, self.authority, self.folder, self.authority if shown else None)
+        return "--redis-url", url
+
     def private(self, name: str, text: str) -> str:
-        file = self._folder / name
+        file = self.folder / name
         file.write_text(text)
         file.chmod(0o600)
         return str(file)
@@ -60,8 +68,22 @@ def owned() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def serving(owned: Parts, files: Files) -> Service:
-    """Give an orchestrator between a verifier, a drafter that it dials and one that dials in."""
+def redis() -> Iterator[RedisServer]:
+    """Give the server behind the session log."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def log(redis: RedisServer, files: Files) -> Iterator[str]:
+    """Give the address of the session log, where everybody must show a certificate."""
+    with encrypted(redis, files.authority, files.folder, mutual=True) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def serving(owned: Parts, files: Files, log: str) -> Service:
+    """Give an orchestrator between a log, a verifier, a drafter that it dials and one that dials in."""
     peers = files.private("orchestrators", f"orchestrator {SERVING}\n")
     verifier = owned.start("verify", TARGET, *files.listening(), "--api-keys", peers)
     near = owned.start("draft", DRAFT, *files.listening(), "--api-keys", peers)
@@ -72,6 +94,7 @@ def serving(owned: Parts, files: Files) -> Service:
         *files.dialling("orchestrator", SERVING),
         *("--api-keys", files.private("clients", f"ada {ADA}\nbob {BOB}\n")),
         *("--accept-drafters", "--drafter-keys", files.private("drafters", f"attic {ATTIC}\n")),
+        *files.log(log),
     )
     orchestrator.ready()
     return orchestrator
@@ -112,6 +135,18 @@ def test_a_drafter_dials_in_with_its_own_token_only(serving: Service, files: Fil
     assert code == 1
     assert said.splitlines()[-1].endswith("refused this drafter: authorization: this token is not known here")
     assert ADA not in said
+
+
+def test_the_log_is_reached_by_who_shows_a_certificate(
+    serving: Service, files: Files, owned: Parts, log: str, redis: RedisServer
+) -> None:
+    with Client(serving.address, tls=files.tls, token=ADA) as ada:
+        done = ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
+    assert log_bytes(redis, done.session_id) == 4 * (len(PROMPT) + 5)
+    orchestrate = ("-m", "deploy", "orchestrate", "--verifier", "127.0.0.1:1")
+    code, _, said = owned.run(*orchestrate, *files.log(log, shown=False))
+    assert code == 1
+    assert "error: redis-url: cannot use rediss:" in said.splitlines()[-1]
 
 
 def test_the_command_line_shows_a_token(serving: Service, files: Files, owned: Parts) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from orchestrator.store import Appended, SessionStore, StoreUnavailable, open_st
 from orchestrator.store.scripts import session_keys
 from specwire.core.acceptance import Outcome
 from tests.certificates import Authority
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import (
     LIMIT_S,
     SERVICE,
@@ -34,6 +33,7 @@ from tests.orchestrator.redis_groups import (
     sentinel,
     until,
 )
+from tests.orchestrator.redis_tls import encrypted, url_of
 from tests.orchestrator.test_store import record_of
 
 A = Outcome.ACCEPTED
@@ -184,50 +184,30 @@ async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
 
 async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> None:
     authority, stranger = Authority(), Authority("stranger")
-    (tmp_path / "ca.pem").write_bytes(authority.pem)
-    (tmp_path / "stranger.pem").write_bytes(stranger.pem)
-    certificate, key = authority.sign().save(tmp_path, "redis")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    with RedisServer() as server:
-        async with encrypted(server, context) as address:
-            async with opened(f"rediss://{address}/0?ssl_ca_certs={tmp_path / 'ca.pem'}") as store:
-                fence = await store.create(record_of("s"), TTL)
-                assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
-            with pytest.raises(StoreUnavailable, match="certificate"):
-                await open_store(f"rediss://{address}/0?ssl_ca_certs={tmp_path / 'stranger.pem'}")
+    with RedisServer() as server, encrypted(server, authority, tmp_path) as address:
+        async with opened(url_of(address, authority, tmp_path)) as store:
+            fence = await store.create(record_of("s"), TTL)
+            assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            await open_store(url_of(address, stranger, tmp_path))
 
 
-@asynccontextmanager
-async def encrypted(server: RedisServer, context: ssl.SSLContext) -> AsyncIterator[str]:
-    """The server's address behind TLS."""
-    pipes: set[asyncio.Task[None]] = set()
-
-    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(str(server.socket))
-        for one in (pipe(reader, inner_writer), pipe(inner_reader, writer)):
-            task = asyncio.get_running_loop().create_task(one)
-            pipes.add(task)
-            task.add_done_callback(pipes.discard)
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", int(free_port()), ssl=context)
-    try:
-        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    finally:
-        listener.close()
-        for task in list(pipes):
-            task.cancel()
-        await asyncio.gather(*pipes, return_exceptions=True)
+async def test_a_redis_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> None:
+    authority, stranger = Authority(), Authority("stranger")
+    with RedisServer() as server, encrypted(server, authority, tmp_path, mutual=True) as address:
+        async with opened(url_of(address, authority, tmp_path, shown=authority)) as store:
+            fence = await store.create(record_of("s"), TTL)
+            assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
+            assert (await store.claim("s", "other")).tokens == (7,)
+        for lacking in (
+            url_of(address, authority, tmp_path),
+            url_of(address, authority, tmp_path, shown=stranger),
+            f"redis://{address}/0",
+        ):
+            with pytest.raises(StoreUnavailable):
+                await open_store(lacking)
+        with client_of(server) as client:
+            assert set(client.keys()) >= {key.encode() for key in session_keys("s")}
 
 
 def sessions_of(server: int) -> list[str]:
