@@ -32,6 +32,8 @@ class Follower:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         told = json.loads(_message() or b"{}")
+        if not told:  # the verifier was gone before this had begun
+            os._exit(0)
         self.rank: int = told["rank"]
         self.size: int = told["size"]
         self.load: dict[str, Any] = told["load"]

@@ -59,6 +59,8 @@ class Ranks:
         return meeting
 
     def tell(self, order: bytes) -> None:
+        if self._closed:
+            raise BrokenPipeError("the ranks were ended")
         for other in self._others:
             other.tell(order)
 
