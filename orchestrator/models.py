@@ -43,9 +43,6 @@ class Models:
             return str(error)
         return None
 
-    def __len__(self) -> int:
-        return len(self._by_weights)
-
     def all(self) -> list[Target]:
         return list(self._by_weights.values())
 

@@ -156,17 +156,16 @@ class Pool:
         return self._learn(info, versions=True)
 
     def _learn(self, info: Info, versions: bool) -> str | None:
-        before = len(self.models)
         refusal = self.models.learn(info, versions)
-        if len(self.models) > before:
-            for drafter in self.drafters:
-                drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
+        for drafter in self.drafters:
+            drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
         return refusal
 
     def _accept_drafter(self, info: Info) -> str | None:
-        """Why a drafter must not be used here, or None; before a target is known every drafter may wait."""
-        targets = self.models.all()
-        mismatches = [vocabulary_mismatch(target.info, info) for target in targets]
+        """Why a drafter must not be used here, or None; a verifier that has said nothing yet may be the one for it."""
+        if any(verifier.info is None for verifier in self.verifiers):
+            return None
+        mismatches = [vocabulary_mismatch(target.info, info) for target in self.models.all()]
         return mismatches[0] if mismatches and all(mismatches) else None
 
     def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:

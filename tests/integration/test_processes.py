@@ -169,7 +169,14 @@ def test_a_model_service_on_a_port_in_use(command: str, taken_address: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: --verifier"),
+        ([], "verifiers: at least one address is needed, or --registry"),
+        (["--registry", "http://x"], "registry: 'http://x' begins with none of redis, rediss, unix, "),
+        (["--verifier", "a:1", "--advertise", "b"], "advertise: needs --registry"),
+        (["--verifier", "a:1", "--region", "a b"], "region: must be at most 64 of A-Z a-z 0-9 . _ -, not 'a b'"),
+        (
+            ["--registry", "redis://x", "--listen", "0.0.0.0:1", "--insecure"],
+            "advertise: is needed: 0.0.0.0:1 does not say where others dial this service",
+        ),
         (["--verifier", "nowhere"], "verifier: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"),
         (["--verifier", "a:1", "--drafter", "b"], "drafter: must be HOST:PORT with a port from 0 to 65535, not 'b'"),
         (["--verifier", "a:1", "--start-timeout", "0"], "start_timeout: must be positive, not 0.0"),

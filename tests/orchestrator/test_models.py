@@ -1,0 +1,141 @@
+"""Several models side by side: each request to its own, each drafter to its vocabulary, whoever asks and however."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import httpx2 as httpx
+import pytest
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from orchestrator.models import KEPT_S, Models
+from orchestrator.options import OrchestratorOptions
+from orchestrator.server import RunningOrchestrator
+from specwire.client import AsyncClient, SpecwireError
+from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import common_pb2
+from tests.orchestrator.stack import PROMPT, plain
+
+SEVEN, EIGHT = "scripted:7:vocab=64", "scripted:8:vocab=32"
+MODELS = (SEVEN, EIGHT)
+NAMES = ["scripted:7", "scripted:8"]
+# So that drafting pays.
+SLOW = ":delay_ms=8"
+
+
+@asynccontextmanager
+async def two_models(**more: Any) -> AsyncIterator[tuple[RunningOrchestrator, AsyncClient]]:
+    async with AsyncExitStack() as parts:
+        verifiers = [await verify_service.server.start(ModelServiceOptions(f"{each}{SLOW}")) for each in MODELS]
+        drafters = [
+            await draft_service.server.start(ModelServiceOptions(f"{model}:agree=0.8")) for model in (EIGHT, SEVEN)
+        ]
+        for each in (*verifiers, *drafters):
+            parts.push_async_callback(each.stop, 0.0)
+        named = tuple(each.address for each in verifiers), tuple(each.address for each in drafters)
+        running = await orchestrator.server.start(OrchestratorOptions(*named, **more))
+        parts.push_async_callback(running.stop, 0.0)
+        async with AsyncClient(running.address) as client:
+            await until_both(client)
+            yield running, client
+
+
+async def until_both(client: AsyncClient) -> None:
+    """An orchestrator is ready with its first verifier."""
+    while len((await client.server_info()).targets) < 2:
+        pass
+
+
+async def test_each_request_goes_to_its_model_with_its_drafter() -> None:
+    async with two_models() as (_, client):
+        for model, name in zip(MODELS, NAMES, strict=True):
+            done = await client.complete(PROMPT, max_tokens=60, ignore_eos=True, model=name, ngram=False)
+            assert list(done.tokens) == plain(model, PROMPT, 60)
+            assert [each.model for each in done.stats.drafters] == [name]
+            assert done.stats.accepted > 0
+            turn = await client.complete((4, 5), max_tokens=5, ignore_eos=True, parent=done.session_id)
+            assert list(turn.tokens) == plain(model, (*PROMPT, *done.tokens, 4, 5), 5)
+
+
+async def test_a_model_must_be_known_and_named() -> None:
+    async with two_models() as (_, client):
+        info = await client.server_info()
+        assert [each.model for each in info.targets] == NAMES
+        assert info.target == info.targets[0]
+        assert not any(each.tokenizer_json for each in info.targets)
+        with pytest.raises(
+            SpecwireError, match="model: 'gpt' is not served here; 'scripted:7', 'scripted:8' are"
+        ) as no:
+            await client.complete(PROMPT, max_tokens=1, model="gpt")
+        assert no.value.code is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(SpecwireError, match="model: must be named: 'scripted:7', 'scripted:8' are served") as which:
+            await client.complete(PROMPT, max_tokens=1)
+        assert which.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        first = await client.complete(PROMPT, max_tokens=1, model=NAMES[0])
+        with pytest.raises(SpecwireError, match="parent: session '.*' has another vocabulary") as other:
+            await client.complete(PROMPT, max_tokens=1, parent=first.session_id, model=NAMES[1])
+        assert other.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_http_lists_and_serves_all() -> None:
+    async with two_models(http="127.0.0.1:0") as (running, _), httpx.AsyncClient(base_url=str(running.http)) as client:
+        listed = (await client.get("/v1/models")).json()
+        assert [each["id"] for each in listed["data"]] == NAMES
+        assert (await client.get("/v1/models/scripted:8")).json()["id"] == NAMES[1]
+        for model, name in zip(MODELS, NAMES, strict=True):
+            body = {"model": name, "prompt": list(PROMPT), "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+            answer = (await client.post("/v1/completions", json=body)).json()
+            assert answer["model"] == name
+            assert answer["choices"][0]["text"] == " ".join(map(str, plain(model, PROMPT, 5)))
+        for path in ("/v1/completions", "/tokenize"):
+            unknown = await client.post(path, json={"model": "gpt", "prompt": "1"})
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+            unnamed = await client.post(path, json={"prompt": "1"})
+            assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+        assert (await client.get("/console/status")).json()["target"]["model"] == NAMES[0]
+
+
+def described(name: str, weights: str) -> common_pb2.GetModelInfoResponse:
+    return common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=weights, tokenizer_json=TOKENIZER)
+
+
+TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+
+
+def test_one_name_may_have_several_versions_only_where_that_is_meant() -> None:
+    known = Models()
+    assert known.learn(described("llama", "aa"), versions=False) is None
+    assert known.learn(described("llama", "aa"), versions=False) is None
+    refused = known.learn(described("llama", "bb"), versions=False)
+    assert refused == "serves weights bb, but sessions here are pinned to aa"
+    assert known.learn(described("qwen", "cc"), versions=False) is None
+    assert known.learn(described("llama", "bb"), versions=True) is None
+    assert known.names() == ["llama", "qwen"]
+    assert [each.info.weights_fingerprint for each in known.named("llama")] == ["aa", "bb"]
+
+
+def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
+    known = Models()
+    known.learn(described("llama", "aa"), versions=True)
+    known.learn(described("qwen", "cc"), versions=True)
+    known.sweep({"cc"}, 0.0)
+    known.sweep({"cc"}, KEPT_S)
+    assert known.pinned("aa") is not None
+    known.sweep({"aa", "cc"}, KEPT_S + 1)  # it was there again
+    known.sweep({"cc"}, KEPT_S + 2)
+    known.sweep({"cc"}, 2 * KEPT_S)
+    assert known.names() == ["llama", "qwen"]
+    known.sweep({"cc"}, 2 * KEPT_S + 3)
+    assert known.names() == ["qwen"]
+
+
+def test_a_tokenizer_that_is_none_is_refused() -> None:
+    known = Models()
+    broken = common_pb2.GetModelInfoResponse(model="a", weights_fingerprint="aa", tokenizer_json=b"{")
+    assert "tokenizer" in (known.learn(broken, versions=True) or "")
+    assert not known.names()
