@@ -15,7 +15,8 @@ from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.rpc import convert
 from specwire.rpc.errors import Context
-from specwire.telemetry.tracing import parent_in
+from specwire.telemetry.logs import SHOWN_CHARACTERS
+from specwire.telemetry.tracing import Side, parent_in, spanned
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
@@ -49,14 +50,17 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         check_owner(request.session_id, self._tenant(context))
-        driver = await self._orchestrator.join(request.session_id, request.take_over)
-        with driver.readers.reading():
-            timeout = self._orchestrator.options.store_timeout
-            cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
-            # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
-            driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
-            async for part in self._generating.follow(driver, cursor):
-                yield replies.watch_response(part)
+        shown, parent = request.session_id[:SHOWN_CHARACTERS], parent_in(context.invocation_metadata())
+        attributes = {"session": shown, "from_position": request.from_position, "take_over": request.take_over}
+        with spanned("specwire.watch", Side.SERVER, parent, **attributes) as span:
+            driver = await self._orchestrator.join(request.session_id, request.take_over, span.traceparent)
+            with driver.readers.reading():
+                timeout = self._orchestrator.options.store_timeout
+                cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
+                # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+                driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
+                async for part in self._generating.follow(driver, cursor):
+                    yield replies.watch_response(part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         check_owner(request.session_id, self._tenant(context))

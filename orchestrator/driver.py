@@ -142,6 +142,7 @@ class SessionDriver:
         """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
         self._timers.cancel_all()
         self.failure = None
+        self._span.event("driven elsewhere")
         if self.provisional is not None:
             self.provisional.stop()
         self.apply(ev.OwnerLost())

@@ -133,6 +133,7 @@ class Ownership:
     def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
         shown = log.record.session_id[:8]
         logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
+        driver.span.event("claimed", position=log.length)
         driver.drive(log.fence, replay.scanner)
         if end is not None:
             driver.end(end)

@@ -44,7 +44,7 @@ class Repeats:
         try:
             self._orchestrator.admit(record)
         except (StatusError, InvalidParameter):
-            joined = await self._joined_if_bound(record)
+            joined = await self._joined_if_bound(record, span)
             if joined is None:
                 raise
             return joined
@@ -57,7 +57,7 @@ class Repeats:
             return await self._orchestrator.begin(record, deadline, span)
         self._orchestrator.dismiss(record)
         check_same(bound, record)
-        return await self._joined(bound) or await self._orchestrator.open(
+        return await self._joined(bound, span) or await self._orchestrator.open(
             replace(record, session_id=bound.session_id), deadline, span
         )
 
@@ -79,20 +79,20 @@ class Repeats:
         with store_statuses():
             return await self._orchestrator.store.bind_request(*asked)
 
-    async def _joined_if_bound(self, record: SessionRecord) -> SessionDriver | None:
+    async def _joined_if_bound(self, record: SessionRecord, span: Span) -> SessionDriver | None:
         """No new session is welcome, but one that has begun can be joined."""
         with store_statuses():
             bound = await self._orchestrator.store.bound_request(record.tenant, record.request_id)
         if bound is None or not await self._is_there(bound):
             return None
         check_same(bound, record)
-        return await self._joined(bound)
+        return await self._joined(bound, span)
 
-    async def _joined(self, bound: Bound) -> SessionDriver | None:
+    async def _joined(self, bound: Bound, span: Span) -> SessionDriver | None:
         """None where it has no log yet."""
         driver = await self._orchestrator.find(bound.session_id)
         if driver is None and await self._is_there(bound):
-            driver = await self._orchestrator.join(bound.session_id)
+            driver = await self._orchestrator.join(bound.session_id, traceparent=span.traceparent)
         return driver
 
     async def _is_there(self, bound: Bound) -> bool:

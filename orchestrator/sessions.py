@@ -34,9 +34,9 @@ from orchestrator.totals import Totals
 from specwire.core.effects import End
 from specwire.core.limits import FinishReason
 from specwire.rpc.errors import StatusError
-from specwire.telemetry.logs import of_session
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.metrics import Registry
-from specwire.telemetry.tracing import NO_SPAN, Span
+from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
 from specwire.text import OutputText
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,11 @@ class Orchestrator:
         driver = self.sessions.get(session_id)
         return session_id in self._opening or (driver is not None and not driver.abandoned)
 
-    async def join(self, session_id: str, take_over: bool = False) -> SessionDriver:
+    async def join(self, session_id: str, take_over: bool = False, traceparent: str = "") -> SessionDriver:
         """The session, whoever began it: driven here, or shown as another orchestrator drives it.
 
         take_over: the caller has lost its connection to the orchestrator that drove it; see `orchestrator.ownership`.
+        traceparent: of the caller's span, below which the session has one here if it was not here before.
 
         Raises:
             StatusError: NOT_FOUND; or the log does not answer, or the session is pinned to another model.
@@ -114,7 +115,7 @@ class Orchestrator:
         driver = await self.find(session_id)
         if driver is None:
             self._check_welcome()
-            return await self._begin(session_id, self._join(session_id, take_over))
+            return await self._begin(session_id, self._join(session_id, take_over, traceparent))
         if driver.output.end is not None:
             await self._check_kept(driver)
         elif take_over:
@@ -282,13 +283,13 @@ class Orchestrator:
             left.abandon(status_of_store(gone), str(gone))  # its readers, if another one has driven it until now
             await left.close()
 
-    async def _join(self, session_id: str, take_over: bool = False) -> SessionDriver:
+    async def _join(self, session_id: str, take_over: bool = False, traceparent: str = "") -> SessionDriver:
         """Show a session that was begun elsewhere, or was left here."""
         with store_statuses():
             log = await self.store.read(session_id)
         if log is None:
             raise no_session(session_id)
-        return await self._show(log, take_over)
+        return await self._show(log, take_over, traceparent=traceparent)
 
     async def end_orphan(self, log: StoredSession, reason: FinishReason) -> None:
         """Have a session that nobody drives end in the log, which is as given, unless it is asked for just now.
@@ -303,14 +304,18 @@ class Orchestrator:
         driver = await self._begin(session_id, self._show(log, True, reason))
         await driver.ended(END_LIMIT_S)
 
-    async def _show(self, log: StoredSession, take_over: bool, end: FinishReason | None = None) -> SessionDriver:
+    async def _show(
+        self, log: StoredSession, take_over: bool, end: FinishReason | None = None, traceparent: str = ""
+    ) -> SessionDriver:
         """See Ownership.join."""
         self.pool.target_of(log.record)  # it goes on with the model that it was begun with, or not at all
         await self.pool.learn_home(log.record.session_id)
         left = self.sessions.pop(log.record.session_id, None)
         if left is not None:
             await left.close()
-        driver = self._driver(log.record, log.fence)
+        shown = log.record.session_id[:SHOWN_CHARACTERS]
+        span = begin("specwire.session", Side.SERVER, traceparent, session=shown, position=log.length)
+        driver = self._driver(log.record, log.fence, span)
         try:
             await self._ownership.join(driver, log, take_over, end)
         except BaseException:

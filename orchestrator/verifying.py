@@ -115,7 +115,7 @@ class Verifying:
     # What it says
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
-        if not self._owner.output.tokens:
+        if self._stats.opened is None and not opened.resumed:  # later it would be the session's own work
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
         self._stats.count_open(asyncio.get_running_loop().time())
         self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))

@@ -169,6 +169,9 @@ class Resumption:
             self.request = generation_pb2.WatchRequest(
                 session_id=self.session_id, from_position=self._position, prefix_hash=self._hash, take_over=True
             )
+        elif isinstance(self.request, generation_pb2.GenerateRequest) and self.request.request_id:
+            # The session may have begun where nobody can be asked for it any more.
+            self.request.take_over |= error.reached and error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED
 
     def _explained(self, error: SpecwireError) -> SpecwireError:
         cause = self._cause

@@ -6,7 +6,8 @@ the process's tracer provider sends them: `--traces` sets one up, a program that
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Protocol
 
@@ -62,6 +63,19 @@ def begin(name: str, side: Side, parent: str = "", **attributes: Value) -> Span:
     if otel is None:
         return NO_SPAN
     return otel.begin(name, side is Side.CLIENT, parent, attributes)
+
+
+@contextmanager
+def spanned(name: str, side: Side, parent: str = "", **attributes: Value) -> Iterator[Span]:
+    """`begin`; the span ends with the block, as failed where an exception leaves it."""
+    span, problem = begin(name, side, parent, **attributes), ""
+    try:
+        yield span
+    except Exception as error:
+        problem = str(error) or type(error).__name__
+        raise
+    finally:
+        span.end(problem)
 
 
 def metadata_of(span: Span) -> tuple[tuple[str, str], ...]:

@@ -53,6 +53,26 @@ def test_what_has_begun_is_watched_from_where_it_ends() -> None:
     assert resumption.take(FINISHED) is FINISHED
 
 
+@pytest.mark.parametrize(
+    ("request_id", "error", "taken"),
+    [
+        ("r", SpecwireError(grpc.StatusCode.UNAVAILABLE, "Socket closed"), True),
+        ("r", SpecwireError(grpc.StatusCode.CANCELLED, "Received RST_STREAM"), True),
+        ("r", BROKEN, False),
+        ("r", SpecwireError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", 1.0), False),
+        ("", SpecwireError(grpc.StatusCode.UNAVAILABLE, "Socket closed"), False),
+    ],
+)
+def test_a_call_that_was_lost_before_it_had_begun_is_taken_over(
+    request_id: str, error: SpecwireError, taken: bool
+) -> None:
+    """Where nobody was reached, or who was reached has refused it, there is nothing to take over."""
+    resumption = Resumption(generation_pb2.GenerateRequest(request_id=request_id))
+    resumption.broke(error, 1.0)
+    resumption.broke(BROKEN, 1.0)
+    assert resumption.request == generation_pb2.GenerateRequest(request_id=request_id, take_over=taken)
+
+
 def test_a_watch_goes_on_from_its_own_beginning() -> None:
     resumption = Resumption(generation_pb2.WatchRequest(session_id="s", from_position=5, prefix_hash=3))
     resumption.take(STARTED)

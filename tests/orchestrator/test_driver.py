@@ -94,6 +94,27 @@ async def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within 5 s")
 
 
+async def test_only_what_others_had_fed_counts_as_cached() -> None:
+    """Opened again before its first token, the session finds its own prompt fed."""
+    played = await scene()
+    session, verifying = played.driver.session, played.driver.verifying
+    verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=1))
+    assert played.driver.stats.cached_tokens == 1
+    verifying.on_verifier_lost()
+    played.place(played.driver)
+    verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=2, resumed=True))
+    assert (played.driver.stats.cached_tokens, played.driver.stats.reopens) == (1, 1)
+    await played.driver.close()
+
+
+async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> None:
+    played = await scene()
+    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2, resumed=True)
+    played.driver.verifying.on_opened(opened)
+    assert played.driver.stats.cached_tokens == 0
+    await played.driver.close()
+
+
 async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "RETRY", 0.05)
     played = await scene()

@@ -62,9 +62,9 @@ async def test_a_deleted_session_is_gone_for_everybody() -> None:
         async with stack(redis_url=redis.url) as running:
             done = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
             await running.client.delete_session(done.session_id)
+            await running.client.delete_session(done.session_id)  # the answer was lost: again
             for call in (
                 running.client.get_session(done.session_id),
-                running.client.delete_session(done.session_id),
                 running.client.cancel(done.session_id),
             ):
                 with pytest.raises(SpecwireError) as gone:

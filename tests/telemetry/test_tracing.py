@@ -18,10 +18,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from specwire.client import SpecwireError
+from orchestrator import server
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.rpc.channel import open_channel
 from specwire.telemetry import tracing
 from specwire.telemetry.tracing import NO_SPAN, LinkSpans, Side, begin, metadata_of, parent_in
-from tests.orchestrator.stack import PROMPT
+from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, TARGET, stack
 from tests.telemetry.stack import Observed, ask, observed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +107,39 @@ async def test_one_trace_from_the_client_to_verifier_and_drafter(exporter: InMem
         refused = (await spans_of(exporter, {CLIENT}))[CLIENT]
         assert refused.status.status_code is trace.StatusCode.ERROR
         exporter.clear()
+
+
+async def test_who_watches_and_who_takes_over_are_traced(exporter: InMemorySpanExporter) -> None:
+    """Two orchestrators with one log: a claimed session has a span at the second, and its verifier below that."""
+    with RedisServer() as redis:
+        async with stack(f"{TARGET}:delay_ms=10", redis_url=redis.url) as running:
+            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            async with AsyncClient(running.orchestrator.address, patience=0.0) as first:
+                events = first.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="traced")
+                started = await anext(events)
+                assert isinstance(started, Started)
+                await anext(events)
+                await spans_of(exporter, set())
+                exporter.clear()
+                request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
+                async with open_channel(other.address) as channel:
+                    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                    told = [each async for each in stub.Watch(request, metadata=(("traceparent", ABOVE),))]
+                assert told[-1].HasField("finished")
+                await events.aclose()
+            spans = await spans_of(exporter, {"specwire.watch", "specwire.session"})
+            await other.stop(0.0)
+    watch, session = spans["specwire.watch"], spans["specwire.session"]
+    assert f"{trace_of(watch):032x}" == f"{trace_of(session):032x}" == ABOVE.split("-")[1]
+    assert watch.context is not None
+    assert session.context is not None
+    assert parent_of(session) == watch.context.span_id
+    assert [event.name for event in session.events][:2] == ["driven elsewhere", "claimed"]
+    assert (session.attributes or {})["reason"] == "length"
+    below = [each for each in exporter.get_finished_spans() if parent_of(each) == session.context.span_id]
+    assert {each.name for each in below} == {"specwire.verify"}
+    for span in (watch, session):
+        assert len(str((span.attributes or {})["session"])) == 8
 
 
 def test_what_is_no_traceparent_begins_a_trace(exporter: InMemorySpanExporter) -> None:
