@@ -99,8 +99,11 @@ async def test_a_rank_that_dies_ends_the_verifier(llama: Path) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 assert await running.failed() == "rank 1 of 2 ended by SIGKILL"
             stopping = asyncio.create_task(running.stop())
-            async with asyncio.timeout(PATIENCE_S):
-                assert await peer.call.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async with asyncio.timeout(PATIENCE_S):
+                    while await peer.call.read():
+                        pass
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
             await stopping
     finally:
         await running.stop()
