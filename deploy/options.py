@@ -23,6 +23,7 @@ from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
     add_deterministic_argument,
+    add_ranks_argument,
     add_runtime_argument,
     check_exposure,
     check_listen,
@@ -54,7 +55,8 @@ class StackOptions:
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
-        quantization: of both models' weights. deterministic: of the verifier. See ModelServiceOptions.
+        quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
+            ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
         insecure, tls, access, http, chat_template, sse_keep_alive, log_prompts: see OrchestratorOptions; only it is
             reached remotely.
@@ -75,6 +77,7 @@ class StackOptions:
     runtime: str = "torch"
     quantization: str = "none"
     deterministic: bool = False
+    tensor_parallel_size: int = 1
     target_threads: int = 1
     draft_threads: int = 1
     slots: int = 16
@@ -111,6 +114,7 @@ class StackOptions:
             runtime=self.runtime,
             quantization=self.quantization,
             deterministic=self.deterministic,
+            tensor_parallel_size=self.tensor_parallel_size,
             threads=self.target_threads,
             slots=self.slots,
             ngram=self.ngram,
@@ -180,6 +184,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     add_runtime_argument(group)
     add_deterministic_argument(group)
+    add_ranks_argument(group)
     group.add_argument(
         "--target-threads",
         type=int,
@@ -212,6 +217,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         runtime=args.runtime,
         quantization=args.quantization,
         deterministic=args.deterministic,
+        tensor_parallel_size=args.tensor_parallel_size,
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,

@@ -141,6 +141,8 @@ class PlainService:
         if o.kv_memory is not None:
             sizes += ["--kv-memory", str(o.kv_memory)]
         own = [*([] if o.ngram else ["--no-ngram"]), *(["--deterministic"] if o.deterministic else [])]
+        if o.tensor_parallel_size > 1:
+            own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
         if o.metrics:
             own += ["--metrics", o.metrics, *(["--insecure"] if o.insecure else [])]
         module = MODULES[kind_of(self.role)]
