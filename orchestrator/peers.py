@@ -167,8 +167,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     @property
     def expected_back(self) -> bool:
-        """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them."""
-        if self._lost_at is None or self._failures >= HOPELESS_FAILURES:
+        """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them.
+
+        One that has said that it stops takes them along.
+        """
+        if self.draining or self._lost_at is None or self._failures >= HOPELESS_FAILURES:
             return False
         return time.monotonic() - self._lost_at < PREFERENCE
 

@@ -108,8 +108,9 @@ CELLS = (
         "graceful stop",
         "nothing for its `--grace`; then a pause",
         Notice(1.0, "it says so"),
-        "it takes no new sessions and decides on for its `--grace`; what has not ended then is taken over by another",
-        3.0,
+        "it takes no new sessions and decides on for its `--grace`; another one takes over what has not ended then, "
+        "at once",
+        1.5,
         (
             "test_peers.py::test_a_verifier_is_replaced_mid_sentence",
             "test_drain.py::test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones",

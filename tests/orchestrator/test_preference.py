@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import peers as module
 from orchestrator.peers import VerifierPeer
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.test_driver import SilentLink
 
 INFO = common_pb2.GetModelInfoResponse()
@@ -57,4 +57,15 @@ def test_it_is_lost_anew_with_every_link() -> None:
     assert not peer.expected_back  # it is back
     peer.on_down()
     peer.on_unreachable()
+    assert peer.expected_back
+
+
+def test_one_that_said_that_it_stops_is_not_waited_for() -> None:
+    peer = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
+    peer.on_up(INFO)
+    peer.on_message(verify_pb2.ConnectVerifyResponse(draining=True))
+    peer.on_down()
+    assert not peer.expected_back
+    peer.on_up(INFO)  # another process at the same address
+    peer.on_down()
     assert peer.expected_back
