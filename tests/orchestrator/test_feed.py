@@ -1,0 +1,238 @@
+"""How an orchestrator's peers follow the registry: what is dialled, what is believed, what is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from orchestrator.dialled import AnyPeer
+from orchestrator.feed import Place, RegistryFeed, newest
+from orchestrator.homes import Homes
+from orchestrator.peers import VerifierPeer
+from orchestrator.reports import GIVEN_UP_S, STALE_S, Report
+from specwire.core.sampling import InvalidParameter
+from specwire.registry.directory import Directory, Listing, RegistryUnavailable
+from specwire.registry.entry import Entry, Load, Role, State
+from tests.orchestrator.test_driver import SilentLink
+
+ONE, TWO = "1" * 32, "2" * 32
+AT = "10.0.0.1:50061"
+VERIFIER = Entry(ONE, Role.VERIFIER, AT, slots=4, started=100.0, beat=1)
+PLACE: Place = (Role.VERIFIER, AT)
+
+
+class FakeLink(SilentLink):
+    """Up until a test says otherwise."""
+
+    lives = True
+
+    @property
+    def up(self) -> bool:
+        return self.lives
+
+
+class FakeDirectory:
+    """A registry that is what a test says."""
+
+    def __init__(self) -> None:
+        self.listing_now = Listing()
+        self.away = False
+        self.homes: dict[str, str] = {}
+        self.looks = 0
+
+    async def listing(self) -> Listing:
+        self._answer()
+        self.looks += 1
+        return self.listing_now
+
+    async def note_homes(self, homes: dict[str, str]) -> None:
+        self._answer()
+        self.homes |= homes
+
+    async def home_of(self, session_id: str) -> str | None:
+        self._answer()
+        return self.homes.get(session_id)
+
+    def _answer(self) -> None:
+        if self.away:
+            raise RegistryUnavailable("the registry does not answer: it is away")
+
+
+class Rig:
+    """A feed whose looks a test asks for. `peers`: those that were dialled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+        self.directory = FakeDirectory()
+        self.homes = Homes()
+        self.named: dict[Place, AnyPeer] = {}
+        self.peers: dict[Place, AnyPeer] = {}
+        self.unsafe = ""
+        self.feed = RegistryFeed(
+            cast(Directory, self.directory), self.homes, self.named.get, self._dial, self._drop, lambda _: None
+        )
+
+    def _dial(self, place: Place) -> AnyPeer:
+        if place[1] == self.unsafe:
+            raise InvalidParameter("token", "is not sent unencrypted")
+        self.peers[place] = VerifierPeer(FakeLink(), lambda: None, lambda _: None)
+        return self.peers[place]
+
+    def _drop(self, peer: AnyPeer) -> None:
+        self.peers = {place: each for place, each in self.peers.items() if each is not peer}
+
+    def look(self, *entries: Entry, ignored: Counter[str] | None = None) -> None:
+        self.feed._take(Listing(entries, ignored or Counter()))
+
+
+def cut(peer: AnyPeer) -> None:
+    assert isinstance(peer.link, FakeLink)
+    peer.link.lives = False
+
+
+@pytest.fixture
+async def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+async def test_who_comes_is_dialled_once(rig: Rig) -> None:
+    drafter = replace(VERIFIER, id=TWO, role=Role.DRAFTER)
+    rig.look(VERIFIER, drafter)
+    peers = dict(rig.peers)
+    assert peers.keys() == {PLACE, (Role.DRAFTER, AT)}
+    rig.look(VERIFIER, drafter)
+    assert rig.peers == peers
+
+
+async def test_who_was_named_is_not_dialled_again(rig: Rig) -> None:
+    rig.named[PLACE] = VerifierPeer(FakeLink(), lambda: None, lambda _: None)
+    rig.look(replace(VERIFIER, load=Load(3, 1, 0)))
+    assert rig.peers == {}
+    assert rig.named[PLACE].sessions == 4
+    cut(rig.named[PLACE])
+    rig.look()
+    rig.now += GIVEN_UP_S + 1
+    rig.look()
+    assert rig.named[PLACE].report == Report()  # as if it had never been registered; its operator has named it
+
+
+async def test_orchestrators_are_counted_and_not_dialled(rig: Rig) -> None:
+    here = replace(VERIFIER, role=Role.ORCHESTRATOR)
+    rig.look(here)
+    assert (rig.peers, rig.feed.orchestrators) == ({}, 1)
+    rig.look(here, replace(here, id=TWO, state=State.DRAINING))
+    assert rig.feed.orchestrators == 2
+
+
+async def test_of_two_at_one_address_the_newer_one_counts(rig: Rig) -> None:
+    """A service was killed and is back: its former life has not expired yet."""
+    again = replace(VERIFIER, id=TWO, started=200.0, load=Load(1, 0, 3))
+    assert newest([again, VERIFIER]) == newest([VERIFIER, again]) == {PLACE: again}
+    rig.look(again, replace(VERIFIER, load=Load(9, 9, 0)))
+    assert rig.peers[PLACE].sessions == 1
+
+
+async def test_others_sessions_are_what_is_not_ours(rig: Rig) -> None:
+    rig.look(VERIFIER)
+    peer = rig.peers[PLACE]
+    peer.subjects = {1: None, 2: None}  # type: ignore[dict-item]  # it counts how many there are
+    rig.look(replace(VERIFIER, beat=2, load=Load(4, 1, 0)))
+    assert (peer.report.others, peer.sessions) == (3, 5)
+    peer.subjects = {}
+    assert peer.sessions == 3
+    rig.look(replace(VERIFIER, beat=2, load=Load(4, 1, 0)))  # the same heartbeat, seen again, tells nothing new
+    assert peer.sessions == 3
+
+
+async def test_who_drains_says_so(rig: Rig) -> None:
+    rig.look(VERIFIER)
+    peer = rig.peers[PLACE]
+    assert isinstance(peer, VerifierPeer)
+    assert peer.takes_sessions
+    rig.look(replace(VERIFIER, beat=2, state=State.DRAINING))
+    assert not peer.takes_sessions
+
+
+async def test_an_old_heartbeat_is_noticed(rig: Rig) -> None:
+    rig.look(VERIFIER)
+    rig.now += STALE_S
+    rig.look(VERIFIER)
+    assert rig.peers[PLACE].report.fresh
+    rig.now += 0.1
+    rig.look(VERIFIER)
+    assert not rig.peers[PLACE].report.fresh
+    rig.look(replace(VERIFIER, beat=2))
+    assert rig.peers[PLACE].report.fresh
+
+
+async def test_who_is_not_registered_any_more_stays_as_long_as_it_is_connected(rig: Rig) -> None:
+    rig.look(VERIFIER)
+    peer = rig.peers[PLACE]
+    rig.look()
+    assert not peer.report.fresh
+    rig.now += GIVEN_UP_S + 1
+    rig.look()
+    assert rig.peers == {PLACE: peer}
+    rig.look(replace(VERIFIER, beat=2))  # the registry had forgotten it for a moment
+    assert peer.report.fresh
+    assert peer.report.missing_since is None
+    rig.look()
+    cut(peer)
+    rig.look()
+    assert rig.peers == {PLACE: peer}  # it may be back in a moment
+    rig.now += GIVEN_UP_S + 1
+    rig.look()
+    assert rig.peers == {}
+    rig.look(VERIFIER)
+    assert rig.peers[PLACE] is not peer
+
+
+async def test_who_must_not_be_dialled_is_counted(rig: Rig) -> None:
+    rig.unsafe = AT
+    rig.look(VERIFIER, ignored=Counter(newer=2))
+    assert (rig.peers, rig.feed.ignored) == ({}, {"unsafe": 1, "newer": 2})
+
+
+async def test_not_everything_is_dialled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.feed.MOST_DIALLED", 2)
+    rig.look(*(replace(VERIFIER, address=f"10.0.0.1:{port}") for port in range(1, 5)))
+    assert len(rig.peers) == 2
+    assert rig.feed.ignored == {"too many": 2}
+
+
+async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch)
+    monkeypatch.undo()
+    monkeypatch.setattr("orchestrator.feed.LOOK_S", 0.01)
+    rig.directory.listing_now = Listing((VERIFIER,))
+    rig.homes.note("session", AT)
+    running = asyncio.create_task(rig.feed.run())
+
+    async def until_looked(more: int) -> None:
+        wanted = rig.directory.looks + more
+        async with asyncio.timeout(10):
+            while rig.directory.looks < wanted:  # noqa: ASYNC110 # nothing tells of it
+                await asyncio.sleep(0.001)
+
+    await until_looked(2)
+    assert rig.directory.homes == {"session": AT}
+    rig.directory.away = True
+    async with asyncio.timeout(10):
+        while not rig.feed.trouble:  # noqa: ASYNC110 # nothing tells of it
+            await asyncio.sleep(0.001)
+    assert rig.peers.keys() == {PLACE}
+    assert rig.peers[PLACE].report.fresh
+    await rig.feed.learn_home("other")
+    rig.directory.away = False
+    rig.directory.homes["other"] = AT
+    await rig.feed.learn_home("other")
+    await until_looked(1)
+    assert not rig.feed.trouble
+    assert (rig.homes.of("other"), rig.homes.held("other"), rig.homes.held("session")) == (AT, AT, "")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,220 @@
+"""Whole stacks in one process whose parts find each other in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import pytest
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers import VerifierPeer
+from orchestrator.server import RunningOrchestrator
+from specwire.client import AsyncClient, Chunk, Completion, Finished
+from specwire.core.placement import Reason
+from specwire.registry.options import RegistryOptions
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
+from verify_service.server import RunningVerifier
+
+PROMPT = tuple(index % 50 + 3 for index in range(30))
+MORE = (4, 5, 6)
+# The same text by other weights, as their fingerprints say.
+OTHER_WEIGHTS = f"{SLOW_TARGET}:agree=0.999999"
+SALT = Access(cache_salt=b"0123456789abcdef")
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+class Place:
+    """Owns what is started; it is gone at the test's end."""
+
+    def __init__(self, redis: RedisServer, parts: AsyncExitStack) -> None:
+        self.redis = redis
+        self._parts = parts
+
+    def registry(self, region: str = "") -> RegistryOptions:
+        return RegistryOptions(self.redis.url, region=region)
+
+    async def verifier(self, model: str = SLOW_TARGET, region: str = "", slots: int = 16) -> RunningVerifier:
+        options = ModelServiceOptions(model, slots=slots)
+        running = await verify_service.server.start(options, registration=self.registry(region))
+        self._parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def drafter(self, model: str = DRAFT, region: str = "") -> draft_service.server.RunningDrafter:
+        running = await draft_service.server.start(ModelServiceOptions(model), self.registry(region))
+        self._parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def orchestrator(self, region: str = "", **more: Any) -> RunningOrchestrator:
+        options = OrchestratorOptions((), registration=self.registry(region), access=SALT, **more)
+        running = await orchestrator.server.start(options)
+        self._parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def client(self, running: RunningOrchestrator) -> AsyncClient:
+        return await self._parts.enter_async_context(AsyncClient(running.address))
+
+
+@pytest.fixture
+async def place(server: RedisServer) -> AsyncIterator[Place]:
+    server.mend()
+    async with AsyncExitStack() as parts:
+        yield Place(server, parts)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110 # nothing tells of it
+            await asyncio.sleep(0.02)
+
+
+def peer_of(running: RunningOrchestrator, verifier: RunningVerifier) -> VerifierPeer:
+    found = (each for each in running.orchestrator.pool.verifiers if each.link.address == verifier.address)
+    return next(found)
+
+
+def verifiers_up(running: RunningOrchestrator, count: int) -> Callable[[], bool]:
+    return lambda: sum(each.up for each in running.orchestrator.pool.verifiers) == count
+
+
+async def said(client: AsyncClient, prompt: tuple[int, ...], parent: str = "", length: int = 10) -> Completion:
+    return await client.complete(prompt, max_tokens=length, ignore_eos=True, parent=parent)
+
+
+async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: Place) -> None:
+    one, other = await place.verifier(), await place.verifier()
+    here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
+    await until(verifiers_up(here, 2))
+    await until(verifiers_up(there, 2))
+    await until(lambda: all(each.orchestrator.pool.feed.orchestrators == 2 for each in (here, there)))
+    parents = [await said(await place.client(here), (*PROMPT, number)) for number in range(4)]
+    homes = [here.orchestrator.pool._homes.of(parent.session_id) for parent in parents]
+    await until(lambda: not here.orchestrator.pool._homes.fresh)
+    client = await place.client(there)
+    for parent, home in zip(parents, homes, strict=True):
+        turn = await said(client, MORE, parent.session_id)
+        assert there.orchestrator.pool._homes.of(turn.session_id) == home
+        assert turn.stats.cached_tokens >= 40
+    assert set(homes) <= {one.address, other.address}
+    assert there.orchestrator.pool.placed[Reason.HOLDER] == 4
+
+
+async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
+    verifiers = [await place.verifier() for _ in range(3)]
+    here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
+    await until(verifiers_up(here, 3))
+    await until(verifiers_up(there, 3))
+    client = await place._parts.enter_async_context(AsyncClient([here.address, there.address]))
+    events = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
+    tokens: list[int] = []
+    async with aclosing(events):
+        async for event in events:
+            tokens += event.tokens if isinstance(event, Chunk) else ()
+            if len(tokens) > 20 and here.orchestrator.sessions:
+                await until(lambda: not here.orchestrator.pool._homes.fresh)
+                (session_id,) = here.orchestrator.sessions
+                await here.stop(0.0)
+            if isinstance(event, Finished):
+                assert event.stats.cached_tokens >= 0
+    assert tokens == plain(TARGET, PROMPT, 200)
+    homes = [each.orchestrator.pool._homes.of(session_id) for each in (here, there)]
+    assert homes[0] == homes[1]
+    assert homes[0] in {each.address for each in verifiers}
+
+
+async def test_what_is_known_serves_on_while_the_registry_is_away(place: Place) -> None:
+    await place.verifier()
+    await place.drafter()
+    running = await place.orchestrator()
+    client = await place.client(running)
+    feed = running.orchestrator.pool.feed
+    assert feed is not None
+    await until(lambda: bool(running.orchestrator.pool.drafters))
+    place.redis.stop()
+    try:
+        await until(lambda: "does not answer" in feed.trouble)
+        done = await said(client, PROMPT, length=60)
+        assert list(done.tokens) == plain(TARGET, PROMPT, 60)
+        assert done.stats.accepted > 0
+    finally:
+        place.redis.start()
+    await until(lambda: not feed.trouble and feed.services.total() == 3)
+    assert list((await said(client, PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
+
+
+async def test_an_orchestrator_may_be_there_before_everybody_else(place: Place) -> None:
+    running = await place.orchestrator(start_timeout=0.2)
+    assert running.orchestrator.unready == "no verifier is there"
+    await place.verifier(TARGET)
+    await until(verifiers_up(running, 1))
+    assert running.orchestrator.unready is None
+    assert list((await said(await place.client(running), PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
+
+
+async def test_new_weights_take_over_without_a_failed_request(place: Place) -> None:
+    """A session stays with the weights that it was begun with; new ones get the new; the old ones drain."""
+    old = await place.verifier()
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    long = asyncio.create_task(said(client, PROMPT, length=400))
+    await until(lambda: len(running.orchestrator.sessions) == 1)
+    new = await place.verifier(OTHER_WEIGHTS)
+    await until(verifiers_up(running, 2))
+    assert [each.model for each in (await client.server_info()).targets] == ["scripted:7"]
+    turns = [await said(client, PROMPT) for _ in range(3)]
+    homes = running.orchestrator.pool._homes
+    assert {homes.of(turn.session_id) for turn in turns} == {new.address}
+    stopping = asyncio.create_task(old.stop(LIMIT_S))
+    await until(lambda: not peer_of(running, old).takes_sessions)
+    turns.append(await said(client, PROMPT))
+    assert list((await long).tokens) == plain(TARGET, PROMPT, 400)
+    await stopping
+    assert homes.of((await long).session_id) == old.address
+    turns.append(await said(client, PROMPT))
+    assert all(list(turn.tokens) == plain(TARGET, PROMPT, 10) for turn in turns)
+
+
+async def test_the_same_region_comes_first(place: Place) -> None:
+    far, near = await place.verifier(region="far"), await place.verifier(region="near", slots=2)
+    await place.drafter(region="far")
+    drafter = await place.drafter(region="near")
+    running = await place.orchestrator(region="near")
+    await until(verifiers_up(running, 2))
+    await until(lambda: len(running.orchestrator.pool.drafters) == 2)
+    client = await place.client(running)
+    sessions = [asyncio.create_task(said(client, (*PROMPT, number), length=150)) for number in range(4)]
+    await until(lambda: all(each.verifying.peer for each in running.orchestrator.sessions.values()))
+    await until(lambda: len(running.orchestrator.sessions) == 4)
+    counts = [len(peer_of(running, each).subjects) for each in (near, far)]
+    assert counts == [2, 2]  # it has room for two
+    at_drafters = {each.link.address: len(each.subjects) for each in running.orchestrator.pool.drafters}
+    assert at_drafters[drafter.address] == 4
+    assert running.orchestrator.pool.placed[Reason.NEAR] == 2
+    for number, session in enumerate(sessions):
+        assert list((await session).tokens) == plain(TARGET, (*PROMPT, number), 150)
+
+
+async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
+    verifier, drafter = await place.verifier(TARGET), await place.drafter()
+    running = await place.orchestrator()
+    feed = running.orchestrator.pool.feed
+    assert feed is not None
+    await until(lambda: feed.services.total() == 3)
+    await drafter.stop()
+    await verifier.stop()
+    await until(lambda: feed.services.total() == 1)
