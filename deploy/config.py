@@ -12,7 +12,7 @@ from deploy.settings import DEFAULT, Options, Setting
 from orchestrator.store.opening import without_password
 from specwire.rpc.process import say
 
-URL = "redis-url"
+URLS = ("redis-url", "registry")
 NONE = "-"
 
 
@@ -48,7 +48,7 @@ def settings_of(command: str, words: list[str]) -> list[Setting]:
 
 def _public(setting: Setting) -> Setting:
     """Without its password. Tokens are in files only, which are not read for this."""
-    if setting.name == URL and setting.value is not None:
+    if setting.name in URLS and setting.value is not None:
         return Setting(setting.name, without_password(setting.value), setting.origin)
     return setting
 

@@ -94,6 +94,8 @@ def pools(services: Services) -> Pools:
         "request_id": st.sampled_from(["", "r1", "r2"]),
         "parent": st.sampled_from(["", "", *services.sessions]),
         **{name: st.sampled_from(["x", "float32"]) for name in DESCRIBED},
+        "model": st.sampled_from(["", "", "", "scripted:7", "x"]),
+        "region": st.sampled_from(["", "eu-1"]),
     }
     sampling = st.one_of(samplings(), messages(common_pb2.Sampling, known))
     return known | {"DraftWeights": weights(), "Proposal": proposals(known), "Sampling": sampling}

@@ -35,8 +35,9 @@ async def two_models(**more: Any) -> AsyncIterator[tuple[RunningOrchestrator, As
         drafters = [
             await draft_service.server.start(ModelServiceOptions(f"{model}:agree=0.8")) for model in (EIGHT, SEVEN)
         ]
-        for each in (*verifiers, *drafters):
-            parts.push_async_callback(each.stop, 0.0)
+        for verifier, drafter in zip(verifiers, drafters, strict=True):
+            parts.push_async_callback(verifier.stop, 0.0)
+            parts.push_async_callback(drafter.stop, 0.0)
         named = tuple(each.address for each in verifiers), tuple(each.address for each in drafters)
         running = await orchestrator.server.start(OrchestratorOptions(*named, **more))
         parts.push_async_callback(running.stop, 0.0)

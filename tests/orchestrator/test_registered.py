@@ -13,6 +13,7 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from orchestrator.access import Access
+from orchestrator.feed import RegistryFeed
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import VerifierPeer
 from orchestrator.server import RunningOrchestrator
@@ -91,6 +92,11 @@ def verifiers_up(running: RunningOrchestrator, count: int) -> Callable[[], bool]
     return lambda: sum(each.up for each in running.orchestrator.pool.verifiers) == count
 
 
+def feed_of(running: RunningOrchestrator) -> RegistryFeed:
+    assert running.orchestrator.pool.feed is not None
+    return running.orchestrator.pool.feed
+
+
 async def said(client: AsyncClient, prompt: tuple[int, ...], parent: str = "", length: int = 10) -> Completion:
     return await client.complete(prompt, max_tokens=length, ignore_eos=True, parent=parent)
 
@@ -100,7 +106,7 @@ async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: 
     here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
     await until(verifiers_up(here, 2))
     await until(verifiers_up(there, 2))
-    await until(lambda: all(each.orchestrator.pool.feed.orchestrators == 2 for each in (here, there)))
+    await until(lambda: all(feed_of(each).orchestrators == 2 for each in (here, there)))
     parents = [await said(await place.client(here), (*PROMPT, number)) for number in range(4)]
     homes = [here.orchestrator.pool._homes.of(parent.session_id) for parent in parents]
     await until(lambda: not here.orchestrator.pool._homes.fresh)
@@ -121,6 +127,7 @@ async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
     client = await place._parts.enter_async_context(AsyncClient([here.address, there.address]))
     events = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
     tokens: list[int] = []
+    session_id = ""
     async with aclosing(events):
         async for event in events:
             tokens += event.tokens if isinstance(event, Chunk) else ()
@@ -140,9 +147,7 @@ async def test_what_is_known_serves_on_while_the_registry_is_away(place: Place) 
     await place.verifier()
     await place.drafter()
     running = await place.orchestrator()
-    client = await place.client(running)
-    feed = running.orchestrator.pool.feed
-    assert feed is not None
+    client, feed = await place.client(running), feed_of(running)
     await until(lambda: bool(running.orchestrator.pool.drafters))
     place.redis.stop()
     try:
@@ -212,8 +217,7 @@ async def test_the_same_region_comes_first(place: Place) -> None:
 async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
     verifier, drafter = await place.verifier(TARGET), await place.drafter()
     running = await place.orchestrator()
-    feed = running.orchestrator.pool.feed
-    assert feed is not None
+    feed = feed_of(running)
     await until(lambda: feed.services.total() == 3)
     await drafter.stop()
     await verifier.stop()
