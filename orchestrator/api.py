@@ -51,8 +51,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         check_owner(request.session_id, self._tenant(context))
         shown, parent = request.session_id[:SHOWN_CHARACTERS], parent_in(context.invocation_metadata())
-        attributes = {"session": shown, "from_position": request.from_position, "take_over": request.take_over}
-        with spanned("specwire.watch", Side.SERVER, parent, **attributes) as span:
+        with spanned("specwire.watch", Side.SERVER, parent, session=shown, take_over=request.take_over) as span:
             driver = await self._orchestrator.join(request.session_id, request.take_over, span.traceparent)
             with driver.readers.reading():
                 timeout = self._orchestrator.options.store_timeout

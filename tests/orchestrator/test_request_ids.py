@@ -253,6 +253,30 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever() -> None:
+    """Each claims at most once, and then reads on what the other one writes."""
+    request = generation_pb2.GenerateRequest(request_id="two", take_over=True)
+    request.tokens.ids.extend(PROMPT)
+    request.stopping.max_tokens = 150
+    request.stopping.ignore_eos = True
+
+    async def told(address: str) -> list[int]:
+        async with open_channel(address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            return [token async for each in stub.Generate(request) for token in each.chunk.tokens]
+
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            both = running.orchestrator, other
+            async with asyncio.timeout(LIMIT_S):
+                texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
+            claims = sum(each.orchestrator.tally.claims for each in both)
+            await other.stop(0.0)
+    assert texts == [plain(SLOW_TARGET, PROMPT, 150)] * 4
+    assert claims <= 4
+
+
 class AgeingStore(MemoryStore):
     """Its clock goes on by itself and by what a test adds."""
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.requests import LONG_TEXT, drafting_of, encoded
+from orchestrator.requests import LONG_TEXT, digest_of, drafting_of, encoded
 from orchestrator.target import Target
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
@@ -72,3 +72,27 @@ def test_who_may_propose(asked: generation_pb2.Drafting, drafters: bool, ngram: 
 def test_an_unknown_wish_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="^drafting: 9 is not a known value"):
         drafting_of(cast(generation_pb2.Drafting, 9))
+
+
+def test_what_a_request_id_may_be_repeated_with() -> None:
+    """How one call is answered may change, what is asked for may not. From release to release it is the same digest."""
+    asked = generation_pb2.GenerateRequest(text="a prompt", request_id="r", stop=["x"])
+    asked.sampling.logit_bias.update({7: 1.0, 3: -1.0})
+    digest = digest_of(asked)
+    assert digest == "8d02ac96bf35bcdc0580fc8f0ad13de1"
+    for name, value in (("request_id", "other"), ("provisional", True), ("take_over", True), ("n", 1)):
+        again = generation_pb2.GenerateRequest()
+        again.CopyFrom(asked)
+        setattr(again, name, value)
+        assert digest_of(again) == digest
+    for name, value in (
+        ("text", "another"),
+        ("priority", 1),
+        ("echo", True),
+        ("parent", "p"),
+        ("prediction_text", "a"),
+    ):
+        other = generation_pb2.GenerateRequest()
+        other.CopyFrom(asked)
+        setattr(other, name, value)
+        assert digest_of(other) != digest

@@ -164,7 +164,8 @@ async def test_a_level_that_does_not_fit_is_refused(url: str, durability: str, s
 
 async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
     with RedisServer() as server:
-        commands = ["+@scripting", "+@connection", "+@hash", "+@string", "+@keyspace", "+time", "-@dangerous"]
+        kinds = ("scripting", "connection", "hash", "string", "sortedset", "keyspace")
+        commands = [*(f"+@{kind}" for kind in kinds), "+time", "-@dangerous"]
         with client_of(server) as client:
             client.acl_setuser(
                 "specwire", enabled=True, passwords=["+a b:/@?#"], keys=["specwire:*"], commands=commands
@@ -176,6 +177,10 @@ async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
             await store.bind_request("t", "r", "s", TTL)
             await store.append("s", fence, 3, (7,), (A,))
             await store.claim("s", "me")
+            await store.call_roll("w", ["s"], TTL, TTL)
+            assert await store.missed("w", TTL, 9) == []
+            await store.strike("w", ["s"])
+            await store.tail("s", 0)
             await store.delete("s")
         with pytest.raises(StoreUnavailable, match=r"unix://specwire:\*\*\*@") as refused:
             await open_store(f"unix://specwire:wrong-secret@{server.socket}")

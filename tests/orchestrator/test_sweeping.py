@@ -214,9 +214,9 @@ async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it() -> N
                 assert log.text_length == len(" ".join(map(str, text)))
                 state = await running_stack.client.get_session(session_id)
                 assert state.finish_reason is reason
-            log = await store.read(waiting)
-            assert log is not None
-            assert log.reason is None  # somebody may come for it
+            left = await store.read(waiting)
+            assert left is not None
+            assert left.reason is None  # somebody may come for it
 
 
 @pytest.mark.usefixtures("_soon")

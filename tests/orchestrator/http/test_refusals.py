@@ -176,3 +176,14 @@ def test_keys_are_grpcs_and_limits_say_when_to_come_again(door: Front) -> None:
         assert (answer.status_code, error_of(answer)["type"]) == (429, "rate_limit_error")
         assert int(answer.headers["retry-after"]) > 0
         assert locked.client.post(COMPLETIONS, json=wish, headers=bob).status_code == 200
+
+
+def test_a_request_id_is_not_taken_for_another_request(door: Front) -> None:
+    asked = {"prompt": list(PROMPT), "max_tokens": 3, "request_id": "one"}
+    done = door.done(COMPLETIONS, **asked)
+    assert door.done(COMPLETIONS, **asked)["choices"] == done["choices"]
+    refused = door.post(COMPLETIONS, **{**asked, "max_tokens": 4})
+    assert refused.status_code == 409
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "already_exists")
+    assert error["message"].startswith("request_id: 'one' stands for another request")
