@@ -39,7 +39,7 @@ class RegistryFeed:
         looked: is called after each look, with the time by the loop's clock.
 
     `services`: how many were there at the last look, by role and state. `ignored`: what was not believed then, by
-    reason. `answered`: when the registry answered last, by the loop's clock; None if it never has.
+    reason. `trouble`: why there was no answer when it was asked last; "" if there was one.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RegistryFeed:
     ) -> None:
         self.services: Counter[tuple[Role, str]] = Counter()
         self.ignored: Counter[str] = Counter()
-        self.answered: float | None = None
+        self._answered = asyncio.get_running_loop().time()
         self.trouble = "the registry has not answered yet"
         self._directory = directory
         self._homes = homes
@@ -63,6 +63,11 @@ class RegistryFeed:
         self._looked = looked
         self._known: dict[Place, AnyPeer] = {}
         self._dialled: set[Place] = set()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last answer, or since the start."""
+        return asyncio.get_running_loop().time() - self._answered
 
     @property
     def orchestrators(self) -> int:
@@ -106,12 +111,12 @@ class RegistryFeed:
     def _note(self, trouble: str) -> None:
         if trouble and not self.trouble:
             logger.warning("%s; what is known stays in use", trouble)
-        elif self.trouble and not trouble and self.answered is not None:
-            logger.info("the registry answers again")
+        elif self.trouble and not trouble:
+            logger.info("the registry answers")
         self.trouble = trouble
 
     def _take(self, listing: Listing) -> None:
-        now = self.answered = asyncio.get_running_loop().time()
+        now = self._answered = asyncio.get_running_loop().time()
         self.ignored = Counter(listing.ignored)
         self.services = Counter((entry.role, entry.state.value) for entry in listing.entries)
         present = newest(listing.entries)

@@ -20,7 +20,9 @@ from orchestrator.tally import Tally
 from orchestrator.totals import Totals
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
+from specwire.core.placement import Reason
 from specwire.core.states import State
+from specwire.registry.entry import Role
 from specwire.telemetry.metrics import Family, Labels, by_label, counter, gauge, histogram
 
 # Where a plan's reason turns to numbers: what is before is one of few.
@@ -36,6 +38,7 @@ def families(orchestrator: Orchestrator) -> Iterable[Family]:
     yield from _of_failures(totals.stats, orchestrator.tally)
     yield from _of_plans(running)
     yield from _of_peers(orchestrator.pool)
+    yield from _of_registry(orchestrator.pool)
     yield gauge("ready", "1 where new sessions are wanted.", orchestrator.unready is None)
 
 
@@ -147,9 +150,30 @@ def _of_peers(pool: Pool) -> Iterable[Family]:
     ]
     yield Family("link_up", "gauge", "1 where the peer can be used.", [("", at, peer.up) for at, peer, _ in dialled])
     trips: list[tuple[str, Labels, float]] = [("", at, link.round_trip_us / 1e6) for at, _, link in dialled]
-    yield Family("link_round_trip_seconds", "gauge", "The least of the latest measurements; 0 before the link was ever up.", trips)
+    yield Family(
+        "link_round_trip_seconds",
+        "gauge",
+        "The least of the latest measurements; 0 before the link was ever up.",
+        trips,
+    )
     placed = [("", at, len(peer.subjects)) for at, peer, _ in dialled]
     yield Family("link_sessions", "gauge", "Sessions that are open there.", placed)
+
+
+def _of_registry(pool: Pool) -> Iterable[Family]:
+    placed = {reason.value: pool.placed[reason] for reason in Reason}
+    yield by_label("counter", "placements_total", "Sessions given to a verifier, by why to that one.", "reason", placed)
+    feed = pool.feed
+    services = {role.value: 0.0 for role in Role}
+    for (role, _), count in feed.services.items() if feed is not None else ():
+        services[role.value] += count
+    yield by_label("gauge", "registry_services", "Services that are registered.", "role", services)
+    ignored = dict(feed.ignored) if feed is not None else {}
+    yield by_label(
+        "gauge", "registry_ignored", "What is registered and not believed, or not dialled.", "reason", ignored
+    )
+    silent = feed.silent_s if feed is not None else 0.0
+    yield gauge("registry_silent_seconds", "Since the registry answered last; 0 without one.", silent)
 
 
 def _labels(role: str, address: str) -> Labels:
