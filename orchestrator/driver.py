@@ -143,6 +143,7 @@ class SessionDriver:
         self._timers.cancel_all()
         self.failure = None
         self._span.event("driven elsewhere")
+        self.verifying.note_elsewhere()
         if self.provisional is not None:
             self.provisional.stop()
         self.apply(ev.OwnerLost())

@@ -77,8 +77,13 @@ class Verifying:
         self._place = place
         self._handle = 0
         self._ledger_us = 0
+        self._is_new = True  # no verifier has fed any of it
         self._losses = 0
         self._patience = options.peer_timeout
+
+    def note_elsewhere(self) -> None:
+        """Others drive the session: what is cached of it from now on may be its own."""
+        self._is_new = False
 
     def forgive(self) -> None:
         """What was lost before tells nothing of what comes."""
@@ -115,8 +120,9 @@ class Verifying:
     # What it says
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
-        if self._stats.opened is None and not opened.resumed:  # later it would be the session's own work
+        if self._is_new:
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
+        self._is_new = False
         self._stats.count_open(asyncio.get_running_loop().time())
         self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
 

@@ -109,7 +109,9 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
 
 async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> None:
     played = await scene()
-    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2, resumed=True)
+    played.driver.let_go()
+    played.driver.drive(played.driver.fence + 1, LetterScanner(()))
+    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2)
     played.driver.verifying.on_opened(opened)
     assert played.driver.stats.cached_tokens == 0
     await played.driver.close()
