@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     *("specwire", "specwire/v1", "specwire/core", "specwire/text", "specwire/lm", "specwire/rpc", "specwire/client"),
-    "specwire/telemetry",
+    *("specwire/telemetry", "specwire/registry", "specwire/redis"),
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
 ]
 
@@ -55,6 +55,8 @@ def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
         ("specwire/text/a.py", "torch"),
         ("specwire/rpc/a.py", "transformers"),
         ("specwire/client/a.py", "specwire.lm"),
+        ("specwire/rpc/a.py", "specwire.registry"),
+        ("specwire/registry/a.py", "torch"),
         ("specwire/lm/a.py", "specwire.rpc"),
         ("draft_service/a.py", "verify_service"),
         ("verify_service/a.py", "ray"),
