@@ -120,7 +120,7 @@ class Verifying:
     # What it says
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
-        if self._is_new:
+        if self._is_new and not opened.resumed:
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
         self._is_new = False
         self._stats.count_open(asyncio.get_running_loop().time())

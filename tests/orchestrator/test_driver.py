@@ -107,6 +107,14 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
     await played.driver.close()
 
 
+async def test_a_first_answer_that_was_lost_leaves_no_cache_behind() -> None:
+    played = await scene()
+    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2, resumed=True)
+    played.driver.verifying.on_opened(opened)
+    assert played.driver.stats.cached_tokens == 0
+    await played.driver.close()
+
+
 async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> None:
     played = await scene()
     played.driver.let_go()
