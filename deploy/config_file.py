@@ -87,10 +87,20 @@ def _entries(file: str, section: str, node: yaml.Node, place: str) -> Iterator[t
 
 def _entry(name: str, node: yaml.Node, place: str) -> Entry:
     if isinstance(node, yaml.ScalarNode):
-        return Entry((node.value,), False, place)
+        return Entry((_text(name, node, place),), False, place)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
-        return Entry(tuple(each.value for each in node.value), True, place)
+        return Entry(tuple(_text(name, each, place) for each in node.value), True, place)
     raise SettingInvalid(f"{place}: {name} must be one value, or a list of values")
+
+
+def _text(name: str, node: yaml.ScalarNode, place: str) -> str:
+    """YAML can spell half a character, which is no text."""
+    value: str = node.value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise SettingInvalid(f"{place}: {name} holds half of a character: {value!a}") from None
+    return value
 
 
 def _pairs(file: str, wanted: str, node: yaml.Node | None, place: str = "") -> Iterator[tuple[str, yaml.Node, str]]:

@@ -116,6 +116,8 @@ def test_an_empty_variable_counts_as_none() -> None:
         ("[up]", "must hold a section for each command, as NAME: VALUE"),
         ("up:\n  slots: [", "line 2: "),
         ("up: !!python/object/apply:os.system [x]", "line 1: must hold options in the section up"),
+        ("[" * 3000, "is nested too deeply"),
+        ('up:\n  target: "\\ud800x"', r"line 2: target holds half of a character: '\ud800x'"),
     ],
 )
 def test_a_wrong_file_is_refused_by_line(content: str, message: str, config: Path) -> None:

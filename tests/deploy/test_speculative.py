@@ -33,6 +33,7 @@ def test_what_means_the_same(config: dict[str, object], meant: Speculative) -> N
     [
         ("[1]", "must be a JSON object, not '[1]'"),
         ("{", "must be a JSON object, not '{'"),
+        ("[" * 100_000, "is nested too deeply"),
         ('{"method": "eagle"}', 'method must be draft_model or ngram, not "eagle"'),
         ('{"model": 3}', "model must be a path or hub id, not 3"),
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens must be a whole number from 1 on, not 0"),

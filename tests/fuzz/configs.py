@@ -41,6 +41,12 @@ SCALARS = [
     *("true", "no", "auto", "off", "memory:", "redis://x", "rediss://u:p@h:1/9", "unix://", "8G", "-3M", "lockstep:4"),
     *("stream:1,2,3", "float32", "int8", "openvino", "/dev/null", "/proc/self/mem", "x" * 5000, "", "é", "{}", "[1]"),
 ]
+# What a command cannot do without.
+NEEDED: dict[str, dict[str, Values]] = {
+    **{command: {} for command in ("up", "draft", "verify")},
+    "orchestrate": {"verifier": st.just("127.0.0.1:1")},
+    "edge": {"verifier": st.just("127.0.0.1:1"), "draft": st.just("m")},
+}
 FITTING: list[dict[str, object]] = [
     {},
     {"method": "ngram"},
@@ -69,8 +75,22 @@ def options_of(command: str) -> tuple[argparse.ArgumentParser, Options]:
     return parser, Options(command, parser)
 
 
-NAMES = {command: sorted(options_of(command)[1]._actions) for command in CONFIGURABLE}
+ACTIONS = {command: options_of(command)[1]._actions for command in CONFIGURABLE}
+NAMES = {command: sorted(actions) for command, actions in ACTIONS.items()}
 scalars: Values = st.one_of(st.sampled_from(SCALARS), st.text(max_size=8).filter(lambda text: "\0" not in text))
+
+
+def _fitting(action: argparse.Action | None) -> Values:
+    """What an option may be, by its type."""
+    if action is None:
+        return scalars
+    if action.choices is not None:
+        return st.sampled_from(sorted(action.choices))
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        return st.booleans()
+    if action.type in (int, float):
+        return st.sampled_from([0, 1, 2, 16, 0.5, -1, 1 << 40, "nan"])
+    return scalars
 
 
 @st.composite
@@ -78,11 +98,13 @@ def written(draw: st.DrawFn) -> Written:
     command = draw(st.sampled_from(sorted(NAMES)))
     name = st.sampled_from([*NAMES[command] * 4, "lisen", "config", "0"])
     value: Values = st.one_of(scalars, scalars, scalars, st.lists(scalars, max_size=3), junk)
-    lines = [f"  {draw(name)}: {json.dumps(draw(value))}" for _ in range(draw(st.integers(0, 4)))]
+    names = {*draw(st.lists(name, max_size=4)), *NEEDED[command]}
+    fits = {each: NEEDED[command].get(each, _fitting(ACTIONS[command].get(each))) for each in names}
+    lines = [f"  {each}: {json.dumps(draw(value if draw(ODD) == ODD_ONE else fits[each]))}" for each in sorted(names)]
     file = "\n".join([f"{command}:", *lines]).encode()
     if draw(ODD) == ODD_ONE:
         file = draw(st.one_of(st.sampled_from(DAMAGED).map(str.encode), st.binary(max_size=30)))
-    given = draw(st.dictionaries(st.sampled_from(NAMES[command]), scalars, max_size=3))
+    given = draw(st.dictionaries(st.sampled_from(NAMES[command]), scalars, max_size=1))
     return Written(command, file, {f"SPECWIRE_{name.replace('-', '_').upper()}": text for name, text in given.items()})
 
 
@@ -108,6 +130,7 @@ def read(case: Written) -> Counter[str]:
 
 def _said(error: ValueError) -> Counter[str]:
     assert str(error), "an error that says nothing"
+    assert not isinstance(error, UnicodeError), f"an error that names no field: {error}"
     return Counter({type(error).__name__.upper(): 1})
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests.fuzz import configs
+from tests.fuzz import configs, registry
 from tests.fuzz.http import tell
 from tests.fuzz.messages import Values
 from tests.fuzz.requests import endpoints
 from tests.fuzz.services import Services, services
 from tests.fuzz.targets import Target, targets
-from tests.fuzz.values import cases, try_all
+from tests.fuzz.values import cases, members, spoil_roll, try_all
 from tests.orchestrator.redis_for_tests import RedisServer
 
 EXAMPLES = 250
@@ -71,6 +71,8 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
         *said,
         *asked,
         ("values in Redis", cases, lambda damage: try_all(log.url, damage)),
+        ("roll in Redis", members, partial(spoil_roll, log.url, running.weights)),
+        ("registry in Redis", registry.cases, partial(registry.try_all, log.url)),
         ("config file and environment", configs.written(), configs.read),
         ("--speculative-config", configs.speculative(), configs.say),
     ]

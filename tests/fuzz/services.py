@@ -59,7 +59,7 @@ class Services:
     def __init__(self) -> None:
         self.failures = Failures()
         self.verifier = self.drafter = self.orchestrator = self.http = ""
-        self.fingerprint = ""
+        self.fingerprint = self.weights = ""
         self.sessions: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
@@ -95,6 +95,7 @@ class Services:
         self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
         self.http = str(serving.http)
         self.fingerprint = verifier.info.vocabulary_fingerprint
+        self.weights = verifier.info.weights_fingerprint
 
     def _own(self, stop: Callable[[float], Awaitable[None]]) -> None:
         self._parts.push_async_callback(stop, 0.0)

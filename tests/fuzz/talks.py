@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specwire.core.text import hash_of
-from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Pools, encoded, messages
 from tests.fuzz.services import CONTEXT, VOCABULARY
@@ -73,6 +73,28 @@ def first_chains(draw: st.DrawFn, sampling: common_pb2.Sampling) -> common_pb2.P
         weights=[draw(weights(token)) for token in chain] if sampling.rule in WEIGHED else [],
         epoch=EPOCH,
     )
+
+
+@st.composite
+def asking(draw: st.DrawFn, pools: Pools) -> list[bytes]:
+    """Of an orchestrator: a completion, with a field or two that are anything."""
+    stopping = common_pb2.Stopping(max_tokens=draw(st.integers(1, 30)), ignore_eos=True)
+    request = generation_pb2.GenerateRequest(text="5 6 7", sampling=draw(samplings()), stopping=stopping)
+    other = draw(messages(generation_pb2.GenerateRequest, pools))
+    for name in draw(st.lists(st.sampled_from([field.name for field in request.DESCRIPTOR.fields]), max_size=2)):
+        request.ClearField(name)
+        request.MergeFrom(_only(other, name))
+    return [request.SerializeToString()]
+
+
+def _only(request: generation_pb2.GenerateRequest, name: str) -> generation_pb2.GenerateRequest:
+    """The request with this field alone."""
+    part = generation_pb2.GenerateRequest()
+    part.CopyFrom(request)
+    for field in request.DESCRIPTOR.fields:
+        if field.name != name:
+            part.ClearField(field.name)
+    return part
 
 
 @st.composite

@@ -19,7 +19,7 @@ from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verif
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Pools, Values, encoded, messages
 from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
-from tests.fuzz.talks import EPOCH, ODD_RULES, RULES, WARM, deciding, drafting, proposals, samplings, weights
+from tests.fuzz.talks import EPOCH, ODD_RULES, RULES, WARM, asking, deciding, drafting, proposals, samplings, weights
 
 # Answers of an endless stream that are looked at before the call is left.
 DESCRIBED = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint")
@@ -157,7 +157,10 @@ def targets(services: Services) -> list[Target]:
     make = partial(_target, services, known)
     hub = _joining(known)
     return [
-        make("orchestrator", "GenerationService", "Generate", generation_pb2.GenerateRequest, "GenerateResponse"),
+        make(
+            *("orchestrator", "GenerationService", "Generate", generation_pb2.GenerateRequest, "GenerateResponse"),
+            begins=asking(known),
+        ),
         make("orchestrator", "GenerationService", "Watch", generation_pb2.WatchRequest, "WatchResponse"),
         make("orchestrator", "GenerationService", "GetSession", generation_pb2.GetSessionRequest, "GetSessionResponse"),
         make("orchestrator", "GenerationService", "Cancel", generation_pb2.CancelRequest, "CancelResponse"),
@@ -210,7 +213,7 @@ def _target(
     streams: bool = False,
     begins: Values | None = None,
 ) -> Target:
-    """begins: what a stream may begin with that is more than plausible."""
+    """begins: what a call may begin with that is more than plausible."""
     reply: type[Message] = next(getattr(module, answer) for module in MODULES if hasattr(module, answer))
     each = encoded(kind, known)
     data = st.lists(each, min_size=1, max_size=MOST_MESSAGES) if streams else st.tuples(each).map(list)

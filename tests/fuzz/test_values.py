@@ -10,6 +10,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 
 from specwire.client import Client, SpecwireError
+from tests.fuzz import registry
 from tests.fuzz.services import LIMIT_S, Services, services
 from tests.fuzz.values import Damage, cases, try_all
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -29,6 +30,15 @@ def test_no_value_gets_more_than_an_error_of_the_stores_own(log: RedisServer) ->
     @given(cases)
     def damage(what: list[Damage]) -> None:
         try_all(log.url, what)
+
+    damage()
+
+
+def test_no_value_gets_more_than_an_error_of_the_registry_s_own(log: RedisServer) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+    @given(registry.cases)
+    def damage(what: list[registry.Written]) -> None:
+        registry.try_all(log.url, what)
 
     damage()
 

@@ -8,19 +8,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import redis
 import redis.asyncio
 from hypothesis import strategies as st
 
 from orchestrator.store import SessionStore, StoreError, open_store
 from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import encode_record
-from orchestrator.store.scripts import request_key, session_keys
+from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import Sampling
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
+WEIGHTS = "w"
 TTL_S = 60.0
 LIMIT_S = 30.0
 FIELDS = (
@@ -40,7 +42,7 @@ FIELDS = (
     "0",
     "3",
 )
-META, TOKENS, OUTCOMES, REQUEST = "meta", "tokens", "outcomes", "request"
+META, TOKENS, OUTCOMES, REQUEST, ROLL = "meta", "tokens", "outcomes", "request", "roll"
 
 numbers = st.one_of(st.integers(-3, 1 << 70), st.sampled_from(["nan", "inf", "1e400", "0x10", " 1", ""])).map(str)
 rules = st.sampled_from(["rejection", "block", "threshold(0.3)", "typical(9,9)", "threshold(", "typical(nan,1)"])
@@ -51,8 +53,9 @@ parts = st.one_of(scalars, st.lists(scalars, max_size=2), st.dictionaries(st.tex
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One write: `field` of the hash where it is META, else the whole value. value None deletes it; other_type turns
-    the key into one of another type.
+    """One write: `field` of the hash where it is META, a member where it is ROLL, else the whole value.
+
+    value None deletes it; other_type turns the key into one of another type.
     """
 
     key: str
@@ -62,7 +65,9 @@ class Damage:
 
 
 def record(session_id: str = "s") -> SessionRecord:
-    return SessionRecord(session_id, PROMPT, Sampling(logprobs=0), Stopping(20), "ada", "r")
+    return SessionRecord(
+        session_id, PROMPT, Sampling(logprobs=0), Stopping(20), "ada", "r", weights_fingerprint=WEIGHTS
+    )
 
 
 @st.composite
@@ -81,13 +86,24 @@ def records(draw: st.DrawFn) -> bytes:
     return json.dumps(fields).encode()
 
 
+bindings = st.lists(st.one_of(st.sampled_from([b"s", b"-", b"0"]), junk), max_size=4).map(b" ".join)
 damages = st.one_of(
     st.builds(Damage, st.just(META), st.sampled_from(FIELDS), st.one_of(st.none(), junk)),
     st.builds(Damage, st.just(META), st.just("record"), st.one_of(records(), junk)),
     st.builds(Damage, st.sampled_from([TOKENS, OUTCOMES, REQUEST]), st.just(""), st.one_of(st.none(), junk)),
-    st.builds(Damage, st.sampled_from([META, TOKENS, OUTCOMES, REQUEST]), other_type=st.just(True)),
+    st.builds(Damage, st.just(REQUEST), st.just(""), bindings),
+    st.builds(Damage, st.just(ROLL), st.just(""), st.one_of(st.none(), junk)),
+    st.builds(Damage, st.sampled_from([META, TOKENS, OUTCOMES, REQUEST, ROLL]), other_type=st.just(True)),
 )
+members = st.lists(junk, min_size=1, max_size=4)
 cases = st.lists(damages, min_size=1, max_size=3)
+
+
+def spoil_roll(url: str, weights: str, members: list[bytes]) -> Counter[str]:
+    """Enter anything among the sessions that orchestrators of this model look after; they do so by themselves."""
+    with redis.Redis.from_url(url) as client:
+        client.zadd(roll_key(weights), dict.fromkeys(members, 0))
+    return Counter({"WRITTEN": 1})
 
 
 def try_all(url: str, damage: list[Damage]) -> Counter[str]:
@@ -132,13 +148,20 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
         "create": lambda: store.create(record(), TTL_S),
         "cancel": lambda: store.cancel("s"),
         "delete": lambda: store.delete("s"),
-        "bind": lambda: store.bind_request("ada", "r", "s", TTL_S),
+        "bind": lambda: store.bind_request("ada", "r", "s", TTL_S, "digest", "gone"),
+        "bound": lambda: store.bound_request("ada", "r"),
+        "release": lambda: store.release_request("ada", "r", "s"),
+        "tail": lambda: store.tail("s", 1),
+        "roll": lambda: store.call_roll(WEIGHTS, ["s"], 1.0, TTL_S),
+        "strike": lambda: store.strike(WEIGHTS, ["s"]),
+        "missed": lambda: store.missed(WEIGHTS, 0.0, 9),
     }
 
 
 async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[Damage]) -> None:
     """The log as it ought to be, then the damage."""
-    keys = dict(zip((META, TOKENS, OUTCOMES), session_keys("s"), strict=True)) | {REQUEST: request_key("ada", "r")}
+    keys = dict(zip((META, TOKENS, OUTCOMES), session_keys("s"), strict=True))
+    keys |= {REQUEST: request_key("ada", "r"), ROLL: roll_key(WEIGHTS)}
     await client.delete(*keys.values())
     fence = await store.create(record(), TTL_S, "me")
     told = (TokenLogprobs(-1.0),) * len(TEXT)
@@ -161,5 +184,7 @@ async def _damage(client: redis.asyncio.Redis, key: str, damage: Damage) -> None
         await client.hset(key, damage.field, damage.value or b"")
     elif damage.value is None:
         await client.delete(key)
+    elif damage.key == ROLL:
+        await client.zadd(key, {damage.value: 0})
     else:
         await client.set(key, damage.value)

@@ -1,0 +1,114 @@
+"""What may stand in Redis in place of the registry: whoever can write there can write anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+import redis.asyncio
+from hypothesis import strategies as st
+
+from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.entry import MOST_BYTES, Entry, Load, Role, ServedModel, encode
+from tests.fuzz.values import LIMIT_S, junk, parts
+
+ID = "0" * 32
+SERVICE, LISTED, AT = "service", "index", "home"
+KEYS = {SERVICE: PREFIX + ID, LISTED: INDEX, AT: HOME + "s"}
+ENTRY = Entry(ID, Role.VERIFIER, "127.0.0.1:1", models=(ServedModel("m", "ab", "cd"),), load=Load(1, 2, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One write. value None deletes the key; other_type turns it into a list."""
+
+    key: str
+    value: bytes | None = None
+    other_type: bool = False
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> bytes:
+    """An entry's JSON with a field or two that are something else, or far too long."""
+    fields = {"v": 1, **json.loads(encode(ENTRY)), **asdict(ENTRY)}
+    for _ in range(draw(st.integers(1, 2))):
+        inner = draw(st.sampled_from([fields, fields["load"], fields["models"][0]])) if "load" in fields else fields
+        name = draw(st.sampled_from(sorted(inner)))
+        if draw(st.sampled_from(range(4))) == 2:
+            inner.pop(name)
+        else:
+            inner[name] = draw(parts)
+        if not (isinstance(fields.get("load"), dict) and fields.get("models")):
+            break
+    data = json.dumps(fields).encode()
+    return data + b" " * MOST_BYTES if draw(st.sampled_from(range(8))) == 5 else data
+
+
+values = st.one_of(st.none(), junk, entries())
+writes = st.one_of(
+    st.builds(Written, st.just(SERVICE), values),
+    st.builds(Written, st.just(SERVICE), entries()),
+    st.builds(Written, st.just(LISTED), st.one_of(st.none(), junk, st.just(b"f" * 32))),
+    st.builds(Written, st.just(AT), values),
+    st.builds(Written, st.sampled_from(sorted(KEYS)), other_type=st.just(True)),
+)
+cases = st.lists(writes, min_size=1, max_size=3)
+
+
+def try_all(url: str, written: list[Written]) -> Counter[str]:
+    """Call every method of a directory that finds this; how each ended. Whatever is not its own error gets out."""
+    return asyncio.run(_try_all(url, written))
+
+
+async def _try_all(url: str, written: list[Written]) -> Counter[str]:
+    client = redis.asyncio.Redis.from_url(url)
+    directory = Directory.at(url)
+    seen: Counter[str] = Counter()
+    try:
+        for name, call in _calls(directory).items():
+            await client.delete(*KEYS.values())
+            await directory.put(ENTRY, LIMIT_S)
+            for each in written:
+                await _write(client, each)
+            async with asyncio.timeout(LIMIT_S):
+                seen[f"{name} {await _outcome(call)}"] += 1
+    finally:
+        await client.delete(*KEYS.values())
+        await directory.close()
+        await client.aclose()
+    return seen
+
+
+def _calls(directory: Directory) -> dict[str, Callable[[], Awaitable[object]]]:
+    return {
+        "listing": directory.listing,
+        "put": lambda: directory.put(ENTRY, LIMIT_S),
+        "remove": lambda: directory.remove(ID),
+        "home": lambda: directory.home_of("s"),
+        "note": lambda: directory.note_homes({"s": "127.0.0.1:1"}),
+    }
+
+
+async def _outcome(call: Callable[[], Awaitable[object]]) -> str:
+    try:
+        await call()
+    except RegistryUnavailable as error:
+        return "unavailable" if str(error) else "says nothing"
+    return "done"
+
+
+async def _write(client: redis.asyncio.Redis, written: Written) -> None:
+    key = KEYS[written.key]
+    if written.other_type or written.value is None:
+        await client.delete(key)
+        if written.other_type:
+            await client.lpush(key, "x")
+    elif await client.type(key) == b"list":
+        return
+    elif written.key == LISTED:
+        await client.zadd(key, {written.value: 1 << 60})
+    else:
+        await client.set(key, written.value)
