@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
-EXTRAS := lm,ray,embedded-redis,http,openvino,otel,bench,dev
+EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -60,6 +60,7 @@ test-unit: $(STAMP)
 
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
+	$(BIN)/python -m tests.documents
 	$(PYTEST) --timeout=240 --session-timeout=1500 tests/integration
 
 test-faults: $(STAMP)
@@ -67,7 +68,7 @@ test-faults: $(STAMP)
 	$(PYTEST) --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults
-	$(PYTEST) --timeout=240 --session-timeout=2400 tests/faults
+	$(PYTEST) --timeout=240 --session-timeout=3600 tests/faults
 
 SEEDS ?= 10000
 
@@ -150,8 +151,11 @@ bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, 
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run
+bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 252 cells, in virtual time (a quarter of an hour)
+	$(BIN)/python -m bench.wan.sweep
 
-bench-failover: $(STAMP) ## measure how long text pauses in every cell of the failover matrix (half an hour)
+
+bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)
 	$(BIN)/python -m tests.faults.measure
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)

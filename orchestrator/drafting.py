@@ -19,7 +19,7 @@ from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
 from specwire.core.contention import Forward
-from specwire.core.controller import Controller, Fixed, Plan, Planner, time_to_plan
+from specwire.core.controller import Controller, Fixed, Plan, Planner
 from specwire.core.drafting import Pace, fitting
 from specwire.rpc import convert
 from specwire.telemetry.tracing import Span
@@ -73,7 +73,7 @@ class Drafting:
         self._planner: Planner | None = None
         self._apart = False
         self._told = (Pace(), 0)
-        self._verdicts = 0
+        self._learnt = False
         self._handle = peer.attach(self)
         self.has_proposed = False
 
@@ -122,8 +122,8 @@ class Drafting:
         self.stats.accepted += decided.accepted
         if self._planner is not None:
             self._planner.observe_verdict(decided)
-            self._verdicts += 1
-            if time_to_plan(self._verdicts):
+            self._learnt = True
+            if self._planner.time_to_plan:
                 self.plan(shown)
 
     # From the drafter
@@ -167,7 +167,7 @@ class Drafting:
 
     def bequeath(self, verifier: VerifierPeer) -> None:
         """Leave what was learnt beside this verifier to the next session."""
-        if self._planner is not None and self._verdicts:
+        if self._planner is not None and self._learnt:
             verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
 
     def _ask(self, run_ahead: int) -> None:

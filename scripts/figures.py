@@ -1,4 +1,4 @@
-"""Keeps the tables of figures in README.md and demo_pair/README.md equal to the recorded results.
+"""Keeps the tables of figures in README.md, docs/ and demo_pair/README.md equal to the recorded results.
 
 python -m scripts.figures --write    put them in
 python -m scripts.figures --check    exit 1 if one that is there differs
@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +53,25 @@ def speed_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{measured}"
 
 
+def headline_table(results: dict[str, Any]) -> str:
+    """Render the few figures that the README begins with, each with the command that makes it."""
+    to = {row["key"]: row["to"]["a"] for row in results["rows"]}
+    rows = [["figure", "measured", "by"]]
+    rows.append(["speed with drafting, times transformers' `generate`", interval(to["d"]), "`make bench`"])
+    rows.append(["without drafting", interval(to["c"]), "`make bench`"])
+    if COPY.exists():
+        both = next(row for row in json.loads(COPY.read_text())["rows"] if row["label"] == "both")
+        what = "with drafting, times without, on prompts that ask for a copy"
+        rows.append([what, interval(both["to_plain"]), "`make bench-copy`"])
+    if WAN.exists():
+        cells = {cell["name"]: cell["disciplines"]["default"] for cell in json.loads(WAN.read_text())["emulated"]}
+        far = cells["R80-d8-a0.8-s0"]
+        what = "a drafter 80 ms from its verifier (emulated devices: d 8 ms, V 30 ms, a 0.8)"
+        rows.append([f"{what}, times plain decoding", interval(far["to_plain"]), "`make bench-wan`"])
+        rows.append(["times textbook speculation at its best k", interval(far["to_textbook"]), "`make bench-wan`"])
+    return grid(rows)
+
+
 def bars_table(results: dict[str, Any]) -> str:
     """Render every bar of `make bench`, those that do not hold too."""
     rows = [["bar", "measured", "needed", "holds"]]
@@ -72,9 +92,44 @@ def wan_table(results: dict[str, Any]) -> str:
         rows.append([f"demo pair, {line['rtt_ms']:g} ms", *_wan_row(line, names), "", ""])
     bars = results["bars"]
     missed = [bar for bar in bars if not bar["holds"]]
+    parts = [grid(rows), _simulator(results), _bytes(results)]
     said = [f"{len(bars) - len(missed)} of {len(bars)} bars hold."]
     said += [f"- missed: {bar['name']}: {interval(bar)}, needed {bar['sense']} {bar['needed']:g}" for bar in missed]
-    return grid(rows) + "\n\n" + "\n".join(said)
+    return "\n\n".join([*parts, "\n".join(said)])
+
+
+def _simulator(results: dict[str, Any]) -> str:
+    """Say how far the simulator is from what was measured."""
+    names = results["emulated"][0]["simulator_error"]
+    errors = {name: [cell["simulator_error"][name]["value"] for cell in results["emulated"]] for name in names}
+    said = ", ".join(f"{name} {median(each):.1%} (at most {max(each):.1%})" for name, each in errors.items())
+    return f"The simulator, told what software adds, is off by, median over {len(results['emulated'])} cells: {said}."
+
+
+def _bytes(results: dict[str, Any]) -> str:
+    """Render bytes per proposed and per decided token, a hop a column."""
+    names = [hop["name"] for hop in results["wire"][0]["hops"]]
+    rows = [["bytes per proposed / per decided token", *names]]
+    for one in results["wire"]:
+        cells = []
+        for hop in one["hops"]:
+            proposed = hop["bytes_per_proposed_token"]
+            cells.append(f"{f'{proposed:.1f} / ' if proposed else ''}{hop['bytes_per_decided_token']:.1f}")
+        rows.append([f"`{one['rule']}`", *cells])
+    return grid(rows)
+
+
+def pairs_table(results: dict[str, Any]) -> str:
+    """Render what each emulated pair of `make bench-wan` gained over plain decoding, those that gained most first."""
+    rows = [["d / V", "a", "growth of V per position", "R, ms", "x plain", "x textbook"]]
+    cells = sorted(results["emulated"], key=lambda cell: -cell["disciplines"]["default"]["to_plain"]["value"])
+    for measured in cells:
+        cell, default = measured["cell"], measured["disciplines"]["default"]
+        ratio = f"{cell['draft_ms']:g} / {cell['V_ms']:g}"
+        shares = [f"{cell['acceptance']:g}", f"{cell['slope']:.0%}", f"{cell['rtt_ms']:g}"]
+        rows.append([ratio, *shares, interval(default["to_plain"]), interval(default["to_textbook"])])
+    how = "`make bench-wan`: emulated devices (forwards are sleeps), real processes, sockets, scheduler and log"
+    return f"{grid(rows)}\n\n{how}; median and its 95 % interval."
 
 
 def _wan_row(measured: dict[str, Any], names: list[str]) -> list[str]:
@@ -153,9 +208,11 @@ def pair_table(figures: dict[str, Any]) -> str:
 
 
 TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
+    (ROOT / "README.md", "headline", BENCH, headline_table),
     (ROOT / "README.md", "speed", BENCH, speed_table),
     (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
     (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
+    (ROOT / "docs" / "CHOOSING_A_PAIR.md", "pairs", WAN, pairs_table),
     (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),
     (ROOT / "docs" / "PERFORMANCE.md", "batch", BATCH, batch_table),
     (ROOT / "docs" / "PERFORMANCE.md", "gpu", GPU, gpu_table),

@@ -21,6 +21,7 @@ from bench.wan.disciplines import (
     DEFAULT,
     DISCIPLINES,
     PLAIN,
+    TEXTBOOK,
     Discipline,
     orchestration,
     repeats_of,
@@ -40,6 +41,8 @@ PROMPT = (5,)
 WARM_UP = {DEFAULT: 128}
 LEAST_WARM_UP = 8
 GAUGED_TOKENS = 64
+# Textbook speculation as fast as this share of plain decoding may be the better of the two: a bar is about it.
+BARRED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,10 @@ def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> 
 
 
 def repeats_by_discipline(expected: Expected, repeats: int, tokens: int) -> dict[str, int]:
-    """Baselines that are slow have fewer, except where a bar is about them; the others have all of them."""
-    full = (PLAIN, DEFAULT) if expected.cell != SHOWN else DISCIPLINES
+    """Baselines that are slow have fewer, except those that a bar is about; the others have all of them."""
+    full = {PLAIN, DEFAULT, *(DISCIPLINES if expected.cell == SHOWN else ())}
+    if expected.speeds[TEXTBOOK] > BARRED * expected.speeds[PLAIN]:
+        full.add(TEXTBOOK)
     return {
         name: repeats if name in full else repeats_of(tokens / expected.speeds[name], repeats) for name in DISCIPLINES
     }

@@ -56,12 +56,12 @@ class Link:
         self._ask({"do": "capture"})
 
     def captured(self) -> tuple[list[bytes], list[bytes]]:
-        """The payload of each stream of each connection, (up, down); capturing ends."""
+        """The payload of the oldest stream of each connection, (up, down); capturing ends.
+
+        That is the Connect stream: calls that were made before it are over, and later ones are not what is counted.
+        """
         connections = self._ask({"do": "captured"})["connections"]
-        up, down = (
-            [base64.b64decode(payload) for one in connections for payload in one[name].values()]
-            for name in ("up", "down")
-        )
+        up, down = ([_oldest(one[name]) for one in connections if one[name]] for name in ("up", "down"))
         return up, down
 
     def close(self) -> None:
@@ -79,3 +79,8 @@ class Link:
 
 def _count(fields: dict[str, int]) -> Count:
     return Count(fields["bytes"], fields["frames"], fields["data_frames"], fields["data_bytes"])
+
+
+def _oldest(streams: dict[str, str]) -> bytes:
+    """The payload of the stream of the lowest number."""
+    return base64.b64decode(streams[min(streams, key=int)])

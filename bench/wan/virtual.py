@@ -64,13 +64,14 @@ def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: 
         return list(pool.map(one, cells))
 
 
-def as_simulated(cell: Cell, software: Software, tokens: int) -> sim.Cell:
+def as_simulated(cell: Cell, software: Software, tokens: int, trace: str | None = None) -> sim.Cell:
+    """trace: another than the cell's own."""
     return sim.Cell(
         V_us=cell.V_ms * 1000,
         slope=cell.slope,
         draft_us=cell.draft_ms * 1000,
         rtt_us=cell.rtt_ms * 1000,
-        trace=[bit == "1" for bit in cell.trace],
+        trace=[bit == "1" for bit in trace or cell.trace],
         tokens=tokens,
         hop_us=software.hop_us,
         step_us=software.step_us,

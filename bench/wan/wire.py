@@ -31,8 +31,15 @@ PROMPT = tuple(20_000 + 7 * index for index in range(512))
 CHUNK = 4
 PLAN = Orchestration(f"stream:{CHUNK},32")
 GRPC_PREFIX = 5
-# Temperatures. Under rejection a proposal also says what its tokens were drawn from.
-RULES = {"greedy": 0.0, "coupled": 0.8, "rejection": 0.8}
+# Every rule, and its temperature. Under rejection and block a proposal also says what its tokens were drawn from.
+RULES = {
+    "greedy": 0.0,
+    "coupled": 0.8,
+    "rejection": 0.8,
+    "block": 0.8,
+    "threshold(0.3)": 0.8,
+    "typical(0.3,0.09)": 0.8,
+}
 M = TypeVar("M", bound=Message)
 
 

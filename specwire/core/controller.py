@@ -33,12 +33,19 @@ from specwire.core.speed import (
 
 MOST_WINDOW = 16
 LEAST_GAIN = 1.01
+# A drafter that does not pay is tried out again, not more often than after so many verdicts and for this share of the
+# time. A probe ends with the verdict that its answer met, or after so many.
 PROBE_EVERY = 128
+PROBE_SHARE = 0.005
+PROBE_VERDICTS = 4
 PROBE_WINDOW = 2
 FIRST_WINDOW = 4
 # Of a stream: chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
 MOST_CHUNK = 4
 CHUNK_SHARE = 0.125
+# What a stream's verifier waits for may come in several: a chain is wrong most often at its beginning, a token counts
+# only once its chunk is whole, and the drafter goes on in any case.
+MOST_FIRST_CHUNK = 8
 FIRST_PACE = Pace(1, 32)
 MOST_RUN_AHEAD = 128
 
@@ -122,11 +129,6 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def time_to_plan(verdicts: int) -> bool:
-    """Whether to plan after so many verdicts of a session: often while much is learnt from each, then now and then."""
-    return verdicts <= FIRST_VERDICTS or verdicts % PLAN_EVERY == 0
-
-
 class Decided(NamedTuple):
     """What a planner is told of a verdict.
 
@@ -152,6 +154,8 @@ class Planner(Protocol):
     def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None: ...
     def observe_verdict(self, decided: Decided) -> None: ...
     def drafter_changed(self) -> None: ...
+    @property
+    def time_to_plan(self) -> bool: ...
     def plan(self) -> Plan: ...
 
 
@@ -172,6 +176,10 @@ class Fixed:
 
     def drafter_changed(self) -> None:
         pass
+
+    @property
+    def time_to_plan(self) -> bool:
+        return False
 
     def plan(self) -> Plan:
         return self.fixed
@@ -204,6 +212,35 @@ class Calibration:
         return self.windows >= LEAST_WINDOWS and low * self.expected <= self.accepted <= high * self.expected
 
 
+@dataclass(slots=True)
+class Probing:
+    """When a drafter that does not pay is tried out, and what that costs.
+
+    Where the verifier's host also drafts, a probe's price is what the verifier may have waited: the drafter first feeds
+    all that was decided since it last heard. Elsewhere nobody waits.
+    """
+
+    verdicts: int = 0
+    left: int = 0
+    price_us: float = 0.0
+    ended: bool = False
+
+    def verdict(self, answered: bool, price_us: float) -> None:
+        self.verdicts += 1
+        under_way = self.left > 0
+        if under_way:
+            self.left = 0 if answered else self.left - 1
+            self.price_us = price_us if answered else self.price_us
+        self.ended = under_way and self.left == 0
+
+    def begins(self, plain_us: float) -> bool:
+        """Whether to begin one; plain_us: time of a verdict's forward."""
+        if self.verdicts < PROBE_EVERY or PROBE_SHARE * self.verdicts * plain_us < self.price_us:
+            return False
+        self.verdicts, self.left = 0, PROBE_VERDICTS
+        return True
+
+
 class Controller:
     """One per session.
 
@@ -221,7 +258,8 @@ class Controller:
         self._draft_us: float | None = None
         self._overhead_us: float | None = None
         self._drafted_us = 0.0
-        self._since_probe = 0
+        self._verdicts = 0
+        self._probing = Probing()
         self._beside = SideBySide(forward)
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
@@ -237,7 +275,7 @@ class Controller:
         heir._calibration = replace(self._calibration, announced=0.0)
         heir._draft_us = self._draft_us
         heir._overhead_us = self._overhead_us
-        heir._since_probe = self._since_probe
+        heir._probing = replace(self._probing, left=0)
         if forward is self._forward and shared_host == self._shared:
             heir._beside = self._beside
             heir._beside.begin()
@@ -269,7 +307,9 @@ class Controller:
             overhead_us = max(0.0, decided.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(decided.tokens), decided.forward)
-        self._since_probe += 1
+        self._verdicts += 1
+        answered = decided.tested > 0 or decided.delay_us > 0
+        self._probing.verdict(answered, float(decided.delay_us) if self._shared else 0.0)
 
     def _observe_overhead(self, overhead_us: float) -> None:
         """A far drafter that is given up for its distance is heard once in 128 verdicts.
@@ -284,6 +324,12 @@ class Controller:
     def drafter_changed(self) -> None:
         """Another drafter, or another line to the same one: how far it is must be measured again."""
         self._overhead_us = None
+
+    @property
+    def time_to_plan(self) -> bool:
+        """Whether to plan after the last verdict: often while much is learnt from each, then now and then."""
+        early = self._verdicts <= FIRST_VERDICTS
+        return early or self._probing.ended or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
         """The settings for what is drafted next."""
@@ -342,9 +388,11 @@ class Controller:
         if gain < LEAST_GAIN and self._agreement.compared >= LEAST_COMPARED:
             return self._off_or_probe()
         discipline, due = best
-        reason = f"gain {gain:.2f}, waiting for {due}" if due else f"gain {gain:.2f}"
+        why = "comparing, " if gain < LEAST_GAIN else "waits, " if due else ""
+        reason = f"{why}gain {gain:.2f}" + (f" with {due}" if due else "")
         ahead = due if discipline is Discipline.LOCKSTEP else self._run_ahead(rates, draft_us, delay_us)
-        return Plan(discipline, Pace(due or chunk, max(due, ahead)), due, reason)
+        chunk = min(due, MOST_FIRST_CHUNK) or chunk if discipline is Discipline.STREAM else due
+        return Plan(discipline, Pace(chunk, max(due, ahead)), due, reason)
 
     def _run_ahead(self, rates: list[float], draft_us: float, delay_us: float) -> int:
         """What is decided during a round trip at the best conceivable speed, and a window for the step behind it."""
@@ -366,8 +414,7 @@ class Controller:
         return Plan(Discipline.LOCKSTEP, Pace(window, window, floor), window, reason)
 
     def _off_or_probe(self) -> Plan:
-        if self._since_probe < PROBE_EVERY:
+        if not self._probing.left and not self._probing.begins(self._forward.at(1)):
             return Plan(Discipline.OFF, OFF_PACE, 0, "no gain expected")
-        self._since_probe = 0
         probe = Pace(PROBE_WINDOW, PROBE_WINDOW)
         return Plan(Discipline.LOCKSTEP if self._shared else Discipline.STREAM, probe, PROBE_WINDOW, "probe")

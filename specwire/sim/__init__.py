@@ -11,6 +11,7 @@
 
     best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings
     best_textbook(cell)                # Best(policy, result) over k
+    optimum_over(cells)                # BestOfAll(policy, tokens_per_second) over several sessions
 
     simulate_fleet(Fleet(sessions=1000, verifiers=2, drafters=8, V_us=..., ...), AUTO)  # a pool, Poisson arrivals
 
@@ -20,13 +21,14 @@ A cell is one session. Times are microseconds. The same cell and policy give the
 from specwire.core.controller import InvalidPlan
 from specwire.sim.cell import Cell, InvalidCell, Result, simulate
 from specwire.sim.fleet import Fleet, FleetResult, simulate_fleet
-from specwire.sim.optimum import Best, best_textbook, optimum
+from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
 from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
 
 __all__ = [
     "AUTO",
     "PLAIN",
     "Best",
+    "BestOfAll",
     "Cell",
     "Fleet",
     "FleetResult",
@@ -37,6 +39,7 @@ __all__ = [
     "best_textbook",
     "fixed",
     "optimum",
+    "optimum_over",
     "parse_policy",
     "simulate",
     "simulate_fleet",

@@ -15,7 +15,7 @@ from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
 from specwire.core.controller import Decided as PlannedFrom
-from specwire.core.controller import Plan, Planner, time_to_plan
+from specwire.core.controller import Plan, Planner
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
 from specwire.core.sampling import Sampling
@@ -116,7 +116,6 @@ class Edge:
         self._on_ended = on_ended
         self._held: Held | None = None
         self._drafting: Drafting | None = drafter.attach(guesses, self._draft_sent) if drafter is not None else None
-        self._verdicts = 0
         self._planned = Pace(), 0
         self._events: deque[ev.Event] = deque()
         self._applying = False
@@ -155,8 +154,7 @@ class Edge:
         self.planner.observe_verdict(
             PlannedFrom(verdict.position, verdict.tokens, verdict.tested, accepted, round(decided.delay_us))
         )
-        self._verdicts += 1
-        if time_to_plan(self._verdicts):
+        if self.planner.time_to_plan:
             self._plan()
 
     # From the drafter

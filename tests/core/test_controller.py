@@ -8,6 +8,7 @@ from specwire.core.chain import Proposal
 from specwire.core.controller import (
     MOST_WINDOW,
     PROBE_EVERY,
+    PROBE_VERDICTS,
     PROBE_WINDOW,
     Controller,
     Decided,
@@ -125,12 +126,18 @@ def test_a_far_drafter_that_connects_again_is_measured_again() -> None:
     assert subject.plan().discipline is Discipline.STREAM
 
 
+def settled(subject: Controller) -> Plan:
+    """The plan once a probe, if there is one, has had its answer."""
+    if subject.plan().reason == "probe":
+        subject.observe_verdict(Decided(0, (999,), 1, 0, 0))
+    return subject.plan()
+
+
 def test_off_without_gain_for_a_slow_or_a_poor_drafter() -> None:
     for draft_us, accepted in ((20_000, 4), (5_000, 0)):
         subject = controller()
         learn(subject, draft_us, accepted)
-        subject.plan()
-        plan = subject.plan()
+        plan = settled(subject)
         assert (plan.discipline, plan.due) == (Discipline.OFF, 0)
         assert consistent(plan)
 
@@ -143,15 +150,44 @@ def test_off_is_probed_now_and_then() -> None:
         subject.observe_verdict(Decided(0, (999,), 0, 0, 0))
         plans.append(subject.plan())
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
-    assert 2 <= len(probes) <= 4
+    begun = [index for index in probes if index - 1 not in probes]
+    assert 2 <= len(begun) <= 4
+    assert len(probes) <= PROBE_VERDICTS * len(begun)
     assert all(plans[index].due == PROBE_WINDOW and consistent(plans[index]) for index in probes)
+
+
+def test_a_probe_ends_with_its_answer() -> None:
+    subject = controller()
+    learn(subject, 20_000, 0)
+    assert subject.plan().reason == "probe"
+    subject.observe_verdict(Decided(0, (999,), 0, 0, 0))
+    assert subject.plan().reason == "probe"
+    subject.observe_verdict(Decided(0, (999,), PROBE_WINDOW, 0, 0))
+    assert subject.time_to_plan
+    assert subject.plan().discipline is Discipline.OFF
+
+
+@pytest.mark.parametrize("price_us", [1_000, 40_000, 400_000])
+def test_probes_cost_no_more_than_their_share_of_the_time(price_us: int) -> None:
+    """A drafter on the verifier's host first feeds what it missed, and the verifier waits: what that takes is told."""
+    subject = controller()
+    learn(subject, 20_000, 0)
+    plain_us = ForwardTimes(FLAT).at(1)
+    spent_us, elapsed_us, begun, probing = 0.0, 0.0, 0, False
+    for _ in range(20_000):
+        probing = subject.plan().reason == "probe" if subject.time_to_plan else probing
+        begun += probing
+        spent_us += price_us if probing else 0.0
+        elapsed_us += plain_us + (price_us if probing else 0.0)
+        subject.observe_verdict(Decided(0, (999,), 1 if probing else 0, 0, price_us if probing else 0))
+    assert begun >= 2
+    assert spent_us <= 0.01 * elapsed_us + price_us
 
 
 def test_a_drafter_that_improves_is_switched_on_again() -> None:
     subject = controller()
     learn(subject, 5_000, 0)
-    subject.plan()
-    assert subject.plan().discipline is Discipline.OFF
+    assert settled(subject).discipline is Discipline.OFF
     learn(subject, 300, PROBE_WINDOW, tested=PROBE_WINDOW)
     assert subject.plan().discipline is Discipline.LOCKSTEP
 
@@ -162,7 +198,7 @@ def test_overhead_of_the_cycle_counts_against_drafting() -> None:
     def plans(delay_us: int) -> tuple[Plan, Plan]:
         subject = controller(forward={1: 10_000.0, 17: 10_300.0})
         learn(subject, draft_us=100, accepted=6, delay_us=delay_us)
-        return subject.plan(), subject.plan()
+        return subject.plan(), settled(subject)
 
     near, far, hopeless = plans(1_000), plans(12_000), plans(90_000)
     assert 0 < near[0].due <= far[0].due
@@ -204,8 +240,7 @@ def test_a_gain_below_the_least_is_no_gain() -> None:
     """A drafter that is never right, and costs 7 % of a forward per token."""
     subject = controller()
     learn(subject, 700, 0, times=2000)
-    subject.plan()
-    assert subject.plan().discipline is Discipline.OFF
+    assert settled(subject).discipline is Discipline.OFF
 
 
 def test_a_successor_starts_from_what_was_learnt() -> None:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from bench.wan.link import Link
+from bench.wan.wire import messages_of
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
+from specwire.v1 import draft_pb2
 from tests.faults.parts import Service
 from tests.faults.stack import PLAIN, TARGET, Stack
 from tests.faults.steps import steps_of
@@ -105,8 +107,13 @@ def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
     """Proposals arrive seconds too late, and after a reconnect they speak of another connection's text."""
     with Link(healthy.drafter.address) as link, orchestrated(healthy, link.address) as served:
         link.shape(rtt_ms=2000, jitter_ms=500)
-        with greedy(served) as slow:
-            assert slow.rest() == plain(PLAIN, LENGTH)
+        link.capture()
+        for temperature, sampling in ((0.0, None), (SAMPLED.temperature, SAMPLED)):
+            with Stream(served.address, max_tokens=LONG, temperature=temperature, seed=SAMPLED.seed) as slow:
+                assert slow.rest() == plain(PLAIN, LONG, sampling=sampling)
+        _, answered = link.captured()
+        answers = [draft_pb2.ConnectDraftResponse.FromString(m) for stream in answered for m in messages_of(stream)]
+        assert sum(len(answer.proposals) for answer in answers) > 1
         link.shape(rtt_ms=5)
         with sampled(served, LONG) as stream:
             stream.until(40)

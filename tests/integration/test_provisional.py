@@ -19,6 +19,7 @@ from typing import Unpack
 
 import pytest
 
+from bench.wan.link import Link
 from deploy.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional
 from specwire.client.requests import Options
@@ -64,6 +65,18 @@ class Reading:
                         self.reason = event.reason
                 if number % 10 == 1:
                     time.sleep(pause)
+
+
+def test_an_edge_shows_its_own_guesses_at_once() -> None:
+    """The verifier is 80 ms away: guesses are there while nothing is decided, and the text is the same."""
+    with parts() as owned, Link(owned.start("verify", TARGET).ready()) as link:
+        link.shape(rtt_ms=80)
+        edge = owned.start("edge", "--verifier", link.address, "--draft", DRAFT).ready()
+        shown, without = Reading(edge, provisional=True), Reading(edge)
+    assert shown.tokens == without.tokens == plain(TARGET, LENGTH)
+    assert shown.text == without.text
+    assert any(guess.tokens for guess in shown.guesses)
+    assert not without.guesses
 
 
 def test_the_text_is_the_same_and_guesses_come_before_it(address: str) -> None:

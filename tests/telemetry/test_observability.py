@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.options import StackOptions
 from specwire.client import Chunk, Finished
 from specwire.core.chain import SourceKind
+from specwire.core.controller import Discipline
 from tests.orchestrator.stack import PROMPT
 from tests.telemetry.promql import ADDED, PREFIX, grouped, selected
 from tests.telemetry.stack import Observed, observed
@@ -95,6 +96,10 @@ async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -
         assert after.sum("spec_decode_num_accepted_tokens_per_pos_total", **at) <= stats.accepted
         assert during.sum("sessions", **at, state="running") == 1 > after.sum("sessions", **at, state="running")
         assert during.sum("drafting_plans", **at) == 1
+        ((labels, _),) = ((dict(key[1]), value) for key, value in during.values.items() if key[0] == "drafting_plans")
+        assert labels["discipline"] in set(Discipline)
+        assert labels["reason"]
+        assert not any(character.isdigit() for character in labels["reason"])
         assert after.sum("links_up", **at) == 2
         assert after.sum("link_round_trip_seconds", role="verifier") > 0
 
