@@ -19,6 +19,8 @@ RULES = ("rejection", "rejection", "block", "block", "threshold(0.3)", "typical(
 WEIGHED = ("rejection", "block")
 # By Ask.drafting: whether drafters may propose, and whether the verifier may.
 DRAFTING = {2: (False, False), 3: (True, False), 4: (False, True)}
+# How often a request id is used for two different things.
+OTHER_BODY = 0.1
 # What a next turn needs of the context at least, beside what stands before it.
 LEAST_TURN = 12
 
@@ -76,6 +78,14 @@ class Ask:
         several = self.n > 1 and (self.request_id or self.library)
         return not weighed and not several and self.min_tokens <= self.max_tokens
 
+    def same_id(self, other: Ask) -> bool:
+        """The two stand for one session, if what they ask for is the same."""
+        return bool(self.request_id) and (self.tenant, self.request_id) == (other.tenant, other.request_id)
+
+    def same_body(self, other: Ask) -> bool:
+        """They ask for the same, whatever becomes of their calls."""
+        return replace(self, **CALL) == replace(other, **CALL)
+
     def sampling(self, choice: int = 0) -> Sampling:
         return Sampling(
             temperature=self.temperature,
@@ -107,6 +117,11 @@ class Ask:
         return cast(Options, {**wanted, "parent": parent, "prediction": tuple(prediction)})
 
 
+# What of an ask is about one call.
+CALL: dict[str, Any] = {
+    "start": 0.0, "at": 0, "reading": 0.0, "library": False, "provisional": False, "timeout": None,
+    "cancel_after": None, "leave_after": None, "delete_after": None,
+}  # fmt: skip
 # Options that are called what they are called here.
 NAMES = (
     "max_tokens", "temperature", "seed", "stop", "request_id", "provisional", "rule", "top_k", "top_p", "min_p",
@@ -116,20 +131,18 @@ NAMES = (
 
 
 def random_asks(random: Random, orchestrators: int, tenants: int, vocabulary: int, common: int) -> tuple[Ask, ...]:
-    """Those of one tenant's request id ask for the same, at any time and place.
+    """Those of one tenant's request id ask for the same, at any time and place; now and then for something else.
 
     common: of their first tokens, so many are the same for all.
     """
     asks: list[Ask] = []
     for number in range(random.choice((1, 2, 3, 3, 5))):
         ask = _followed(random, asks, _random_ask(random, orchestrators, tenants, vocabulary, common, number))
-        first = next((each for each in asks if _same_session(each, ask)), ask)
+        first = next((each for each in asks if each.same_id(ask)), ask)
+        if random.random() < OTHER_BODY:
+            first = ask
         asks.append(replace(first, start=ask.start, at=ask.at, reading=ask.reading, library=ask.library))
     return tuple(asks)
-
-
-def _same_session(one: Ask, other: Ask) -> bool:
-    return bool(one.request_id) and (one.tenant, one.request_id) == (other.tenant, other.request_id)
 
 
 def _followed(random: Random, asks: Sequence[Ask], ask: Ask) -> Ask:

@@ -14,6 +14,7 @@ from tests.simulation.client import SimClient
 from tests.simulation.expected import Expected
 from tests.simulation.facts import Facts
 from tests.simulation.library import LibraryClient
+from tests.simulation.loop import process_of
 from tests.simulation.network import party_of
 from tests.simulation.parties import DrafterParty, OrchestratorParty, VerifierParty
 
@@ -35,10 +36,12 @@ class Checks:
         self._parties: dict[str, Watched] = {}
 
     def watch(self, name: str, party: Watched) -> None:
+        """name: of a party in all its incarnations, or of a client's process."""
         self._parties[name] = party
 
     def after_step(self) -> None:
-        party = self._parties.get(party_of(self.facts.loop.running))
+        process = process_of(self.facts.loop.running)
+        party = self._parties.get(process) or self._parties.get(party_of(process))
         match party:
             case OrchestratorParty():
                 self._orchestrators.check(party)
@@ -69,11 +72,13 @@ class OrchestratorChecks:
             self._driver(party.process, driver)
 
     def _stopping(self, party: OrchestratorParty) -> None:
-        """It says so from its first moment on, and begins nothing more."""
+        """It says so from its first moment on, and begins nothing more than what it has let in."""
         facts, running = self._facts, party.running
         assert running is not None
-        key, begun = ("stopping", party.process), running.orchestrator.tally.begun
-        known = facts.seen.setdefault(key, begun + len(running.orchestrator._opening))
+        accounts = running.orchestrator._allowances._accounts.values()
+        admitted = {session_id for account in accounts for session_id in account.running}
+        begun = {driver.record.session_id for driver in running.orchestrator.sessions.values() if not driver.following}
+        known = facts.seen.setdefault(("stopping", party.process), begun | admitted)
         facts.require(begun <= known, "a session was begun by an orchestrator that stops")
         facts.require(running.orchestrator.unready is not None, "it is ready for sessions, and stops")
         facts.require(not party.serving, "health checks are told that it serves, and it stops")
@@ -140,11 +145,13 @@ class OrchestratorChecks:
 
     def _cached(self, driver: SessionDriver) -> None:
         """A prompt's keys and values come from sessions of the same tenant only."""
-        cached, session_id = driver.stats.cached_tokens, driver.record.session_id
-        if cached and self._facts.new(("cached", session_id), cached):
-            self._facts.shared += 1
-            fits = self._facts.may_share(session_id, cached)
-            self._facts.require(fits, "cached, and never had by a session of the tenant:", cached)
+        facts, cached, session_id = self._facts, driver.stats.cached_tokens, driver.record.session_id
+        first = facts.seen.setdefault(("first fence", session_id), driver.fence)
+        if cached and facts.new(("cached", session_id), cached):
+            facts.shared += 1
+            again = driver.session.attach > 1 or driver.fence != first
+            fits = facts.may_share(session_id, cached, again)
+            facts.require(fits, "cached, and never had by a session of the tenant:", cached)
 
     def _cancelled(self, process: str, driver: SessionDriver) -> None:
         """By somebody who has the right to; or nobody has read it here for as long as readers may be away."""

@@ -9,6 +9,8 @@ from tests.simulation.expected import is_prefix
 from tests.simulation.facts import Facts
 from tests.simulation.hearing import Heard
 
+# Unix time at the loop's 0.
+EPOCH = 1.0
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 
 
@@ -31,10 +33,20 @@ class ReaderChecks:
         facts.require(len(log.logprobs) == reported, "the log lacks log-probabilities")
         gone = session_id in facts.deleted and not facts.books.losses
         facts.require(not gone, "the log of a session that was deleted is written")
+        if len(log.tokens) > len(before):
+            self._timely(log)
         if log.reason is not None and log.reason not in EARLY:
             end = known.ended(log.tokens)
             right = end is not None and (log.tokens, log.text_length, log.reason) == (end[0], len(end[1]), end[2])
             facts.require(right, "the log ends:", log.tokens, log.text_length, log.reason, known)
+
+    def _timely(self, log: StoredSession) -> None:
+        """Nothing is added long after the deadline, or after somebody was told that the session is cancelled."""
+        facts, deadline = self._facts, log.record.deadline
+        passed = bool(deadline) and facts.is_late(deadline - EPOCH)
+        facts.require(not passed, "a session goes on after its deadline:", deadline - EPOCH)
+        cancelled = facts.cancelled.get(log.record.session_id)
+        facts.require(cancelled is None or not facts.is_late(cancelled), "it goes on, cancelled at:", cancelled)
 
     # A client
 

@@ -18,6 +18,8 @@ class VerifierChecks:
         if party.strand is None:
             return
         engine, process = party.strand.engine, party.process
+        if party.stopping:
+            self._stopping(party)
         self._turns(process, list(engine.roster))
         at_work = engine.under_way is not None
         for held in engine.roster:
@@ -32,6 +34,12 @@ class VerifierChecks:
                     self._cache(engine.lm, held.slot, held.session.text.tokens, cached)
         if not at_work:
             self._kept(party)
+
+    def _stopping(self, party: VerifierParty) -> None:
+        """It opens no more sessions."""
+        facts, key, opened = self._facts, ("stopping", party.process), set(party.opened)
+        facts.require(opened <= facts.seen.get(key, opened), "a session was opened at a verifier that stops")
+        facts.seen[key] = opened
 
     def _turns(self, process: str, roster: list[Held]) -> None:
         """Of one tenant's sessions that wait, nobody is passed over by a less urgent one, or by one that came later."""

@@ -113,6 +113,7 @@ class SimClient:
             self._asking.facts.end(session_id)
             with suppress(grpc.aio.AioRpcError):
                 await stub.Cancel(pb.CancelRequest(session_id=session_id), timeout=ANSWER)
+                self._asking.facts.told_cancelled(session_id)
         if heard.has(self._ask.delete_after) and not heard.deleted:
             heard.deleted = True
             self._asking.facts.end(session_id)

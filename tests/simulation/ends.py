@@ -82,6 +82,8 @@ class Judge:
             # The library says why it came back at all.
             codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
             codes |= {grpc.StatusCode.FAILED_PRECONDITION} if ask.follows is not None else set()
+        if any(each.same_id(ask) and not each.same_body(ask) for each in scenario.asks):
+            codes.add(grpc.StatusCode.ALREADY_EXISTS)
         if self._is_deleted(ask) or is_foreign(scenario, ask):
             codes.add(grpc.StatusCode.NOT_FOUND)
             codes |= {grpc.StatusCode.UNAVAILABLE} if ask.library else set()
@@ -91,8 +93,7 @@ class Judge:
         """Somebody has had it deleted, or what it goes on behind, or means to."""
         asks = self._scenario.asks
         behind = ask.follows is not None and self._is_deleted(asks[ask.follows])
-        same = (other for other in asks if (other.request_id, other.tenant) == (ask.request_id, ask.tenant))
-        shared = ask.request_id and any(other.delete_after is not None for other in same)
+        shared = any(other.delete_after is not None for other in asks if other.same_id(ask))
         return bool(ask.delete_after is not None or shared or behind)
 
 

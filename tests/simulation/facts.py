@@ -13,16 +13,20 @@ from tests.simulation.loop import SimLoop
 from tests.simulation.services import Model, Play
 from tests.simulation.store import Books
 
+# Seconds within which a session ends after its deadline or its cancellation: a lease, and some.
+ENDS_WITHIN = 6.0
+
 
 class Facts:
     """found: what does not hold, with the time. credits: the most that any owner has allowed, by session.
 
     durable: the output that the log has held, by session; what it lost with its store may be decided again. ended: it,
     the reason and the text's length, once the log has them. texts: the longest that any verifier has had, by session.
-    ending: sessions that somebody has cancelled or deleted. deleted: those whose deletion was acknowledged.
+    ending: sessions that somebody has cancelled or deleted. deleted: those whose deletion was acknowledged. cancelled:
+    those whose cancellation was, and when. delay: seconds by which what has happened may hold up an end.
     """
 
-    def __init__(self, loop: SimLoop, play: Play, books: Books) -> None:
+    def __init__(self, loop: SimLoop, play: Play, books: Books, delay: float) -> None:
         self.found: list[str] = []
         self.records: dict[str, SessionRecord] = {}
         self.credits: dict[str, int] = {}
@@ -31,9 +35,11 @@ class Facts:
         self.texts: dict[str, tuple[int, ...]] = {}
         self.ending: set[str] = set()
         self.deleted: set[str] = set()
-        self.checked = self.resumed = self.shared = self.queued = 0
+        self.cancelled: dict[str, float] = {}
+        self.checked = self.resumed = self.shared = self.queued = self.orphans = 0
         self.loop = loop
         self.books = books
+        self._delay = delay
         self.script = play.target
         self.tokenizer = Model(self.script, 1, 1.0).tokenizer
         self.seen: dict[Any, Any] = {}
@@ -72,8 +78,12 @@ class Facts:
     @property
     def reached(self) -> Counter[str]:
         """How often what is rare was met."""
-        own = {"resumed": self.resumed, "shared": self.shared, "queued": self.queued}
+        own = {"resumed": self.resumed, "shared": self.shared, "queued": self.queued, "orphans": self.orphans}
         return Counter({"claims": self.books.claims, "restored": self.books.restored, **own})
+
+    def is_late(self, since: float) -> bool:
+        """Whether what was due then should have happened, whatever has gone wrong."""
+        return self.loop.time() > since + ENDS_WITHIN + self._delay
 
     def decoded(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens))
@@ -82,13 +92,18 @@ class Facts:
         """Whether the log has held this output. After it was lost, other tokens may stand where nobody had seen any."""
         return self.books.losses > 0 or is_prefix(tokens, self.durable.get(session_id, ()))
 
+    def told_cancelled(self, session_id: str) -> None:
+        """A cancellation was acknowledged. By an owner that dies afterwards it may be forgotten."""
+        self.cancelled[session_id] = self.loop.time()
+
     def end(self, session_id: str) -> None:
         """Somebody asks for the session's end."""
         self.ending.add(session_id)
 
-    def may_share(self, session_id: str, cached: int) -> bool:
-        """Whether a session of the same tenant begins alike for so many tokens."""
+    def may_share(self, session_id: str, cached: int, again: bool) -> bool:
+        """Whether a session of the same tenant begins alike for so many tokens. again: it may be this one itself."""
         record = self.records[session_id]
         wanted = record.prompt[:cached]
-        same = (known for known, other in self.records.items() if other.tenant == record.tenant)
+        others = (known for known in self.records if again or known != session_id)
+        same = (known for known in others if self.records[known].tenant == record.tenant)
         return any(is_prefix(wanted, self.texts.get(each, ())) for each in same)

@@ -56,6 +56,7 @@ class LibraryClient:
             heard.cancelled = True
             self._asking.facts.end(heard.session_id)
             await client.cancel(heard.session_id, timeout=PATIENCE)
+            self._asking.facts.told_cancelled(heard.session_id)
         if heard.has(self._ask.delete_after) and not heard.deleted:
             heard.deleted = True
             self._asking.facts.end(heard.session_id)

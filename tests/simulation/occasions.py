@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from tests.simulation.asks import Ask
 from tests.simulation.scenario import Fault, Scenario
@@ -64,3 +66,132 @@ def drafted(scenario: Scenario) -> bool:
 
 
 LINK_LOST = has("cut", "break", "close", "late", "pause", "crash")
+
+
+# Of several tenants, turns, completions and options
+
+
+SHARED = tuple(1 + index % 9 for index in range(12))
+
+
+def two_tenants(seed: int) -> Scenario:
+    """They ask for the same under one request id; the second one then goes on behind the first one's session."""
+    asks = (
+        Ask(0.5, 0, (*SHARED, 1), 20, request_id="a"),
+        Ask(1.5, 0, (*SHARED, 1), 20, request_id="a", tenant=1),
+        Ask(2.5, 0, (4,), 8, follows=0, tenant=1),
+    )
+    return Scenario(seed, tenants=2, asks=asks)
+
+
+def two_bodies(seed: int) -> Scenario:
+    asks = (Ask(0.5, 0, (3, 4), 30, request_id="a"), Ask(0.6, 0, (3, 5), 30, request_id="a"))
+    return Scenario(seed, forward=0.05, asks=asks)
+
+
+def next_turns(seed: int) -> Scenario:
+    asks = (Ask(0.5, 0, (*SHARED, 1), 20), Ask(0.5, 0, (4, 2), 20, follows=0), Ask(0.5, 0, (5,), 20, follows=1))
+    return Scenario(seed, asks=asks)
+
+
+def several_completions(seed: int) -> Scenario:
+    return Scenario(seed, asks=(Ask(0.5, 0, (*SHARED, 1), 20, temperature=1.0, seed=seed, n=3),))
+
+
+def shared_prompts(seed: int) -> Scenario:
+    asks = tuple(Ask(0.5 + number / 2, 0, (*SHARED, number + 1, 4), 10) for number in range(4))
+    return Scenario(seed, asks=asks)
+
+
+def a_queue(seed: int) -> Scenario:
+    """More sessions than slots, urgent ones last."""
+    asks = tuple(Ask(0.5 + number / 100, 0, (number + 1, 4), 12, priority=(number - 2) % 4) for number in range(5))
+    return Scenario(seed, slots=1, queue=8, queue_wait=30.0, forward=0.05, asks=asks)
+
+
+def links_cut(seed: int, **options: Any) -> Scenario:
+    """Sessions move between verifiers, which know them or not."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 60, request_id=f"{number}", **options) for number in range(3))
+    cut = Fault(1.5, "close", "orchestrator-0-verifier-0", 30.0)
+    return Scenario(seed, verifiers=2, forward=0.05, asks=asks, faults=(cut,))
+
+
+def penalised_and_moved(seed: int) -> Scenario:
+    return links_cut(seed, repetition_penalty=1.5, presence_penalty=1.0)
+
+
+def not_to_end_early(seed: int) -> Scenario:
+    return links_cut(seed, stop_ids=(3, 4), min_tokens=40)
+
+
+def reported_and_taken_over(seed: int) -> Scenario:
+    asks = tuple(replace(ask, logprobs=2) for ask in taken_over(seed).asks)
+    return replace(taken_over(seed), asks=asks)
+
+
+def stopped_by_strings_and_taken_over(seed: int) -> Scenario:
+    """Each token's end is withheld until the next one."""
+    asks = tuple(replace(ask, stop=tuple(f"{digit} 0" for digit in range(10))) for ask in taken_over(seed).asks)
+    return replace(taken_over(seed), asks=asks)
+
+
+def weighed_and_badly_drafted(seed: int) -> Scenario:
+    """Most of what is drafted is what the target never says."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 40, 1.0, number, rule="rejection", top_k=1) for number in range(3))
+    return Scenario(seed, agree=0.0, plan="stream:2,6", asks=asks)
+
+
+def lossy(seed: int) -> Scenario:
+    return Scenario(seed, asks=(Ask(0.5, 0, (3, 4), 20, rule="threshold(0.3)"),))
+
+
+# Of ends
+
+
+def told_to_stop(seed: int) -> Scenario:
+    """An orchestrator stops while the log is slow; clients ask it for more meanwhile."""
+    asks = tuple(Ask(0.5 + number / 5, 0, (number + 1, 4), 60, request_id=f"{number}") for number in range(5))
+    faults = (Fault(0.5, "log_slow", "", 3.0), Fault(0.75 + seed % 7 / 10, "stop", "orchestrator-0", 1.0))
+    return Scenario(seed, orchestrators=2, grace=3.0 * (seed % 2), forward=0.05, asks=asks, faults=faults)
+
+
+def verifier_told_to_stop(seed: int) -> Scenario:
+    asks = tuple(Ask(0.6 + number / 50, 0, (number + 1, 4), 20, request_id=f"{number}") for number in range(9))
+    faults = (Fault(0.8, "stop", "verifier-0", 1.0),)
+    return Scenario(seed, verifiers=2, grace=3.0, forward=0.05, delay=(0.02, 0.1), asks=asks, faults=faults)
+
+
+def orphaned(seed: int) -> Scenario:
+    """The owner dies and stays dead; nobody asks for its session again."""
+    asks = (Ask(0.5, 0, (3, 4), 100), Ask(0.5, 1, (3, 5), 20))
+    return Scenario(
+        seed, orchestrators=2, forward=0.1, asks=asks, faults=(Fault(1.2, "crash", "orchestrator-0", 1000.0),)
+    )
+
+
+def long_lived(seed: int) -> Scenario:
+    """A session that runs for longer than it takes to be missed; another orchestrator has nothing to do."""
+    asks = (Ask(0.5, 0, (3, 4), 120, request_id="a", drafting=2),)
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.3, detach_grace=12.0, asks=asks)
+
+
+def cancelled_elsewhere(seed: int) -> Scenario:
+    """By a reader at another orchestrator than the one that drives it."""
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
+    return Scenario(
+        seed, orchestrators=2, drafters=0, forward=0.2, asks=(first, replace(first, start=0.7, at=1, cancel_after=2))
+    )
+
+
+def deleted_elsewhere(seed: int) -> Scenario:
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
+    return Scenario(
+        seed, orchestrators=2, drafters=0, forward=0.2, asks=(first, replace(first, start=0.7, at=1, delete_after=2))
+    )
+
+
+def passed_on_before_its_deadline(seed: int) -> Scenario:
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2, timeout=3.0)
+    asks = (first, replace(first, start=0.6, timeout=None, library=True))
+    cut = Fault(1.1, "cut", "orchestrator-0-client")
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, faults=(cut,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from random import Random
@@ -83,6 +84,11 @@ class Party(ABC):
     @property
     def process(self) -> str:
         return f"{self.name}#{self.incarnation}"
+
+    @property
+    def stays(self) -> bool:
+        """It is up, and nobody has told it to stop."""
+        return self.up and self._told_to_stop != self.process
 
     @property
     def exits_within(self) -> float:
@@ -169,6 +175,12 @@ class VerifierParty(Party):
         super().__init__(world, name, grace)
         self._hardware, self._kept, self._patience = hardware, kept, patience
         self.strand: EngineStrand | None = None
+        self._servicer: VerifyServicer | None = None
+
+    @property
+    def opened(self) -> Iterable[tuple[int, int]]:
+        """What its links have open there, by link and handle."""
+        return [] if self._servicer is None else self._servicer._presence._open
 
     async def _run(self) -> None:
         """As verify_service.server.start."""
@@ -178,7 +190,7 @@ class VerifierParty(Party):
         worker: Any = EngineStrand(self.world.loop, lm, *contexts, self._kept, self._patience)
         self.strand = worker
         info = lm.described(hardware.place)
-        servicer = VerifyServicer(worker, info)
+        servicer = self._servicer = VerifyServicer(worker, info)
         server = SimServer()
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)

@@ -30,6 +30,8 @@ from tests.simulation.store import SimStore
 from verify_service.waiting import Patience
 
 LIMIT = 400.0
+# Seconds within which a session ends in the log whose owner and readers are gone.
+ORPHANED = 120.0
 # Seconds for which a verifier keeps what lost its link.
 KEPT = 30.0
 DRAFTERS_TOKEN = "token-of-all-drafters"
@@ -130,7 +132,7 @@ class Simulation:
         self.scenario = scenario
         self.loop = world.loop
         self.world = world
-        self.facts = Facts(world.loop, world.play, world.store.books)
+        self.facts = Facts(world.loop, world.play, world.store.books, scenario.delays)
         self.checks = Checks(self.facts, scenario.detach_grace)
         world.store.report = self.facts.report
         world.store.on_written = self.checks.readers.log_written
@@ -197,7 +199,7 @@ class Simulation:
         for party in self.parties.values():
             party.start()
         for number, client in enumerate(self.clients):
-            self.checks.watch(f"client-{number}", client)
+            self.checks.watch(f"client#{number}", client)
             in_strand(self.loop, f"client#{number}", client.run())
         for fault in self.scenario.faults:
             self.faults.plan(fault)
@@ -208,7 +210,7 @@ class Simulation:
         """Until every client has its end; then everything is stopped, and nothing may be left."""
         try:
             self.loop.run_until(self._settled, LIMIT)
-            found = self.loop.unheard() + self._judged()
+            found = self.loop.unheard() + self._judged() + self._orphans()
             self.loop.after_step = lambda: None
             return found + self._end() + self.loop.unheard()
         except Stuck as error:
@@ -223,9 +225,24 @@ class Simulation:
     def _judged(self) -> list[str]:
         return [] if self.facts.found else list(Judge(self.scenario, self.facts, self.hearings).all())
 
+    def _orphans(self) -> list[str]:
+        """Nobody reads any more, and nothing goes wrong: whatever runs in the log comes to an end there.
+
+        In one that has lost an end it may run until it expires: its owner knows it to have ended.
+        """
+        self.faults.end()
+        kept = [party for party in self.parties.values() if isinstance(party, OrchestratorParty) and party.stays]
+        if self.facts.found or not kept or not self.world.store.running:
+            return []
+        self.facts.orphans += len(self.world.store.running)
+        until = self.loop.time() + ORPHANED
+        self.loop.call_at(until, lambda: None)
+        self.loop.run_until(lambda: not self.world.store.running or self.loop.time() >= until, ORPHANED + 1)
+        left = [] if self.world.store.books.losses else self.world.store.running
+        return [f"session {session_id} runs for ever" for session_id in left]
+
     def _end(self) -> list[str]:
         """Stop every party as SIGTERM does, who calls before who is called; what is left of it is a leak."""
-        self.faults.end()
         for party in reversed(self.parties.values()):
             party.stop()
             self._pass(party.exits_within)

@@ -17,6 +17,10 @@ LOG_FAULTS = ("log_down", "log_slow", "acks_lost", "effects_lost", "log_restarte
 FOCUSES = ("", "", "verifier", "drafter", "orchestrator", "orchestrator", "client", "client", "log")
 # What all prompts begin with in a third of the scenarios: long enough for verifiers to share it between sessions.
 COMMON = 12
+# What ends a process.
+ENDS = ("crash", "stop")
+# Seconds in which a session may go on that was cancelled at an owner that died: for this long, nobody says anything.
+KILLED = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,13 @@ class Scenario:
     def lines(self) -> list[str]:
         ends = [party for party in self.parties if not party.startswith("orchestrator")]
         return [f"orchestrator-{n}-{end}" for n in range(self.orchestrators) for end in (*ends, "client")]
+
+    @property
+    def delays(self) -> float:
+        """Seconds by which what goes wrong may hold up an end; a killed owner's until somebody else has the session."""
+        held = ("pause", "slow", "stall", "late", *LOG_FAULTS)
+        killed = sum(KILLED for fault in self.faults if fault.kind in ENDS and fault.target.startswith("orchestrator"))
+        return killed + sum(fault.seconds for fault in self.faults if fault.kind in held)
 
     @property
     def sessions(self) -> int:

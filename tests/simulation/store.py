@@ -83,6 +83,11 @@ class SimStore:
         logs = self.memory._logs
         self.books.newest = {key: logs[key].fence if key in logs else 0 for key in self.books.newest}
 
+    @property
+    def running(self) -> list[str]:
+        """Sessions that have no end in the log."""
+        return [session_id for session_id, log in self.memory._logs.items() if log.reason is None]
+
     def view(self) -> StoreView:
         return StoreView(self)
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation.asks import Ask
+from tests.simulation.further_mistakes import FURTHER_MISTAKES
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.mistakes import MISTAKES, Mistake
 from tests.simulation.run import Violation, check, run
@@ -29,7 +30,7 @@ def test_a_seed_runs_in_the_same_way_every_time(seed: int) -> None:
     assert run(scenario).trace == run(scenario).trace
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", [*MISTAKES, *FURTHER_MISTAKES], ids=lambda mistake: mistake.name)
 def test_a_mistake_is_caught(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake.make(monkeypatch)
     scenarios = (mistake.scenarios(seed) for seed in range(CAUGHT_WITHIN))
@@ -42,7 +43,14 @@ def test_many_kinds_of_end_and_of_recovery_are_reached() -> None:
     ends = {end for outcome in outcomes for end in outcome.ends}
     assert {"EOS", "LENGTH", "STOP_STRING", "CANCELLED", "left"} <= ends
     reached = sum((outcome.reached for outcome in outcomes), Counter())
-    assert {name for name, often in reached.items() if often} == {"claims", "restored", "resumed", "shared", "queued"}
+    assert {name for name, often in reached.items() if often} == {
+        "claims",
+        "restored",
+        "resumed",
+        "shared",
+        "queued",
+        "orphans",
+    }
 
 
 # Its tools

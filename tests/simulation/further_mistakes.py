@@ -1,0 +1,268 @@
+"""More known mistakes: about stopping, tenants, turns, completions, options, rules, queues, orphans, deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator import completions, generating, repeats, replies, turns
+from orchestrator.access import Access
+from orchestrator.appender import Appender
+from orchestrator.driver import SessionDriver
+from orchestrator.ownership import Ownership
+from orchestrator.restoring import Replay
+from orchestrator.sessions import Orchestrator
+from orchestrator.store import SessionRecord, StoredSession
+from orchestrator.store.memory import MemoryStore
+from orchestrator.sweeping import Sweeper
+from specwire.core import judging
+from specwire.core.admission import Waiting
+from specwire.core.effects import EmitEnd
+from specwire.core.history import History
+from specwire.core.limits import Ending, FinishReason
+from specwire.core.weights import Draft
+from specwire.lm.choose import RowSampling
+from specwire.lm.noise import Key
+from specwire.v1 import generation_pb2 as pb
+from tests.simulation import occasions
+from tests.simulation.mistakes import Mistake
+from tests.simulation.occasions import always
+from verify_service import service, waiting
+from verify_service.slots import Slots
+
+Patch = pytest.MonkeyPatch
+
+
+# Processes that stop
+
+
+def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
+    original = SessionDriver.leave
+
+    def hasty(self: SessionDriver) -> None:
+        in_flight = self.session.in_flight
+        if in_flight is not None and in_flight.emit is not None:
+            self.output.add(in_flight.emit)
+        original(self)
+
+    patch.setattr(SessionDriver, "leave", hasty)
+
+
+def begins_sessions_while_it_stops(patch: Patch) -> None:
+    patch.setattr(Orchestrator, "_check_welcome", lambda self: None)
+
+
+def opens_sessions_while_it_stops(patch: Patch) -> None:
+    patch.setattr(service, "turned_away", lambda message: [])
+
+
+# Tenants
+
+
+def parent_of_another_tenant_taken(patch: Patch) -> None:
+    patch.setattr(turns, "check_owner", lambda *_: None)
+
+
+def request_id_joined_across_tenants(patch: Patch) -> None:
+    original = MemoryStore.bind_request
+
+    async def careless(self: MemoryStore, tenant: str, *rest: Any) -> Any:
+        return await original(self, "", *rest)
+
+    patch.setattr(MemoryStore, "bind_request", careless)
+
+
+def cache_shared_across_tenants(patch: Patch) -> None:
+    patch.setattr(Access, "cache_scope", lambda self, tenant: b"everybody's")
+
+
+# What is asked for
+
+
+def request_id_joined_with_another_body(patch: Patch) -> None:
+    patch.setattr(repeats, "check_same", lambda *_: None)
+
+
+def parent_s_last_token_left_out(patch: Patch) -> None:
+    original = turns.tokens_of
+
+    async def careless(*args: Any) -> tuple[int, ...]:
+        return (await original(*args))[:-1]
+
+    patch.setattr(generating, "tokens_of", careless)
+
+
+def completions_without_a_number(patch: Patch) -> None:
+    original = completions._single
+
+    def careless(request: pb.GenerateRequest, choice: int, seed: int) -> pb.GenerateRequest:
+        return original(request, 0, seed)
+
+    patch.setattr(completions, "_single", careless)
+
+
+def completions_share_their_noise(patch: Patch) -> None:
+    patch.setattr(RowSampling, "key", property(lambda self: Key(self.sampling.seed, 0, self.position)))
+
+
+def lossy_not_marked(patch: Patch) -> None:
+    original = replies.started
+
+    def quiet(driver: SessionDriver, prompt: pb.Prompt | None = None) -> pb.Started:
+        started = original(driver, prompt)
+        started.lossy = False
+        return started
+
+    patch.setattr(replies, "started", quiet)
+
+
+def log_probabilities_lost_in_a_replay(patch: Patch) -> None:
+    original = Replay._see
+
+    def careless(self: Replay, index: int, token: int, outcome: Any, logprobs: Any) -> None:
+        original(self, index, token, outcome, ())
+
+    patch.setattr(Replay, "_see", careless)
+
+
+def penalties_forget_the_log(patch: Patch) -> None:
+    """A verifier that takes a session over counts its own tokens only."""
+    original = History.__init__
+
+    def forgetful(self: History, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        original(self, prompt)
+
+    patch.setattr(History, "__init__", forgetful)
+
+
+def ends_too_early(patch: Patch) -> None:
+    patch.setattr(Ending, "banned", lambda self, position: ())
+
+
+def stop_string_cut_on_the_wrong_side_after_a_takeover(patch: Patch) -> None:
+    """What was withheld when the session changed hands is taken for text that came before the stop string."""
+    original = Ownership._drive
+
+    def careless(self: Ownership, driver: SessionDriver, replay: Replay, *rest: Any) -> None:
+        replay.scanner = self._scanner_of(driver.record)
+        original(self, driver, replay, *rest)
+
+    patch.setattr(Ownership, "_drive", careless)
+
+
+def end_of_a_replay_cut_elsewhere(patch: Patch) -> None:
+    original = Replay.end
+
+    def careless(self: Replay, reason: FinishReason, text_length: int) -> EmitEnd:
+        end = original(self, reason, text_length)
+        return replace(end, text=end.text + " ")
+
+    patch.setattr(Replay, "end", careless)
+
+
+# The verifier
+
+
+def refused_draft_token_accepted(patch: Patch) -> None:
+    def blind(target: judging.Target, row: int, draft: Draft) -> int | None:
+        return None
+
+    patch.setattr(judging, "_replacement", blind)
+
+
+def copied_prefix_too_long(patch: Patch) -> None:
+    def careless(self: Slots, source: int, target: int, length: int) -> None:
+        self._lm.copy(source, target, min(length + 1, self._lm.cached(source)))
+
+    patch.setattr(Slots, "copy", careless)
+
+
+def urgent_sessions_passed_over(patch: Patch) -> None:
+    def latest(rooms: Any, places: Any, turns: Any) -> Waiting | None:
+        return max(rooms, key=lambda each: each.arrival, default=None)
+
+    patch.setattr(waiting, "next_in_turn", latest)
+
+
+# Ends
+
+
+def living_sessions_swept(patch: Patch) -> None:
+    async def everybody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
+        return list(self._rolls.get(roll, {}))
+
+    def due(self: Sweeper, log: StoredSession) -> FinishReason:
+        return FinishReason.CANCELLED
+
+    patch.setattr(MemoryStore, "missed", everybody)
+    patch.setattr(Sweeper, "due", due)
+
+
+def orphans_left_alone(patch: Patch) -> None:
+    async def nobody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
+        return []
+
+    patch.setattr(MemoryStore, "missed", nobody)
+
+
+def cancellation_in_the_log_overlooked(patch: Patch) -> None:
+    original: Callable[..., Any] = Appender._attempt
+
+    async def deaf(self: Appender, effect: Any) -> bool:
+        await original(self, effect)
+        return False
+
+    patch.setattr(Appender, "_attempt", deaf)
+
+
+def deleted_session_written_again(patch: Patch) -> None:
+    """What is deleted leaves no trace, not even that it was deleted."""
+    original = MemoryStore.delete
+
+    async def thorough(self: MemoryStore, session_id: str) -> None:
+        await original(self, session_id)
+        self._deleted.clear()
+
+    patch.setattr(MemoryStore, "delete", thorough)
+
+
+def deadline_forgotten_by_the_next_owner(patch: Patch) -> None:
+    original = MemoryStore.claim
+
+    async def careless(self: MemoryStore, session_id: str, owner: str) -> StoredSession:
+        log = await original(self, session_id, owner)
+        record: SessionRecord = replace(log.record, deadline=0.0)
+        return replace(log, record=record)
+
+    patch.setattr(MemoryStore, "claim", careless)
+
+
+FURTHER_MISTAKES = [
+    Mistake(emits_in_stopping_what_is_not_acknowledged, always, occasions.told_to_stop),
+    Mistake(begins_sessions_while_it_stops, always, occasions.told_to_stop),
+    Mistake(opens_sessions_while_it_stops, always, occasions.verifier_told_to_stop),
+    Mistake(parent_of_another_tenant_taken, always, occasions.two_tenants),
+    Mistake(request_id_joined_across_tenants, always, occasions.two_tenants),
+    Mistake(cache_shared_across_tenants, always, occasions.two_tenants),
+    Mistake(request_id_joined_with_another_body, always, occasions.two_bodies),
+    Mistake(parent_s_last_token_left_out, always, occasions.next_turns),
+    Mistake(completions_without_a_number, always, occasions.several_completions),
+    Mistake(completions_share_their_noise, always, occasions.several_completions),
+    Mistake(lossy_not_marked, always, occasions.lossy),
+    Mistake(log_probabilities_lost_in_a_replay, always, occasions.reported_and_taken_over),
+    Mistake(penalties_forget_the_log, always, occasions.penalised_and_moved),
+    Mistake(ends_too_early, always, occasions.not_to_end_early),
+    Mistake(stop_string_cut_on_the_wrong_side_after_a_takeover, always, occasions.stopped_by_strings_and_taken_over),
+    Mistake(end_of_a_replay_cut_elsewhere, always, occasions.taken_over),
+    Mistake(refused_draft_token_accepted, always, occasions.weighed_and_badly_drafted),
+    Mistake(copied_prefix_too_long, always, occasions.shared_prompts),
+    Mistake(urgent_sessions_passed_over, always, occasions.a_queue),
+    Mistake(living_sessions_swept, always, occasions.long_lived),
+    Mistake(orphans_left_alone, always, occasions.orphaned),
+    Mistake(cancellation_in_the_log_overlooked, always, occasions.cancelled_elsewhere),
+    Mistake(deleted_session_written_again, always, occasions.deleted_elsewhere),
+    Mistake(deadline_forgotten_by_the_next_owner, always, occasions.passed_on_before_its_deadline),
+]
