@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.verify_service.virtual import COUNT, PLAIN_US, Drafter, Virtual, good, silent
+from specwire.core.verification import Allowance
+from tests.verify_service.virtual import COUNT, PLAIN_US, PROMPT, Drafter, Virtual, good, silent
 
 
 def wrong(truth: Sequence[int], done: int) -> tuple[list[int], float]:
@@ -47,3 +48,12 @@ def test_good_drafter_pays(growth: float) -> None:
     rig = Virtual(growth)
     ideal = COUNT / 4 * (2000.0 + rig.cost(5))
     assert rig.generate(good, due=4) <= 1.15 * ideal
+
+
+def test_the_first_token_waits_for_no_proposal() -> None:
+    """Eight draft tokens are said to be due and none ever comes: the prompt's forward decides, and nothing before it."""
+    rig = Virtual(0.0)
+    rig.open(1, PROMPT, max_tokens=COUNT, allowance=Allowance(0, 1 << 20, 8))
+    while not rig.tokens.get(1):
+        assert rig.step() is None
+    assert rig.now == PLAIN_US
