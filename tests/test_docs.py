@@ -1,8 +1,11 @@
-"""README and docs say what is there: files exist, command lines parse, the Python example runs."""
+"""README and docs say what is there: blocks are marked or run, command lines parse, files exist.
+
+What blocks of commands do is asked by tests/integration/test_documents.py, what stands in tables that scripts write by
+`make lint`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -10,53 +13,101 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from tests.orchestrator.stack import TARGET, stack
+from tests.documents import NOT_RUN, RUN, all_blocks, blocks_of, pages, stray_commands, summary
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = pages()
+BLOCKS = all_blocks()
+FOLDERS = "proto|specwire|draft_service|verify_service|orchestrator|deploy|demo_pair|bench|scripts|docs|tests|examples"
 
 
 def command_lines() -> list[str]:
-    """Every `specwire ...` line of the README's and the other pages' indented blocks, without its comment."""
-    found = [line for page in PAGES for line in re.findall(r"^    (specwire .*)$", page.read_text(), re.MULTILINE)]
-    return [line.partition("#")[0].strip() for line in found]
+    """Every `specwire ...` line, those of blocks too that are not run."""
+    return [line for block in BLOCKS for line in block.commands() if line.startswith("specwire ")]
 
 
-@pytest.mark.parametrize("line", command_lines())
+@pytest.mark.parametrize("line", sorted(set(command_lines())))
 def test_command_lines_parse(line: str) -> None:
     """As far as argparse: unknown options and missing arguments exit with 2 before anything is started."""
-    words = shlex.split(line)[1:]
+    words = shlex.split(line, comments=True)[1:]
     assert cli.parse(words).command == words[0]
 
 
 def test_the_readme_has_commands() -> None:
-    assert len(command_lines()) >= 6
+    assert len([block for block in BLOCKS if block.page == "README.md" and block.is_run]) >= 6
 
 
-async def test_the_python_example_runs() -> None:
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert code is not None
-    async with stack(TARGET) as running:
-        source = code.group(1).replace("127.0.0.1:7000", running.client.address)
-        await asyncio.to_thread(exec, compile(source, "README.md", "exec"), {})
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    assert stray_commands(page) == []
+    for block in blocks_of(page):
+        assert block.language in (*RUN, *NOT_RUN), f"{block.name}: a block says what it is"
+        assert not block.kind or block.language in RUN, f"{block.name}: there is nothing to excuse"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_few_blocks_are_excused() -> None:
+    """More than a third, and the pages would be promises."""
+    excused = [block for block in BLOCKS if block.kind]
+    assert 3 * len(excused) <= len([block for block in BLOCKS if block.language in RUN])
+    told = summary(BLOCKS)
+    assert f"{len(excused)} excused" in told
+    assert all(f"{block.name}: {block.kind}: {block.reason}" in told for block in excused)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("    specwire up\n", ["page.md:1: specwire up"]),
+        ("```text\n$ make test\n```\n", ["page.md:2: $ make test"]),
+        ("```\ncurl http://x\n```\n", ["page.md:2: curl http://x"]),
+        ("```sh\nspecwire up\n```\n", []),
+        ("specwire up is a command\n    specwire: ready\n", []),
+    ],
+)
+def test_commands_that_nothing_would_run_are_found(text: str, found: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert stray_commands(page) == found
+
+
+def test_a_mark_belongs_to_the_block_behind_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- needs: a GPU -->\n\n```sh\na\n```\n\n```console\n$ b \\\n  c\nd\n```\n\n```sh\n")
+    with pytest.raises(ValueError, match=r"page.md:13: this block does not end"):
+        blocks_of(page)
+    page.write_text(page.read_text().removesuffix("```sh\n"))
+    first, second = blocks_of(page)
+    assert (first.kind, first.reason, first.is_run, first.commands()) == ("needs", "a GPU", False, ["a"])
+    assert (second.kind, second.is_run, second.commands()) == ("", True, ["b    c"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
     """Links to files, and paths in backticks that begin with one of our folders."""
     text = page.read_text()
-    folders = "proto|specwire|draft_service|verify_service|orchestrator|deploy|demo_pair|bench|scripts|docs|tests"
-    paths = set(re.findall(rf"`((?:{folders})/[\w/.]*)`", text))
+    paths = set(re.findall(rf"`((?:{FOLDERS})/[\w/.]*)`", text))
     links = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
     missing = {p for p in paths if not (ROOT / p).exists()} | {k for k in links if not (page.parent / k).exists()}
     assert not missing
 
 
 def test_the_file_tree_is_true() -> None:
-    tree = README.partition("## Where things are")[2]
+    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2]
     parent = ""
     for indent, name in re.findall(r"^(    (?:  )?)([\w]+)/\s", tree, re.MULTILINE):
         parent = name if len(indent) == 4 else parent
         path = ROOT / name if len(indent) == 4 else ROOT / parent / name
         assert path.is_dir(), path
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    """By links, over any number of pages."""
+    seen, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop().resolve()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+        waiting += [page.parent / link for link in links if "://" not in link]
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= {page.name for page in seen}
