@@ -51,7 +51,7 @@ def test_good_drafter_pays(growth: float) -> None:
 
 
 def test_the_first_token_waits_for_no_proposal() -> None:
-    """Eight draft tokens are said to be due and none ever comes: the prompt's forward decides, and nothing before it."""
+    """Eight draft tokens are said to be due, and none ever comes: the first forward decides all the same."""
     rig = Virtual(0.0)
     rig.open(1, PROMPT, max_tokens=COUNT, allowance=Allowance(0, 1 << 20, 8))
     while not rig.tokens.get(1):
