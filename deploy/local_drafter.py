@@ -73,4 +73,5 @@ class LocalDrafter:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         self._leave()
+        await self._reception.stop()
         await self._drafter.stop()

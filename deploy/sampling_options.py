@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 from specwire.client.requests import MOST_COMPLETIONS, Options
 from specwire.core.admission import check_priority
-from specwire.core.limits import Stopping
+from specwire.core.constraint import Constraint, ConstraintKind
+from specwire.core.limits import Stopping, check_constraint
 from specwire.core.rules import KNOWN
 from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Sampling, resolve_rule
 
@@ -44,10 +46,21 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = True
         metavar="R",
         help=f"acceptance rule: {KNOWN}; the last two are lossy (default: by --temperature)",
     )
+    _add_form_arguments(parser)
     if several:
         _add_output_arguments(parser)
     else:
         parser.set_defaults(n=1, logprobs=None, logprobs_of=None, echo=False, json=False)
+
+
+def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "form of the output, at most one (docs/CONSTRAINED.md)"
+    ).add_mutually_exclusive_group()
+    add.add_argument("--json-schema", metavar="FILE|JSON", help="JSON that fits this schema")
+    add.add_argument("--regex", metavar="R", help="what this regular expression matches")
+    add.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of several; repeat it")
+    add.add_argument("--grammar", metavar="FILE", help="what this Lark grammar describes")
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +99,42 @@ def sampling_options(args: argparse.Namespace) -> Options:
         logprobs=args.logprobs,
         logprobs_of=args.logprobs_of or "",
         echo=args.echo,
+        **_form(args),
     )
+
+
+def _form(args: argparse.Namespace) -> Options:
+    """What form the output must have; none where nothing is asked for."""
+    if args.json_schema is not None:
+        given = args.json_schema.strip()
+        return Options(json_schema=given if given.startswith("{") else _read("json_schema", given))
+    if args.grammar is not None:
+        return Options(grammar=_read("grammar", args.grammar))
+    return Options(regex=args.regex) if args.regex is not None else Options(choices=args.choice)
+
+
+def _constraint(args: argparse.Namespace) -> Constraint | None:
+    """The same, checked."""
+    for kind, value in _form(args).items():
+        texts = tuple(value) if isinstance(value, list) else (str(value),)
+        return Constraint(ConstraintKind(kind), texts) if texts else None
+    return None
+
+
+def _read(field: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter(field, f"{name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(field, f"{name} is not UTF-8 at byte {error.start}") from None
 
 
 def _check(args: argparse.Namespace) -> None:
     """What a service would refuse, too, and what makes no sense here."""
     resolve_rule(args.rule, _sampling(args))
-    Stopping(args.max_tokens, frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
+    stopping = Stopping(args.max_tokens, frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
+    check_constraint(_constraint(args), stopping)
     check_priority(args.priority)
     if not all(args.stop):
         raise InvalidParameter("stop", "must not be empty")

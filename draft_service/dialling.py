@@ -148,6 +148,7 @@ class DiallingDrafter:
         self.address = address
         self.metrics = metrics
         self._drafter = drafter
+        self._reception = reception
         self._dialler = Dialler(address, tls, reception, token)
         self._dialling = asyncio.create_task(self._dialler.run())
 
@@ -184,6 +185,7 @@ class DiallingDrafter:
         """Idempotent. The link ends at once: its sessions only get slower."""
         self._dialling.cancel()
         await asyncio.gather(self._dialling, return_exceptions=True)
+        await self._reception.stop()
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()

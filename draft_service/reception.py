@@ -90,6 +90,10 @@ class Reception:
         while self._drafter.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
             await asyncio.sleep(BACKLOG_PAUSE_S)
 
+    async def stop(self) -> None:
+        """End what it has started."""
+        await self._beginnings.stop()
+
     def lose(self, link: OrchestratorLink) -> None:
         """The link is gone, and its sessions with it."""
         self._beginnings.lost(link)

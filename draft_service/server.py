@@ -77,6 +77,7 @@ class RunningDrafter:
         await self._registrar.close()
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
+        await self._servicer.stop()
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()

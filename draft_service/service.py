@@ -28,6 +28,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
         self._leaving.set()
 
+    async def stop(self) -> None:
+        """After the links have ended."""
+        await self._reception.stop()
+
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context
     ) -> common_pb2.GetModelInfoResponse:

@@ -70,14 +70,22 @@ class Drafting:
     def wants_token(self) -> bool:
         return self.session.wants_token and not self.unready
 
+    def _catch_up(self) -> bool:
+        """Take what the text has more. False where it is not what the constraint allows."""
+        if self.matcher is None:
+            return False
+        missing = self.session.text.tokens[self.prompt_length + self.matcher.length :]
+        return self.matcher.take(missing) == len(missing)
+
+    def ask(self) -> None:
+        """`allowed` will be wanted: so that it can be found out during the forward."""
+        if self.matcher is not None and self._catch_up():
+            self.matcher.ask(())
+
     @property
     def allowed(self) -> Mask | None:
         """What may stand behind the text; None for anything, also where the text is not what the constraint allows."""
-        if self.matcher is None:
-            return None
-        output = self.session.text.tokens[self.prompt_length :]
-        missing = output[self.matcher.length :]
-        if self.matcher.take(missing) < len(missing):
+        if self.matcher is None or not self._catch_up():
             return None
         return open_ids(self.matcher.masks(())[0], ())
 
@@ -219,6 +227,9 @@ class Sessions:
             self._propose(drafting)
 
     def _forward(self, batch: list[Drafting], feeds: list[Feed]) -> list[tuple[Drafting, Guess]]:
+        for drafting, feed in zip(batch, feeds, strict=True):
+            if feed.wanted:
+                drafting.ask()
         logits = self._model.forward(feeds)
         drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
         if self._model.failed:

@@ -227,6 +227,8 @@ class Engine:
 
     def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[Choice], Timings]:
         """The target's token for every row that is wanted, and how long that took."""
+        for part in parts:
+            part.ask()
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
         logits = self.lm.forward(feeds)

@@ -46,6 +46,11 @@ class Part(NamedTuple):
         """Rows of logits: one more than the window, none before the prompt's end."""
         return len(self.window) + 1 if self.share.decides else 0
 
+    def ask(self) -> None:
+        """What its rows need to know from elsewhere, before the forward."""
+        if self.wanted:
+            self.held.session.ask(self.tokens)
+
     def rows(self) -> list[RowSampling]:
         """Each as if the tokens of the window before it had been decided."""
         session, start, window = self.held.session, self.held.session.position, self.tokens

@@ -130,6 +130,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         for link in self._links.values():
             link.end(STOPPING)
         await self._wait_until_empty(FAREWELL_S)
+        await self._beginnings.stop()
 
     async def _wait_until_empty(self, seconds: float) -> None:
         self._empty.clear()

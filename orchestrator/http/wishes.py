@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from orchestrator.http.chat import take_prediction
 from orchestrator.http.fields import Fields
+from orchestrator.http.forms import take_form
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.constraints import constraint_to_wire
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -90,7 +92,6 @@ def take_chat(fields: Fields, request_id: str) -> Wish:
     if wanted:
         sampling.logprobs = top or 0
     stopping = _stopping(fields, _answer_tokens(fields))
-    fields.fixed("response_format", {"type": "text"})
     fields.fixed("modalities", ["text"])
     for name in ("tools", "functions"):
         fields.fixed(name, [])
@@ -155,7 +156,7 @@ def _wish(
 def _sampling(fields: Fields) -> common_pb2.Sampling:
     temperature, seed = fields.number("temperature"), fields.whole("seed", -(1 << SEED_BITS - 1), (1 << SEED_BITS) - 1)
     logprobs_of = fields.choice("logprobs_of", LOGPROBS_OF)
-    return common_pb2.Sampling(
+    sampling = common_pb2.Sampling(
         temperature=TEMPERATURE if temperature is None else temperature,
         top_p=fields.number("top_p"),
         top_k=_top_k(fields),
@@ -168,6 +169,8 @@ def _sampling(fields: Fields) -> common_pb2.Sampling:
         rule=fields.text("rule") or "",
         logprobs_of=LOGPROBS_OF[logprobs_of] if logprobs_of else common_pb2.LOGPROBS_OF_UNSPECIFIED,
     )
+    sampling.MergeFrom(constraint_to_wire(take_form(fields)))
+    return sampling
 
 
 def _top_k(fields: Fields) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
@@ -61,6 +62,10 @@ class Options(TypedDict, total=False):
     logprobs_of: str
     echo: bool
     prediction: Prompt
+    json_schema: str | Mapping[str, object]
+    regex: str
+    choices: Sequence[str]
+    grammar: str
     model: str
 
 
@@ -94,6 +99,10 @@ def generate_request(
     echo: bool = False,
     prediction: Prompt = (),
     model: str = "",
+    json_schema: str | Mapping[str, object] = "",
+    regex: str = "",
+    choices: Sequence[str] = (),
+    grammar: str = "",
 ) -> generation_pb2.GenerateRequest:
     """One completion.
 
@@ -121,6 +130,7 @@ def generate_request(
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
         prediction: what the output may look like, text or token ids; right, it saves time, wrong, it changes nothing.
+        json_schema, regex, choices, grammar: what form the output must have (docs/CONSTRAINED.md); at most one of them.
         model: the target's name, where the service has several; "" takes the only one, or the parent's.
 
     Raises:
@@ -163,11 +173,29 @@ def generate_request(
     else:
         request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
         request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
+    request.sampling.MergeFrom(_constraint(json_schema, regex, choices, grammar))
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)
     elif prediction:
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
     return request
+
+
+def _constraint(
+    json_schema: str | Mapping[str, object], regex: str, choices: Sequence[str], grammar: str
+) -> common_pb2.Sampling:
+    """A Sampling that says nothing else."""
+    schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+    given = {"json_schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
+    asked = [name for name, value in given.items() if value]
+    if len(asked) > 1:
+        raise invalid(asked[1], f"contradicts {asked[0]}: an output has one form")
+    return common_pb2.Sampling(
+        json_schema=_text("json_schema", schema) if schema else None,
+        regex=_text("regex", regex) if regex else None,
+        choices=common_pb2.Choices(texts=[_text("choices", each) for each in choices]) if choices else None,
+        grammar=_text("grammar", grammar) if grammar else None,
+    )
 
 
 def _logprobs_of(name: str) -> common_pb2.LogprobsOf:

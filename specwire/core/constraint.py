@@ -78,8 +78,8 @@ class Constraint:
             raise self.invalid("is nested too deeply") from None
         except ValueError as error:
             raise self.invalid(f"is no JSON: {error}") from None
-        if not isinstance(schema, dict | bool):
-            raise self.invalid(f"must be a JSON object, or true or false, not {schema!r:.80}")
+        if not isinstance(schema, dict):
+            raise self.invalid(f"must be a JSON object, not {schema!r:.80}")
 
 
 class Matcher(Protocol):
@@ -99,6 +99,10 @@ class Matcher(Protocol):
 
     def rollback(self, length: int) -> None:
         """Go back to the output's first `length` tokens; does nothing where it has taken fewer."""
+        ...
+
+    def ask(self, window: Sequence[int]) -> None:
+        """Begin to find out `masks(window)`, which will be wanted next."""
         ...
 
     def masks(self, window: Sequence[int]) -> list[Mask | None]:

@@ -89,8 +89,8 @@ def check_min_tokens(stopping: Stopping, eos_ids: frozenset[int], vocabulary: in
         raise InvalidParameter("min_tokens", f"{stopping.min_tokens}: each of the {vocabulary} ids ends the text")
 
 
-def check_constraint(constraint: Constraint | None, stopping: Stopping, eos_ids: Collection[int]) -> None:
-    """Refuse a constraint whose text could not end."""
+def check_constraint(constraint: Constraint | None, stopping: Stopping, eos_ids: Collection[int] = (0,)) -> None:
+    """Refuse a constraint whose text could not end. eos_ids: the model's, where it is known."""
     if constraint is None:
         return
     if not eos_ids:

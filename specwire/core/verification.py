@@ -206,6 +206,11 @@ class VerifySession:
         """The text as it would stand behind `window`, where penalties look at it."""
         return None if self.history is None else self.history.seen(window)
 
+    def ask(self, window: Sequence[int]) -> None:
+        """`allowed(window)` will be wanted: so that it can be found out during the forward."""
+        if self.matcher is not None:
+            self.matcher.ask(window)
+
     def allowed(self, window: Sequence[int]) -> list[Mask | None]:
         """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
 

@@ -1,35 +1,35 @@
-"""Compiles constraints in threads of its own, because it may take a second, and what a caller sends may ask for more.
+"""Constraints for a service: each is compiled, and answers, in a process of its own (`specwire.text.nursery`).
 
-Neither the event loop nor the thread that computes waits for it: whoever asked is told when it is done.
+The event loop waits for what is being compiled without being held up; the sessions of others notice nothing of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
-import threading
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Hashable, Sequence
 
 from specwire.core.constraint import Constraint, Matcher
 from specwire.core.invalid import InvalidParameter
+from specwire.text.frames import Lost, packed, receive
+from specwire.text.matching import PATIENCE_S, RemoteMatching
 
-try:
-    from specwire.text.constrained import Grammars
+# Seconds for one constraint. Its process has a limit of its own, for processor time.
+LIMIT_S = 20.0
+# Constraints that are being compiled at once; more are refused.
+MOST_AT_ONCE = 64
+END_S = 5.0
+# Where there are threads, a fork is not safe.
+ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
-    INSTALLED = True
-except ModuleNotFoundError:  # the extra is not
-    INSTALLED = False
 
-logger = logging.getLogger(__name__)
-
-THREADS = 2
-# Seconds for one constraint, its wait for a thread included.
-LIMIT_S = 10.0
-# What waits for a thread; more is refused.
-MOST_WAITING = 256
-# Seconds for which a thread waits for more before it ends.
-IDLE_S = 0.5
+def installed() -> bool:
+    return importlib.util.find_spec("llguidance") is not None
 
 
 class NotInstalled(Exception):
@@ -43,56 +43,19 @@ class Busy(Exception):
 Found = Matcher | InvalidParameter | NotInstalled | Busy
 
 
-class Job:
-    """One constraint to begin; `done` gets the outcome, in the event loop."""
-
-    def __init__(
-        self, constraint: Constraint, output: Sequence[int], done: asyncio.Future[Matcher | InvalidParameter]
-    ) -> None:
-        self._constraint = constraint
-        self._output = output
-        self._done = done
-        self._loop = asyncio.get_running_loop()
-
-    def run(self, begin: Callable[[Constraint], Matcher]) -> None:
-        """In a thread."""
-        if self._done.cancelled():  # nobody waits any more
-            return
-        found = self._begun(begin)
-        try:
-            self._loop.call_soon_threadsafe(self._settle, found)
-        except RuntimeError:  # the loop has closed: nobody is left to hear it
-            return
-
-    def _begun(self, begin: Callable[[Constraint], Matcher]) -> Matcher | InvalidParameter:
-        try:
-            matcher = begin(self._constraint)
-            taken = matcher.take(self._output)
-        except InvalidParameter as error:
-            return error
-        except BaseException:  # also a panic in the library, which is no Exception: the thread goes on
-            logger.exception("a constraint could not be compiled")
-            return self._constraint.invalid("could not be compiled; the service's log says why")
-        if taken < len(self._output):
-            return self._constraint.invalid(f"does not allow the output as it is, at its token {taken}")
-        return matcher
-
-    def _settle(self, found: Matcher | InvalidParameter) -> None:
-        if not self._done.done():
-            self._done.set_result(found)
-
-
 class Compiler:
-    """For one model's tokenizer. Its threads begin with a constraint, and end when there is none to compile.
+    """For one model's tokenizer. The process that the others are forked from begins with the first constraint.
 
     Args: see `specwire.text.constrained.Grammars`.
     """
 
     def __init__(self, tokenizer_json: bytes, vocabulary: int, eos_ids: Sequence[int]) -> None:
-        self._grammars = Grammars(tokenizer_json, vocabulary, eos_ids) if INSTALLED else None
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._running = 0
+        self._tokenizer_json = tokenizer_json
+        self._vocabulary = vocabulary
+        self._eos_ids = tuple(eos_ids)
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._compiling = 0
 
     async def begin(self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S) -> Matcher:
         """The constraint behind what there is of the output.
@@ -100,40 +63,105 @@ class Compiler:
         Raises:
             InvalidParameter: it is none, asks for too much, or does not allow the output.
             NotInstalled: this service lacks the library.
-            Busy: too much waits, or it was not done within `limit_s` seconds.
+            Busy: too much is being compiled, or this was not within `limit_s` seconds.
         """
-        if self._grammars is None:
+        if not installed():
             raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
-        if self._jobs.qsize() >= MOST_WAITING:
-            raise Busy(f"{constraint.kind}: {MOST_WAITING} constraints wait to be compiled")
-        done: asyncio.Future[Matcher | InvalidParameter] = asyncio.get_running_loop().create_future()
-        self._hand_over(Job(constraint, output, done), self._grammars.begin)
+        if not self._tokenizer_json or not self._eos_ids:
+            raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
+        if self._compiling >= MOST_AT_ONCE:
+            raise Busy(f"{constraint.kind}: {MOST_AT_ONCE} constraints are being compiled")
+        self._compiling += 1
         try:
             async with asyncio.timeout(limit_s):
-                found = await done
+                return await self._begun(constraint, output)
         except TimeoutError:
             raise Busy(f"{constraint.kind}: was not compiled within {limit_s:g} s") from None
-        if isinstance(found, InvalidParameter):
-            raise found
-        return found
+        except Lost as lost:
+            raise constraint.invalid(str(lost)) from None
+        finally:
+            self._compiling -= 1
 
-    def _hand_over(self, job: Job, begin: Callable[[Constraint], Matcher]) -> None:
-        with self._lock:
-            self._jobs.put(job)
-            if self._running < THREADS:
-                self._running += 1
-                # A daemon: one that the library keeps must not keep the process alive.
-                threading.Thread(target=self._run, args=(begin,), name="constraints", daemon=True).start()
-
-    def _run(self, begin: Callable[[Constraint], Matcher]) -> None:
-        while True:
+    async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
+        asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
+        with self._process() as ours:
+            ours.setblocking(False)
             try:
-                self._jobs.get(timeout=IDLE_S).run(begin)
-            except queue.Empty:
-                with self._lock:
-                    if self._jobs.empty():
-                        self._running -= 1
-                        return
+                await asyncio.get_running_loop().sock_sendall(ours, packed(asked))
+            except OSError as error:
+                raise Lost(f"the process that compiles is gone: {error.strerror}") from None
+            await _readable(ours)
+            said, _ = receive(ours.fileno(), PATIENCE_S)
+            if "error" in said:
+                raise constraint.invalid(said["error"])
+            if said["taken"] < len(output):
+                raise constraint.invalid(f"does not allow the output as it is, at its token {said['taken']}")
+            ours.setblocking(True)
+            return RemoteMatching(ours.detach(), output, self._vocabulary, self._eos_ids)
+
+    def _process(self) -> socket.socket:
+        """The connection to a new one."""
+        if self._control is None or self._nursery is None or self._nursery.poll() is not None:
+            self.stop()
+            self._control = self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise Lost(f"the process that compiles is gone: {error.strerror}") from None
+        return ours
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(self._tokenizer_json)
+            file.flush()
+            file.seek(0)
+            numbers = (theirs.fileno(), file.fileno(), self._vocabulary, *self._eos_ids)
+            command = [sys.executable, "-m", "specwire.text.nursery", *map(str, numbers)]
+            self._nursery = subprocess.Popen(
+                command,
+                pass_fds=numbers[:2],
+                env={**os.environ, **ALONE},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return ours
+
+    @property
+    def started(self) -> bool:
+        return self._nursery is not None
+
+    def stop(self) -> None:
+        """End the process that others are forked from, and those. Idempotent."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._nursery is not None:
+            try:
+                self._nursery.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._nursery.kill()
+                self._nursery.wait()
+            self._nursery = None
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Return when there is something to read, or the other end is gone."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(connection, settle)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection)
 
 
 class Beginnings:
@@ -155,6 +183,12 @@ class Beginnings:
         """Whoever takes its sessions over opens them anew."""
         for task in [task for task, theirs in self._tasks.items() if theirs == link]:
             task.cancel()
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._compiler.started:
+            await asyncio.to_thread(self._compiler.stop)
 
     async def _begin(self, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object]) -> None:
         found: Found

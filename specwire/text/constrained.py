@@ -1,14 +1,13 @@
 """Constraints by the llguidance library; importable only where that is installed (the extra `constrained`).
 
-It walks the tokenizer's vocabulary as a trie of bytes, so whatever the constraint allows can be written, however the
-tokenizer cuts it. How it reads what it is given is in docs/CONSTRAINED.md.
+Used in processes of their own (`specwire.text.nursery`). The library walks the tokenizer's vocabulary as a trie of
+bytes, so whatever the constraint allows can be written, however the tokenizer cuts it. How it reads what it is given is
+in docs/CONSTRAINED.md.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -18,8 +17,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from specwire.core.constraint import Constraint, ConstraintKind, Mask
 from specwire.core.invalid import InvalidParameter
 
-# Compiled constraints that are kept, the latest used.
-MOST_KEPT = 32
 # What a schema leaves open between the parts of a JSON text; without a bound, a model may write nothing else.
 WHITESPACE = r"[ \n\r\t]{0,32}"
 # As the library has them by default, spelt out because they bound what a caller can cost. By its own figures: 20 ms for
@@ -95,11 +92,11 @@ class Matching:
         return mask
 
     def _may_end(self) -> bool:
-        return self._matcher.is_accepting() and not self._matcher.is_error()
+        return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
 
 
 class Grammars:
-    """Compiles constraints for one model's tokenizer. May be used by several threads.
+    """Compiles constraints for one model's tokenizer.
 
     vocabulary: ids of the model; those that the tokenizer does not have are never allowed.
     """
@@ -108,42 +105,28 @@ class Grammars:
         self._tokenizer_json = tokenizer_json
         self._vocabulary = vocabulary
         self._eos_ids = tuple(eos_ids)
-        self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._unfit = ""
+
+    def load(self) -> None:
+        """The tokenizer, where it can be used: a second where the vocabulary is large."""
+        try:
+            known = self._tokenizer_json.decode()
+            self._tokenizer = LLTokenizer(known, n_vocab=self._vocabulary, eos_token=list(self._eos_ids))
+        except Exception as error:  # whatever the library makes of a tokenizer of a kind that it does not know
+            self._unfit = f"this model's tokenizer cannot be constrained: {_said(error)}"
 
     def begin(self, constraint: Constraint) -> Matching:
-        """At the start of an output. Compiling may take a second.
+        """At the start of an output.
 
         Raises:
             InvalidParameter: the constraint is none, or asks for too much, or the tokenizer cannot be constrained.
         """
-        with self._lock:
-            matcher = self._kept.get(constraint)
-        if matcher is None:
-            matcher = _compiled(self._loaded(constraint), constraint)
-        with self._lock:
-            self._kept[constraint] = matcher
-            self._kept.move_to_end(constraint)
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-            own = matcher.deep_copy()
-        return Matching(own, self._eos_ids, self._vocabulary)
-
-    def _loaded(self, constraint: Constraint) -> LLTokenizer:
-        """The tokenizer, loaded for the first constraint: it takes a second where the vocabulary is large."""
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = self._load(constraint)
-            return self._tokenizer
-
-    def _load(self, constraint: Constraint) -> LLTokenizer:
-        if not self._tokenizer_json or not self._eos_ids:
-            raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
-        try:
-            return LLTokenizer(self._tokenizer_json.decode(), n_vocab=self._vocabulary, eos_token=list(self._eos_ids))
-        except Exception as error:  # whatever the library makes of a tokenizer of a kind that it does not know
-            raise constraint.invalid(f"this model's tokenizer cannot be constrained: {_said(error)}") from error
+        if self._tokenizer is None and not self._unfit:
+            self.load()
+        if self._tokenizer is None:
+            raise constraint.invalid(self._unfit)
+        return Matching(_compiled(self._tokenizer, constraint), self._eos_ids, self._vocabulary)
 
 
 def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
@@ -161,13 +144,13 @@ def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
 def _grammar(constraint: Constraint) -> str:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE})
+            return str(LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE}))
         case ConstraintKind.REGEX:
-            return LLMatcher.grammar_from_regex(constraint.text)
+            return str(LLMatcher.grammar_from_regex(constraint.text))
         case ConstraintKind.CHOICES:
             return "start: " + " | ".join(json.dumps(text) for text in constraint.texts)
         case ConstraintKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(constraint.text)
+            return str(LLMatcher.grammar_from_lark(constraint.text))
 
 
 def _said(said: object) -> str:

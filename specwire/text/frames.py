@@ -1,0 +1,59 @@
+"""Messages between a service and the processes that hold its constraints: a length, then so many bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+from typing import Any
+
+LENGTH = struct.Struct("<I")
+
+
+class Lost(Exception):
+    """The other end is gone, or does not answer in time."""
+
+
+def packed(said: dict[str, Any], data: bytes = b"") -> bytes:
+    """An object, and bytes behind it."""
+    head = json.dumps(said).encode()
+    return LENGTH.pack(len(head)) + LENGTH.pack(len(data)) + head + data
+
+
+def send(fd: int, said: dict[str, Any], data: bytes = b"") -> None:
+    """Raises Lost."""
+    left = memoryview(packed(said, data))
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError as error:
+        raise Lost(f"the process that holds it is gone: {error.strerror}") from None
+
+
+def receive(fd: int, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+    """What was sent. Raises Lost, also where it does not come within `limit_s` seconds (None: for ever)."""
+    lengths = _read(fd, 2 * LENGTH.size, limit_s)
+    head, data = (LENGTH.unpack(lengths[: LENGTH.size])[0], LENGTH.unpack(lengths[LENGTH.size :])[0])
+    return json.loads(_read(fd, head, limit_s)), _read(fd, data, limit_s)
+
+
+def _read(fd: int, size: int, limit_s: float | None) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        if limit_s is not None and not _readable(fd, limit_s):
+            raise Lost(f"did not answer within {limit_s:g} s")
+        try:
+            part = os.read(fd, size - len(parts))
+        except OSError as error:
+            raise Lost(f"the process that holds it is gone: {error.strerror}") from None
+        if not part:
+            raise Lost("took more time or memory than it may")
+        parts += part
+    return bytes(parts)
+
+
+def _readable(fd: int, limit_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(limit_s * 1000))

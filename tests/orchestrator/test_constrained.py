@@ -1,0 +1,185 @@
+"""Constrained output through the whole stack: every text fits, and none depends on who drafts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import verify_service.server
+from specwire.client import Completion, SpecwireError
+from specwire.client.requests import Options
+from specwire.core.constraint import Constraint, ConstraintKind
+from specwire.core.limits import FinishReason
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.stack import Stack, stack
+from tests.orchestrator.tiny import tiny
+from tests.text.schemas import fits
+
+PROMPT = "def area(width"
+LENGTH = 60
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'start: item ("," item){0,3}\nitem: /[a-z]{1,3}/ | "(" start ")"\n'
+
+WISHES: dict[str, Options] = {
+    "schema": Options(json_schema=SCHEMA),
+    "any object": Options(json_schema='{"type": "object", "maxProperties": 2}', temperature=0.8, seed=4, top_k=40),
+    "expression": Options(regex=r"[a-c]{3,12} (é|\d{2,4})+;", temperature=1.0, seed=3),
+    "choices": Options(choices=["yes, it is", "no, it is not", "nobody knows"], temperature=1.0, seed=6),
+    "grammar": Options(grammar=GRAMMAR, temperature=1.2, seed=7, frequency_penalty=0.5),
+    "stopped": Options(regex="[a-z ]{5,40}", stop=["e"], min_tokens=3, logprobs=2, logprobs_of="processed"),
+    "weighed": Options(json_schema=SCHEMA, temperature=1.0, seed=5, rule="rejection"),
+    "in blocks": Options(json_schema=SCHEMA, temperature=1.0, seed=8, rule="block"),
+    "lossy": Options(json_schema=SCHEMA, temperature=1.0, seed=8, rule="threshold(0.1)"),
+}
+INEXACT = ("weighed", "in blocks", "lossy")
+
+
+def constraint_of(wish: Options) -> Constraint:
+    for kind in ConstraintKind:
+        value: Any = wish.get(kind)  # by name
+        if value:
+            text = json.dumps(value) if isinstance(value, Mapping) else value
+            return Constraint(kind, tuple(text) if isinstance(text, list) else (text,))
+    raise AssertionError(wish)
+
+
+async def told(running: Stack, **changes: bool) -> dict[str, Completion]:
+    common = Options(max_tokens=LENGTH)
+    common.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
+    wishes: list[Options] = [{**common, **wish} for wish in WISHES.values()]
+    done = await asyncio.gather(*(running.client.complete(PROMPT, **wish) for wish in wishes))
+    found = dict(zip(WISHES, done, strict=True))
+    for name, each in found.items():
+        assert each.finish_reason in (FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING)
+        if each.finish_reason is FinishReason.EOS:
+            assert fits(constraint_of(WISHES[name]), each.text), (name, each.text)
+    return found
+
+
+def exact(found: dict[str, Completion]) -> dict[str, object]:
+    return {
+        name: (each.tokens, each.text, each.finish_reason, [round(of.logprob, 3) for of in each.logprobs])
+        for name, each in found.items()
+        if name not in INEXACT
+    }
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny(tmp_path_factory.mktemp("target"), 1)
+
+
+@asynccontextmanager
+async def served(target: str, *drafts: str, **changes: Any) -> AsyncIterator[Stack]:
+    async with stack(target, *drafts, **changes) as running:
+        yield running
+
+
+async def test_every_text_fits_and_is_the_same_whoever_drafts(target: str, tmp_path: Path) -> None:
+    """Nobody, the text itself, a good drafter, a random one."""
+    good, bad = tiny(tmp_path / "good", 2, like=target, noise=0.01), tiny(tmp_path / "bad", 9)
+    async with served(target, good, plan="stream:4,8") as running:
+        plain = await told(running, drafting=False)
+        ngram = await told(running, drafting=False, ngram=True)
+        helped = await told(running)
+    async with served(target, bad, plan="stream:4,8") as running:
+        misled = await told(running)
+    assert exact(plain) == exact(ngram) == exact(helped) == exact(misled)
+    assert [plain[name].finish_reason for name in ("schema", "choices")] == [FinishReason.EOS] * 2
+    assert sum(each.stats.accepted for each in helped.values()) > 0
+
+
+async def test_a_lost_verifier_changes_no_constrained_text(target: str) -> None:
+    """Its successor has the outputs from the log only."""
+    async with served(target) as running:
+        whole = await told(running, drafting=False)
+        disturbed = asyncio.create_task(told(running, drafting=False))
+        await asyncio.sleep(0.15)
+        await running.verifier.stop(0.0)
+        again = await verify_service.server.start(ModelServiceOptions(target, listen=running.verifier.address))
+        try:
+            assert exact(await disturbed) == exact(whole)
+        finally:
+            await again.stop(0.0)
+
+
+async def test_completions_of_one_prompt_fit_each(target: str) -> None:
+    wish = Options(json_schema=SCHEMA, temperature=1.0, seed=2, max_tokens=LENGTH)
+    async with served(target) as running:
+        several = await running.client.complete_many(PROMPT, 3, **wish)
+        ended = [each for each in several if each.finish_reason is FinishReason.EOS]
+        assert len({each.tokens for each in several}) == 3
+        assert all(fits(constraint_of(wish), each.text) for each in ended)
+
+
+# Compiles for hours.
+ENDLESS = {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}"} for n in range(60)]}
+
+REFUSED: list[tuple[Options, grpc.StatusCode, str]] = [
+    (Options(regex="a("), grpc.StatusCode.INVALID_ARGUMENT, "regex: at 1(8): invalid regex"),
+    (Options(json_schema="[1]"), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: must be a JSON object, not [1]"),
+    (Options(json_schema="{"), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: is no JSON: "),
+    (Options(json_schema={"type": "frob"}), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: Invalid type: frob"),
+    (Options(grammar="start: nobody"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: at 1(8): unknown name"),
+    (Options(choices=["a", ""]), grpc.StatusCode.INVALID_ARGUMENT, "choices: must not be empty"),
+    (Options(choices=["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, "choices: must be from 1 to 1024, not 1025"),
+    (Options(regex="a" * 65537), grpc.StatusCode.INVALID_ARGUMENT, "regex: at most 65536 bytes are allowed, not 65537"),
+    (Options(regex="a", grammar="b"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: contradicts regex"),
+    (Options(regex="a", ignore_eos=True), grpc.StatusCode.INVALID_ARGUMENT, "ignore_eos: contradicts regex"),
+    (Options(regex="a", min_tokens=3), grpc.StatusCode.OUT_OF_RANGE, "regex: the text may neither go on nor end at"),
+    (
+        Options(grammar="start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800), min_tokens=10),
+        grpc.StatusCode.OUT_OF_RANGE,
+        "Current row has",
+    ),
+    (
+        Options(json_schema=ENDLESS),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "json_schema: took more time or memory than it may",
+    ),
+]
+
+
+async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(target: str) -> None:
+    async with served(target) as running:
+        ordinary = asyncio.create_task(running.client.complete(PROMPT, max_tokens=300, ignore_eos=True))
+        for options, code, message in REFUSED:
+            wish: Options = {**Options(max_tokens=20), **options}
+            with pytest.raises(SpecwireError) as caught:
+                done = await running.client.complete(PROMPT, **wish)
+                raise AssertionError(f"{options} was served: {done.text!r}")
+            assert (caught.value.code, message in caught.value.message) == (code, True), caught.value.message
+        assert len((await ordinary).tokens) == 300
+
+
+async def test_without_the_library_it_is_said_what_to_install(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.text.compiling.installed", lambda: False)
+    async with served(target, target) as running:
+        with pytest.raises(SpecwireError) as caught:
+            await running.client.complete(PROMPT, regex="a", max_tokens=5)
+        assert (await running.client.complete(PROMPT, max_tokens=3)).tokens
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.message == "regex: needs llguidance here (pip install 'specwire[constrained]')"
+
+
+async def test_a_model_that_has_no_tokenizer_cannot_be_constrained() -> None:
+    async with stack() as running:
+        with pytest.raises(SpecwireError, match="regex: this model's tokenizer cannot be constrained") as caught:
+            await running.client.complete((5, 6, 7), regex="a", max_tokens=5)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,352 @@
+"""Constraints by llguidance: what may stand, what is gone back on, what is refused, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import specwire.text.compiling
+from demo_pair import TARGET
+from specwire.core.constraint import Constraint, ConstraintKind, Mask
+from specwire.core.invalid import InvalidParameter
+from specwire.text.compiling import Beginnings, Busy, Compiler, Found, NotInstalled
+from specwire.text.constrained import Grammars, Matching
+from tests.text.schemas import constraints, fits
+from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
+
+VOCABULARY, END = 4096, 0
+LIMIT_S = 20.0
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+
+
+@cache
+def demo() -> Grammars:
+    return Grammars((TARGET / "tokenizer.json").read_bytes(), VOCABULARY, (END,))
+
+
+def of(kind: ConstraintKind, *texts: str) -> Constraint:
+    return Constraint(kind, texts)
+
+
+def regex(text: str) -> Constraint:
+    return of(ConstraintKind.REGEX, text)
+
+
+def ids(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def only(matcher: Matching) -> Mask:
+    (mask,) = matcher.masks(())
+    assert mask is not None
+    return mask
+
+
+def written(matcher: Matching, source: random.Random, most: int = 200) -> list[int]:
+    """A text of ids that may stand where they do, each as likely as another, until it ends."""
+    tokens: list[int] = []
+    while len(tokens) < most and (not tokens or tokens[-1] != END):
+        tokens.append(int(source.choice(np.flatnonzero(only(matcher)))))
+        assert matcher.take(tokens[-1:]) == 1
+    return tokens
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(constraints, st.integers(0, 1 << 32))
+def test_what_is_written_within_the_masks_fits(constraint: Constraint, seed: int) -> None:
+    tokens = written(demo().begin(constraint), random.Random(seed))
+    if tokens[-1] == END:
+        assert fits(constraint, tokenizer().decode(tokens[:-1]))
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(constraints, st.integers(0, 1 << 32))
+def test_going_back_is_as_never_having_been_there(constraint: Constraint, seed: int) -> None:
+    """By the masks behind every prefix; walked forth and back at random, and looked ahead from."""
+    source = random.Random(seed)
+    tokens = written(demo().begin(constraint), source, 24)
+    known = [
+        np.flatnonzero(mask).tolist() if mask is not None else None for mask in demo().begin(constraint).masks(tokens)
+    ]
+    assert (None in known) == (tokens[-1] == END)
+    matcher = demo().begin(constraint)
+    for _ in range(20):
+        matcher.rollback(source.randrange(matcher.length + 1))
+        start = matcher.length
+        ahead = source.randrange(len(tokens) - start + 1)
+        seen = matcher.masks(tokens[start : start + ahead])
+        assert [np.flatnonzero(m).tolist() if m is not None else None for m in seen] == known[start : start + ahead + 1]
+        assert matcher.length == start
+        assert matcher.take(tokens[start : start + ahead]) == ahead
+    matcher.rollback(0)
+    assert written(matcher, random.Random(seed), 24) == tokens
+
+
+def test_nothing_follows_what_may_not_stand_or_what_ends_the_text() -> None:
+    matcher = demo().begin(regex("ab?"))
+    a, b, c = (ids(letter)[0] for letter in "abc")
+    assert [mask is None for mask in matcher.masks([a, c, a])] == [False, False, True, True]
+    assert [mask is None for mask in matcher.masks([a, END, a])] == [False, False, True, True]
+    assert [mask is None for mask in matcher.masks([END])] == [False, True]
+    assert matcher.take([a, c, b]) == 1
+    assert np.flatnonzero(only(matcher)).tolist() == [END, b]
+    assert matcher.take([b, END, b]) == 2
+    assert (matcher.masks([]), matcher.take([b]), matcher.take([END]), matcher.length) == ([None], 0, 0, 3)
+    matcher.rollback(2)
+    assert np.flatnonzero(only(matcher)).tolist() == [END]
+
+
+def test_an_end_of_sequence_that_reads_like_text_is_none_before_the_text_may_end() -> None:
+    """Tokenizers there are that call theirs no special token."""
+    plain = byte_level()
+    brackets = id_of(plain, "<tool>")
+    json_bytes = plain.to_str().encode()
+    matcher = Grammars(json_bytes, plain.get_vocab_size(), [brackets, 1]).begin(
+        of(ConstraintKind.JSON_SCHEMA, '{"type": "string"}')
+    )
+    assert matcher.take([id_of(plain, '"')]) == 1
+    assert not only(matcher)[[brackets, 1]].any()
+    assert matcher.take([id_of(plain, '"')]) == 1
+    assert only(matcher)[[brackets, 1]].all()
+
+
+def test_ids_that_the_tokenizer_does_not_have_never_stand() -> None:
+    plain = sentencepiece_like()
+    size = plain.get_vocab_size()
+    matcher = Grammars(plain.to_str().encode(), size + 40, [2]).begin(regex("(?s:.*)"))
+    assert only(matcher).shape == (size + 40,)
+    assert not only(matcher)[size:].any()
+    assert only(matcher).sum() > 150
+
+
+KINDS = [
+    of(ConstraintKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'),
+    regex("(ab|cd){1,9}x?"),
+    of(ConstraintKind.CHOICES, "yes", "no", "yes and no"),
+    of(ConstraintKind.GRAMMAR, 'start: "(" start ")" | /[a-z]{1,3}/'),
+]
+
+INVALID = [
+    (regex("a("), "regex: at 1(8): invalid regex"),
+    (regex("(?=a)b"), "look-ahead and look-behind, is not supported"),
+    (of(ConstraintKind.GRAMMAR, "start: nobody"), 'grammar: at 1(8): unknown name: "nobody"'),
+    (of(ConstraintKind.GRAMMAR, "no grammar"), "grammar: "),
+    (of(ConstraintKind.JSON_SCHEMA, '{"type": "frob"}'), "json_schema: Invalid type: frob"),
+    (of(ConstraintKind.JSON_SCHEMA, '{"not": {"type": "string"}}'), 'json_schema: Unimplemented keys: ["not"]'),
+    (of(ConstraintKind.JSON_SCHEMA, '{"$ref": "#/nowhere"}'), "json_schema: "),
+    (of(ConstraintKind.JSON_SCHEMA, '{"$ref": "https://example.org/schema"}'), "json_schema: "),
+    (of(ConstraintKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_pattern": "("}}'), "json_schema: "),
+]
+
+
+@pytest.mark.parametrize(("constraint", "message"), INVALID, ids=[message[:24] for _, message in INVALID])
+def test_what_is_none_is_refused_with_the_librarys_words(constraint: Constraint, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=re.escape(message)) as caught:
+        demo().begin(constraint)
+    assert caught.value.field == constraint.kind
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("json_bytes", [b"", word_level().to_str().encode(), b"{}"])
+def test_a_tokenizer_that_cannot_be_constrained_is_refused(json_bytes: bytes) -> None:
+    with pytest.raises(InvalidParameter, match="^regex: "):
+        Grammars(json_bytes, 12, (1,)).begin(regex("a"))
+
+
+# What callers may send
+
+
+def nested(depth: int) -> str:
+    return '{"items": ' * depth + "{}" + "}" * depth
+
+
+# Some are within the library's limits and compute for hours all the same.
+HOSTILE = {
+    "many alternatives": regex("|".join(f"{number:05}x*y{{0,9}}" for number in range(3500))),
+    "counted counts": regex("((a{0,999}){0,999}){0,999}"),
+    "what must be remembered": regex("(.*a){20}.{300}"),
+    "a wide repetition": regex("[\\w\\p{L}]{1,60000}"),
+    "a long text": regex("a" * 65000),
+    "deep": of(ConstraintKind.JSON_SCHEMA, nested(900)),
+    "wide": of(
+        ConstraintKind.JSON_SCHEMA, json.dumps({"properties": {f"p{n}": {"type": "integer"} for n in range(2000)}})
+    ),
+    "alternatives of alternatives": of(
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps(
+            {
+                "anyOf": [
+                    {"anyOf": [{"type": "object", "properties": {f"p{n}": {"minLength": n}}} for n in range(30)]}
+                    for _ in range(25)
+                ]
+            }
+        ),
+    ),
+    "itself": of(
+        ConstraintKind.JSON_SCHEMA, '{"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}'
+    ),
+    "all of many": of(
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}"} for n in range(60)]}),
+    ),
+    "ambiguous": of(ConstraintKind.GRAMMAR, 'start: start start | "a" | start "a" | "a" start\n'),
+    "left and right": of(ConstraintKind.GRAMMAR, "start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800)),
+    "many choices": of(ConstraintKind.CHOICES, *(f"{n}" * 12 for n in range(1000, 2024))),
+}
+
+
+@pytest.fixture
+async def compiler() -> AsyncIterator[Compiler]:
+    compiling = Compiler((TARGET / "tokenizer.json").read_bytes(), VOCABULARY, (END,))
+    yield compiling
+    compiling.stop()
+
+
+async def test_another_process_answers_as_this_one_would(compiler: Compiler) -> None:
+    """Taken, gone back on, looked ahead, asked beforehand, in any order."""
+    source = random.Random(5)
+    for constraint in KINDS:
+        near, far = demo().begin(constraint), await compiler.begin(constraint, ())
+        for _ in range(40):
+            mask = near.masks(())[0]
+            likely = np.flatnonzero(mask).tolist() if mask is not None else [END]
+            tokens = [source.choice(likely), *source.choices(range(VOCABULARY), k=source.randrange(3))]
+            if source.random() < 0.5:
+                far.ask(tokens)
+            if source.random() < 0.7:
+                assert shown(far.masks(tokens)) == shown(near.masks(tokens))
+            assert far.take(tokens) == near.take(tokens)
+            assert far.length == near.length
+            if source.random() < 0.4:
+                back = source.randrange(near.length + 1)
+                near.rollback(back)
+                far.rollback(back)
+        assert far.trouble == ""
+
+
+def shown(masks: Sequence[Mask | None]) -> list[list[int] | None]:
+    return [np.flatnonzero(mask).tolist() if mask is not None else None for mask in masks]
+
+
+async def test_a_constraint_stands_behind_the_output_that_there_is(compiler: Compiler) -> None:
+    matcher = await compiler.begin(regex("abc"), ids("ab"))
+    assert (matcher.length, matcher.take(ids("c"))) == (len(ids("ab")), 1)
+    with pytest.raises(InvalidParameter, match="regex: does not allow the output as it is, at its token 0"):
+        await compiler.begin(regex("abc"), ids("x"))
+    ended = await compiler.begin(regex("abc"), [*ids("abc"), END])
+    assert ended.masks(()) == [None]
+
+
+async def test_what_is_none_is_refused_from_there_too(compiler: Compiler) -> None:
+    for constraint, message in INVALID[:3]:
+        with pytest.raises(InvalidParameter, match=re.escape(message)) as caught:
+            await compiler.begin(constraint, ())
+        assert caught.value.field == constraint.kind
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_asks_for_too_much_costs_nobody_else_anything(name: str, compiler: Compiler) -> None:
+    """It compiles or not, it goes on or gets stuck; another session's constraint answers all the while."""
+    other = await compiler.begin(regex("[0-9]*"), ())
+    source = random.Random(1)
+    (found,) = await asyncio.gather(compiler.begin(HOSTILE[name], ()), return_exceptions=True)
+    if isinstance(found, BaseException):
+        assert isinstance(found, InvalidParameter | Busy)
+    else:
+        for _ in range(6):
+            (mask,) = found.masks(())
+            if mask is None or not mask.any():
+                assert mask is None or found.trouble
+                break
+            found.take([int(source.choice(np.flatnonzero(mask)))])
+            assert other.take(ids("7")) == 1
+    assert other.take(ids("7")) == 1
+
+
+async def test_the_loop_goes_on_meanwhile(compiler: Compiler) -> None:
+    jobs = [asyncio.ensure_future(compiler.begin(regex(f"(x{n}){{0,400}}"), ())) for n in range(8)]
+    turns = 0
+    while not all(job.done() for job in jobs):
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 8
+    assert {(await job).length for job in jobs} == {0}
+
+
+async def test_what_takes_too_long_is_given_up_and_too_many_are_refused(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specwire.text.compiling, "MOST_AT_ONCE", 2)
+    jobs = [asyncio.ensure_future(compiler.begin(HOSTILE["all of many"], (), limit_s=0.2)) for _ in range(3)]
+    found = await asyncio.gather(*jobs, return_exceptions=True)
+    assert sorted(map(str, found)) == [
+        "json_schema: 2 constraints are being compiled",
+        "json_schema: was not compiled within 0.2 s",
+        "json_schema: was not compiled within 0.2 s",
+    ]
+    assert (await compiler.begin(regex("a"), ())).length == 0
+
+
+async def test_nothing_is_left_of_it_and_it_can_begin_again() -> None:
+    compiling = Compiler((TARGET / "tokenizer.json").read_bytes(), VOCABULARY, (END,))
+    held = await compiling.begin(regex("ab"), ())
+    compiling.stop()
+    compiling.stop()
+    (mask,) = held.masks(())
+    assert mask is not None
+    assert not mask.any()
+    assert held.trouble
+    assert held.take(ids("ab")) == 0
+    again = await compiling.begin(regex("ab"), ())
+    assert again.take(ids("ab")) == 1
+    compiling.stop()
+
+
+async def test_a_nursery_that_was_killed_is_replaced(compiler: Compiler) -> None:
+    held = await compiler.begin(regex("[ab]*"), ())
+    nursery = compiler._nursery
+    assert nursery is not None
+    nursery.kill()
+    nursery.wait(LIMIT_S)
+    assert held.take(ids("b")) == 1
+    assert (await compiler.begin(regex("b"), ())).take(ids("b")) == 1
+
+
+async def test_without_the_library_it_says_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.text.compiling.installed", lambda: False)
+    message = "regex: needs llguidance here (pip install 'specwire[constrained]')"
+    with pytest.raises(NotInstalled, match=re.escape(message)):
+        await compiler.begin(regex("a"), ())
+
+
+async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) -> None:
+    told: asyncio.Queue[tuple[str, Found]] = asyncio.Queue()
+
+    def tell(link: str) -> Callable[[Found], None]:
+        return lambda found: told.put_nowait((link, found))
+
+    beginnings = Beginnings(compiler)
+    for link in ("lost", "kept"):
+        beginnings.begin(link, regex("a(" if link == "lost" else "ab"), (), tell(link))
+        beginnings.begin(link, regex("b("), (), tell(link))
+    beginnings.lost("lost")
+    async with asyncio.timeout(LIMIT_S):
+        found = [await told.get() for _ in range(2)]
+    assert [link for link, _ in found] == ["kept", "kept"]
+    assert sorted(type(each).__name__ for _, each in found) == ["InvalidParameter", "RemoteMatching"]
+    await beginnings.stop()
+    assert not compiler.started
