@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.lm.linear import Weights, pack
+from specwire.lm.party import Rank
+from specwire.lm.together import adding, joining
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,13 @@ class Decoder(nn.Module):
     head_norms: list[torch.Tensor]
     biases: list[torch.Tensor | None]
 
-    def __init__(self, shape: Shape, model: Model, cache: torch.Tensor, apart: bool = False) -> None:
-        """apart: nothing but matrix products is computed for several rows at once (`specwire.lm.apart`)."""
+    def __init__(
+        self, shape: Shape, model: Model, cache: torch.Tensor, apart: bool = False, rank: Rank | None = None
+    ) -> None:
+        """apart: nothing but matrix products is computed for several rows at once (`specwire.lm.apart`).
+
+        rank: of which shape, model and cache are the share; logits are whole.
+        """
         super().__init__()
         self.apart = apart
         self.layers, self.heads, self.kv_heads, self.head_dim, self.epsilon = shape
@@ -79,6 +86,7 @@ class Decoder(nn.Module):
         self.linear, packed = pack([*linears, model.head])
         self.weights = [part.weight for part in packed]
         self.biases = [part.bias for part in packed]
+        self.adding, self.joining = adding(rank), joining(rank)
 
     def forward(
         self, tokens: list[int], slots: list[int], starts: list[int], counts: list[int], wanted: list[int]
@@ -102,7 +110,10 @@ class Decoder(nn.Module):
         for feed in range(len(slots)):
             end += counts[feed]
             rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
-        return self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
+        logits: torch.Tensor = self.joining(
+            self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
+        )
+        return logits
 
     def _mask(self, start: int, count: int) -> torch.Tensor:
         """Additive (count x group, start + count): row i sees positions [0, start + i], and so do its `group` queries.
@@ -140,9 +151,9 @@ class Decoder(nn.Module):
             seen = cache.narrow(1, 0, start + count)
             parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed]))
             begin += count
-        x = x + self._multiply(4 * layer + 1, torch.cat(parts))
+        x = x + self._summed(4 * layer + 1, torch.cat(parts))
         gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
-        return x + self._multiply(4 * layer + 3, self._activated(gate).mul_(up))
+        return x + self._summed(4 * layer + 3, self._activated(gate).mul_(up))
 
     def _activated(self, gate: torch.Tensor) -> torch.Tensor:
         if not self.apart:
@@ -215,6 +226,11 @@ class Decoder(nn.Module):
 
     def _multiply(self, index: int, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x, self.weights[index], self.biases[index])
+        return y
+
+    def _summed(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """As `_multiply`, by a layer of which a rank has a part of the inputs."""
+        y: torch.Tensor = self.adding(self._multiply(index, x))
         return y
 
 

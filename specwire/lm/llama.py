@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from specwire.lm.decoder import Decoder, Layer, Model, Shape, compiled
 from specwire.lm.interface import Feed
 from specwire.lm.linear import Weights
+from specwire.lm.party import Rank
 from specwire.lm.windows import window_of
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -28,15 +29,25 @@ class Unsuited(Exception):
 class LlamaRunner:
     """`Runner` with weights taken from a Hugging Face model of one of MODEL_TYPES; the model can be freed after."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, context: int, vocabulary: int, apart: bool = False) -> None:
-        """apart: as `Decoder`. Raises Unsuited for a model that only looks like the family."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        context: int,
+        vocabulary: int,
+        apart: bool = False,
+        rank: Rank | None = None,
+    ) -> None:
+        """apart: as `Decoder`. rank: whose share the model is. Unsuited for a model that only looks like the family."""
         shape = shape_of(model)
-        weights = model_of(model, shape, context, vocabulary)
+        if rank is not None:
+            shape = shape._replace(heads=shape.heads // rank.size, kv_heads=shape.kv_heads // rank.size)
+        weights = model_of(model, shape, context, vocabulary if rank is None else None)
         # Kernels may go by where their arguments lie: then every slot begins at a cache line.
         room = -(-context // ALIGNED) * ALIGNED if apart else context
         size = (shape.layers, slots, 2 * shape.kv_heads, room, shape.head_dim)
         self._cache = torch.zeros(size, dtype=weights.embedding.dtype, device=weights.embedding.device)
-        self.decoder = Decoder(shape, weights, self._cache, apart)
+        self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
 
     @property
@@ -93,8 +104,11 @@ def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Ten
     return torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
 
-def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int) -> Model:
-    """Weights of such a model, and its rotations for `context` positions; Unsuited as above."""
+def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int | None) -> Model:
+    """Weights of such a model, and its rotations for `context` positions; Unsuited as above.
+
+    vocabulary: rows of the output layer to keep; None keeps all that are there.
+    """
     if window_of(model.config, context) is not None:
         raise Unsuited("attention slides")
     body = model.get_submodule("model")

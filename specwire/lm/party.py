@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from torch import distributed
 
 # The option that asks for them.
 FIELD = "tensor-parallel-size"
@@ -37,3 +39,12 @@ class Party(Protocol):
     def at_end(self, leave: Callable[[], None]) -> None:
         """Call this once the party is over."""
         ...
+
+
+class Rank(NamedTuple):
+    """One process of those that a model is split over, connected. loading: the same ranks, with more patience."""
+
+    number: int
+    size: int
+    group: distributed.ProcessGroup
+    loading: distributed.ProcessGroup

@@ -56,6 +56,7 @@ def load_pretrained(
         info, unassigned = _describe(spec, model, config, dtype, positions, how)
         if rank is not None:
             split(model, rank)
+            how = how._replace(rank=rank)
             nn.Module.to(model, target)
     try:
         runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)

@@ -17,6 +17,7 @@ from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.int8 import check_int8, round_layers
 from specwire.lm.interface import AUTO, INT8, NONE, OPENVINO, TORCH, ModelError
 from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.party import Rank
 from specwire.lm.windows import window_of
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,14 @@ class Sizes(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a model is to be computed; see `specwire.lm.load.load_model`."""
+    """How a model is to be computed; see `specwire.lm.load.load_model`. rank: of a model that is split already."""
 
     runtime: str = TORCH
     lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
+    rank: Rank | None = None
 
 
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
@@ -157,7 +159,7 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
 
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
-        runner = _apart(model, sizes) if how.deterministic else LlamaRunner(model, *sizes)
+        runner = _apart(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, rank=how.rank)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None

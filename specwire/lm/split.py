@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -21,8 +21,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.lm.checks import first_line
 from specwire.lm.interface import NONE, OPENVINO, TORCH, ModelError
-from specwire.lm.party import FIELD, Party
+from specwire.lm.party import FIELD, Party, Rank
 from specwire.lm.runners import How
+from specwire.lm.together import adding, joining
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # How long a rank may wait for another that is there to connect, to load (one after the other), and in a forward. One
@@ -31,15 +32,6 @@ CONNECT_LIMIT, LOAD_LIMIT, STEP_LIMIT = timedelta(seconds=60), timedelta(minutes
 # Styles of a plan: cut by outputs, by outputs which are put together again, by inputs; and what every rank has whole.
 COLUMNS, GATHERED, ROWS = "colwise", ("colwise_gather_output", "colwise_rep"), "rowwise"
 WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "replicate")
-
-
-class Rank(NamedTuple):
-    """One process of those that a model is split over, connected. loading: the same ranks, with more patience."""
-
-    number: int
-    size: int
-    group: distributed.ProcessGroup
-    loading: distributed.ProcessGroup
 
 
 def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
@@ -59,7 +51,7 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
     for kind, count in (("attention", heads), ("key", getattr(text, "num_key_value_heads", None) or heads)):
         if count % size:
             raise ModelError(f"{FIELD}: {size} ranks cannot share the {count} {kind} heads of this model equally")
-    return how._replace(runtime=TORCH, lean=False)
+    return how._replace(runtime=TORCH)
 
 
 def join(party: Party, device: torch.device) -> Rank:
@@ -126,13 +118,15 @@ def _cut(model: PreTrainedModel, name: str, style: str, rank: Rank) -> None:
         return
     _cut_outputs(layer, rank)
     if style in GATHERED:
-        layer.register_forward_hook(lambda _, __, part: gathered(part, cut, rank))
+        whole = joining(rank)
+        layer.register_forward_hook(lambda _, __, part: whole(part)[..., :cut])
 
 
 def _cut_inputs(layer: Any, rank: Rank) -> None:
     layer.weight = _share(layer.weight, 1, rank)
     layer.bias = layer.bias if rank.number == 0 else None  # it is to be in the sum once
-    layer.register_forward_hook(lambda _, __, part: summed(part, rank))
+    total = adding(rank)
+    layer.register_forward_hook(lambda _, __, part: total(part))
 
 
 def _cut_outputs(layer: Any, rank: Rank) -> None:
@@ -150,19 +144,6 @@ def _share(whole: torch.Tensor, axis: int, rank: Rank) -> nn.Parameter:
     share = whole.new_zeros(shape)
     share.narrow(axis, 0, part.shape[axis]).copy_(part)
     return nn.Parameter(share, requires_grad=False)
-
-
-def summed(part: torch.Tensor, rank: Rank) -> torch.Tensor:
-    """The sum of all ranks' parts, the same bits on each."""
-    distributed.all_reduce(part, group=rank.group)
-    return part
-
-
-def gathered(part: torch.Tensor, width: int, rank: Rank) -> torch.Tensor:
-    """All ranks' parts side by side along the last axis, without the padding behind `width`."""
-    parts = [torch.empty_like(part) for _ in range(rank.size)]
-    distributed.all_gather(parts, part.contiguous(), group=rank.group)
-    return torch.cat(parts, dim=-1)[..., :width]
 
 
 def rank_device(name: str, party: Party) -> str:

@@ -15,6 +15,9 @@ import torch
 from bench.mixes import Case, alone, differing, samplings, together
 from deploy.processes import descendants
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model
+from specwire.lm.cached import CachedLM
+from specwire.lm.leading import LeadingRunner
+from specwire.lm.llama import LlamaRunner
 from specwire.lm.orders import obey, to_copy, to_run, to_zero
 from tests.lm.models import build, config, plain, save
 from tests.lm.walk import Texts
@@ -46,8 +49,8 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen2"])
-def test_texts_over_two_ranks_are_those_of_one(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "lean"), [("llama-biased-tied", True), ("qwen2", False)])
+def test_texts_over_two_ranks_are_those_of_one(kind: str, lean: bool, tmp_path: Path) -> None:
     """Greedy and coupled, alone and in mixes that share steps, are drafted for, and move between one and two ranks."""
     torch.set_num_threads(1)
     made = config(kind)
@@ -60,9 +63,13 @@ def test_texts_over_two_ranks_are_those_of_one(kind: str, tmp_path: Path) -> Non
     cases = [Case(prompt, sampling, 30) for prompt, sampling in zip(prompts, samplings(len(prompts)), strict=True)]
     expected = alone(one, cases)
     assert [len(text) for text in expected] == [30] * len(cases)
-    with over_two(folder) as two:
+    with over_two(folder, lean=lean) as two:
         assert two.info == one.info
         assert two.kv_bytes == one.kv_bytes
+        assert isinstance(two, CachedLM)
+        assert isinstance(two.runner, LeadingRunner)
+        assert isinstance(two.runner.runner, LlamaRunner) is lean
+        assert 2 * two.runner.runner.kv_bytes == one.kv_bytes
         walk = Texts(model, two, seed=1)
         for _ in range(20):
             walk.step()
