@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
     options["provisional"] = args.provisional and is_terminal()
+    options["model"] = args.model
     signal.signal(signal.SIGTERM, _leave)
     try:
         with (
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             asyncio.Runner() as runner,
             _client(runner, address, where) as client,
         ):
-            style = runner.run(_style(client, template))
+            style = runner.run(_style(client, template, args.model))
             Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
     except (StackError, SpecwireError) as error:
         say(f"specwire chat: error: {error.message if isinstance(error, SpecwireError) else error}")
@@ -99,9 +100,10 @@ def _client(runner: asyncio.Runner, address: str, where: Where) -> Iterator[Asyn
         runner.run(client.close())
 
 
-async def _style(client: AsyncClient, template: str) -> Style:
+async def _style(client: AsyncClient, template: str, model: str) -> Style:
     """As `template` says, else as the model's own, else plain."""
-    target = (await client.server_info(timeout=INFO_S)).target
+    info = await client.server_info(timeout=INFO_S)
+    target = next((each for each in info.targets if each.model == model), info.target)
     source = template or target.chat_template
     if not source:
         say(f"specwire chat: {target.model} has no chat template: 'User:' and 'Assistant:' stand before what is said")

@@ -17,7 +17,6 @@ from deploy.options import StackError
 from deploy.render import Painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.terminal import Tail, is_terminal
-from deploy.up import progress
 from deploy.where import Where, add_where_arguments, where_of
 from specwire.client import (
     AsyncClient,
@@ -79,6 +78,7 @@ def request_of(args: argparse.Namespace) -> Request:
     where = where_of(args)
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
     options["provisional"] = args.provisional and not args.json and is_terminal()
+    options["model"] = args.model
     return Request(_prompt(args), options, args.n, args.timeout, where, args.json)
 
 
@@ -147,7 +147,7 @@ async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
     if where.address is not None:
         yield where.address
         return
-    running = await stack.start(where.own, folder, progress)
+    running = await start_shown(where.own, folder)
     try:
         yield running.address
     finally:

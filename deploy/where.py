@@ -35,6 +35,9 @@ def add_where_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR[,ADDR]",
         help=f"a running stack, by one or several of its addresses (default: ${ADDRESS_VARIABLE}, else none)",
     )
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="of a stack that serves several (default: the only one)"
+    )
     add_stack_arguments(parser)
     add_client_arguments(parser, "a running stack", variable=True)
 
