@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 
 from orchestrator.statuses import status_of_store
 from orchestrator.store import StoreError
+from specwire.core.constraint import ConstraintKind
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
 
@@ -31,6 +32,7 @@ OF_STATUS = {
     grpc.StatusCode.ALREADY_EXISTS: (409, INVALID, "already_exists"),
     grpc.StatusCode.ABORTED: (409, SERVER, "aborted"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, INVALID, "out_of_range"),
     grpc.StatusCode.CANCELLED: (499, INVALID, "cancelled"),
     grpc.StatusCode.DATA_LOSS: (500, SERVER, "data_loss"),
     grpc.StatusCode.UNAVAILABLE: (503, SERVER, "unavailable"),
@@ -39,7 +41,7 @@ OF_STATUS = {
 INTERNAL = (500, SERVER, "internal_error")
 
 # Fields of the wire that have another name here.
-NAMES = {"stop_ids": "stop_token_ids"}
+NAMES = {"stop_ids": "stop_token_ids", ConstraintKind.JSON_SCHEMA: "response_format"}
 
 
 class Failure(Exception):
@@ -88,7 +90,7 @@ def failure_of(error: Exception) -> Failure:
             return _invalid(error)
         case StatusError():
             status, kind, code = OF_STATUS.get(error.code, INTERNAL)
-            return Failure(status, error.message, kind, None, code, error.retry_after)
+            return Failure(status, error.message, kind, _constraint_of(error), code, error.retry_after)
         case StoreError():
             status, kind, code = OF_STATUS.get(status_of_store(error), INTERNAL)
             return Failure(status, str(error), kind, None, code)
@@ -99,6 +101,12 @@ def failure_of(error: Exception) -> Failure:
             logger.error("an HTTP request failed", exc_info=error)
             status, kind, code = INTERNAL
             return Failure(status, NEUTRAL_MESSAGE, kind, None, code)
+
+
+def _constraint_of(error: StatusError) -> str | None:
+    """The field, where a verifier has refused what form the answer must have."""
+    field = error.message.partition(":")[0]
+    return NAMES.get(field, field) if field in set(ConstraintKind) else None
 
 
 def _invalid(error: InvalidParameter) -> Failure:

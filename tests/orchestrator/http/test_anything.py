@@ -60,6 +60,8 @@ FIELDS = [
     "details",
     "provisional",
     "response_format",
+    "structured_outputs",
+    "guided_regex",
     "tools",
     "user",
     "metadata",
