@@ -38,10 +38,16 @@ class Models:
             served, offered = known[0].info.weights_fingerprint, info.weights_fingerprint
             return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
         try:
-            self._by_weights[info.weights_fingerprint] = Target.of(info)
+            self._by_weights[info.weights_fingerprint] = self._target(info)
         except TokenizerError as error:
             return str(error)
         return None
+
+    def _target(self, info: Info) -> Target:
+        """Raises TokenizerError."""
+        alike = (each for each in self._by_weights.values() if each.info.tokenizer_hash == info.tokenizer_hash)
+        twin = next(alike, None) if info.tokenizer_hash else None
+        return Target.of(info) if twin is None else twin.twin(info)
 
     def all(self) -> list[Target]:
         return list(self._by_weights.values())

@@ -1,4 +1,4 @@
-"""The model that an orchestrator serves."""
+"""A model that an orchestrator serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specwire.text import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that this orchestrator serves: of the first verifier that answered; others must equal it."""
+    """A model, as the first verifier described it that has its weights; the others equal it."""
 
     info: Info
     tokenizer: Tokenizer
@@ -26,6 +26,11 @@ class Target:
         # One byte more a token: for the separator that tokenizers of words drop.
         longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
         return cls(info, tokenizer, frozenset(info.eos_ids), info.context * longest)
+
+    def twin(self, info: Info) -> Target:
+        """A model with the same tokenizer: reading one takes long enough for other sessions to feel it."""
+        longest = self.most_prompt_bytes // self.info.context
+        return Target(info, self.tokenizer, frozenset(info.eos_ids), info.context * longest)
 
 
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:

@@ -135,6 +135,18 @@ def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
     assert known.names() == ["qwen"]
 
 
+def test_versions_share_a_tokenizer() -> None:
+    known = Models()
+    for weights, context in (("aa", 10), ("bb", 30)):
+        info = described("llama", weights)
+        info.tokenizer_hash, info.context = "same", context
+        assert known.learn(info, versions=True) is None
+    first, second = known.named("llama")
+    assert first.tokenizer is second.tokenizer
+    assert (first.most_prompt_bytes, second.most_prompt_bytes) == (20, 60)
+    assert second.info.context == 30
+
+
 def test_a_tokenizer_that_is_none_is_refused() -> None:
     known = Models()
     broken = common_pb2.GetModelInfoResponse(model="a", weights_fingerprint="aa", tokenizer_json=b"{")
