@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Values
-from tests.fuzz.talks import ODD_RULES, RULES, WARM
+from tests.fuzz.talks import FORMS, ODD_RULES, RULES, WARM
 
 Json = dict[str, Any]
 
@@ -60,7 +60,14 @@ REQUEST: dict[str, Values] = {
     "user": texts,
     "metadata": st.dictionaries(texts, texts, max_size=2),
     "model": st.sampled_from(["scripted:7:vocab=64", "scripted:7", "gpt-4"]),
-    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "regex"}]),
+    "response_format": st.sampled_from(
+        [{"type": "text"}, {"type": "json_object"}, {"type": "regex"}, {"type": "json_schema"}]
+    ),
+    "guided_regex": st.sampled_from(FORMS["regex"]),
+    "guided_json": st.sampled_from([{}, {"type": "integer"}, {"$ref": "#"}, "x", *FORMS["json_schema"]]),
+    "guided_grammar": st.sampled_from(FORMS["grammar"]),
+    "guided_choice": st.lists(st.sampled_from(["5", "6 7", ""]), max_size=3),
+    "structured_outputs": st.fixed_dictionaries({}, optional={"regex": texts, "json_object": st.booleans(), "x": junk}),
     "tools": st.sampled_from([[], [{"type": "function", "function": {"name": "f"}}]]),
 }
 COMPLETION: dict[str, Values] = {

@@ -25,6 +25,18 @@ RULES = {
 WEIGHED = ("rejection", "block")
 ODD_RULES = ["threshold", "threshold(2)", "threshold(nan)", "typical(0.1)", "typical(1e-9,9e99)", "block()", "\0"]
 MOST_MESSAGES = 4
+# What an output may be held to, by the name of its field; some are no such thing, or want far too much.
+FORMS: dict[str, list[str]] = {
+    "json_schema": [
+        *('{"type": "object"}', '{"type": "integer"}', "true", "{}", "{", "[]", "1" * 400, '{"type": "nothing"}'),
+        *('{"$ref": "#"}', '{"$ref": "http://x/y"}', '{"enum": []}', '{"maxItems": 1e99, "type": "array"}'),
+        '{"anyOf": [' * 200 + "{}" + "]}" * 200,
+    ],
+    "regex": ["[0-9 ]+", "5( 6)*", "(a+)+$", "a{1,1000000000}", "(", "", "(?=x)", "\\p{L}+", "\0"],
+    "grammar": ['start: "5" | "6"', "start: start", "start: NAME", "", 'start: "a"{1,99999999}', "%import common.INT"],
+}
+forms = st.one_of(*(st.tuples(st.just(name), st.sampled_from(texts)) for name, texts in FORMS.items()))
+ONE_OF_SIX = 3
 
 tokens = st.integers(0, VOCABULARY - 1)
 chains = st.lists(tokens, min_size=1, max_size=16)
@@ -54,9 +66,13 @@ def proposals(draw: st.DrawFn, pools: Pools) -> common_pb2.Proposal:
 def samplings(draw: st.DrawFn) -> common_pb2.Sampling:
     temperature = draw(st.sampled_from(sorted(RULES)))
     rule = draw(st.sampled_from(RULES[temperature]))
-    return common_pb2.Sampling(
+    sampling = common_pb2.Sampling(
         temperature=temperature, rule=rule, seed=draw(st.integers(0, 8)), logprobs=draw(st.sampled_from([None, 0, 3]))
     )
+    if draw(st.sampled_from(range(6))) == ONE_OF_SIX:
+        name, text = draw(forms)
+        setattr(sampling, name, text)
+    return sampling
 
 
 @st.composite

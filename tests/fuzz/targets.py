@@ -19,10 +19,22 @@ from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verif
 from tests.faults.streams import PROMPT
 from tests.fuzz.messages import Pools, Values, encoded, messages
 from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
-from tests.fuzz.talks import EPOCH, ODD_RULES, RULES, WARM, asking, deciding, drafting, proposals, samplings, weights
+from tests.fuzz.talks import (
+    EPOCH,
+    FORMS,
+    ODD_RULES,
+    RULES,
+    WARM,
+    asking,
+    deciding,
+    drafting,
+    proposals,
+    samplings,
+    weights,
+)
 
 # Answers of an endless stream that are looked at before the call is left.
-DESCRIBED = ("model", "architecture", "dtype", "device", "runtime", "weights_fingerprint")
+DESCRIBED = ("architecture", "dtype", "device", "runtime", "weights_fingerprint")
 MOST_ANSWERS = 6
 LINGER_S = 0.01
 MOST_MESSAGES = 4
@@ -69,6 +81,8 @@ def pools(services: Services) -> Pools:
         "prediction_text": st.sampled_from(["5 6 7", "1 1 1 1 1", "nothing of it", ""]),
         "traceparent": st.sampled_from(["", f"00-{'1' * 32}-{'2' * 16}-01", "00-0-0-00"]),
         "forgotten": st.lists(st.sampled_from(["a", "b"]), max_size=2),
+        **{name: st.sampled_from(texts) for name, texts in FORMS.items()},
+        "texts": st.lists(st.sampled_from(["5", "6 7", ""]), max_size=3),
         "n": st.integers(0, 3),
         "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
         "stop": st.lists(st.sampled_from(["5", "1 2", " "]), max_size=3),
