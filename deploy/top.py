@@ -188,12 +188,18 @@ def page(seen: Seen, before: Seen | None, address: str, trouble: str = "") -> st
 
 
 def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
-    rows = [["service", "state", "sessions", "RTT", "model"]]
+    rows = [["service", "state", "sessions", "RTT", "region", "model"]]
     for peer in status.peers:
         trip = f"{peer.round_trip_us / 1000:.1f} ms" if peer.round_trip_us else NONE
         name = f"{kind_of(peer)} {peer.address}"
-        rows.append([name, state_of(peer), f"{peer.sessions}/{peer.slots}", trip, peer.trouble or peer.model])
+        rows.append([name, state_of(peer), _places(peer), trip, peer.region or NONE, peer.trouble or peer.model])
     return rows
+
+
+def _places(peer: pb.PeerStatus) -> str:
+    """Of so many, with those of other orchestrators; an orchestrator has no places."""
+    others = f"+{peer.others_sessions}" if peer.others_sessions else ""
+    return f"{peer.sessions}{others}/{peer.slots}" if peer.slots else str(peer.sessions)
 
 
 def _sessions(status: pb.GetStatusResponse) -> list[list[str]]:
@@ -249,6 +255,8 @@ def as_object(seen: Seen, before: Seen | None) -> dict[str, object]:
                 "sessions": peer.sessions,
                 "slots": peer.slots,
                 "round_trip_ms": peer.round_trip_us / 1000 or None,
+                "region": peer.region,
+                "others_sessions": peer.others_sessions,
             }
             for peer in status.peers
         ],

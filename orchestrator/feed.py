@@ -38,8 +38,9 @@ class RegistryFeed:
         drop: one that `dial` made, whose service has gone.
         looked: is called after each look, with the time by the loop's clock.
 
-    `services`: how many were there at the last look, by role and state. `ignored`: what was not believed then, by
-    reason. `trouble`: why there was no answer when it was asked last; "" if there was one.
+    `services`: how many were there at the last look, by role. `orchestrators`: those of them that place sessions, this
+    one included. `ignored`: what was not believed then, by reason. `trouble`: why there was no answer when it was asked
+    last; "" if there was one.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class RegistryFeed:
         drop: Callable[[AnyPeer], None],
         looked: Callable[[float], None],
     ) -> None:
-        self.services: Counter[tuple[Role, str]] = Counter()
+        self.services: Counter[Role] = Counter()
+        self.orchestrators: tuple[Entry, ...] = ()
         self.ignored: Counter[str] = Counter()
         self._answered = asyncio.get_running_loop().time()
         self.trouble = "the registry has not answered yet"
@@ -68,11 +70,6 @@ class RegistryFeed:
     def silent_s(self) -> float:
         """Seconds since the last answer, or since the start."""
         return asyncio.get_running_loop().time() - self._answered
-
-    @property
-    def orchestrators(self) -> int:
-        """How many place sessions, this one included."""
-        return sum(count for (role, _), count in self.services.items() if role is Role.ORCHESTRATOR)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -118,7 +115,8 @@ class RegistryFeed:
     def _take(self, listing: Listing) -> None:
         now = self._answered = asyncio.get_running_loop().time()
         self.ignored = Counter(listing.ignored)
-        self.services = Counter((entry.role, entry.state.value) for entry in listing.entries)
+        self.services = Counter(entry.role for entry in listing.entries)
+        self.orchestrators = tuple(entry for entry in listing.entries if entry.role is Role.ORCHESTRATOR)
         present = newest(listing.entries)
         for place, entry in present.items():
             peer = self._peer_at(place)

@@ -164,9 +164,7 @@ def _of_registry(pool: Pool) -> Iterable[Family]:
     placed = {reason.value: pool.placed[reason] for reason in Reason}
     yield by_label("counter", "placements_total", "Sessions given to a verifier, by why to that one.", "reason", placed)
     feed = pool.feed
-    services = {role.value: 0.0 for role in Role}
-    for (role, _), count in feed.services.items() if feed is not None else ():
-        services[role.value] += count
+    services = {role.value: feed.services[role] if feed is not None else 0 for role in Role}
     yield by_label("gauge", "registry_services", "Services that are registered.", "role", services)
     ignored = dict(feed.ignored) if feed is not None else {}
     yield by_label(

@@ -241,7 +241,7 @@ class Pool:
     @property
     def _draws(self) -> int:
         """Of as many the one with the least load is taken; 0: of all. See `specwire.core.placement`."""
-        return TWO if self.feed is not None and self.feed.orchestrators > 1 else 0
+        return TWO if self.feed is not None and len(self.feed.orchestrators) > 1 else 0
 
     async def learn_home(self, session_id: str) -> None:
         """Before `place`: where another orchestrator has had a session, or its parent, if anybody knows."""

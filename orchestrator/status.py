@@ -8,14 +8,17 @@ from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.pool import Pool
 from orchestrator.sessions import Orchestrator
 from specwire.core.acceptance import Outcome
+from specwire.registry.entry import Entry, State
 from specwire.rpc.errors import Context
 from specwire.rpc.options import host_of, is_loopback
 from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc
 
 MOST_SESSIONS = 256
+MOST_ORCHESTRATORS = 256
 # Of a session's id: enough to find it in a log, too little to watch it.
 NAME = 8
 
@@ -48,6 +51,7 @@ class StatusApi(status_pb2_grpc.StatusServiceServicer):
             peers=[
                 *(_peer(each, pb.PEER_KIND_VERIFIER) for each in pool.verifiers),
                 *(_peer(each, pb.PEER_KIND_DRAFTER) for each in pool.drafters),
+                *(_orchestrator(each) for each in _registered(pool)),
             ],
             sessions_running=len(running),
             sessions=[_session(driver, now) for driver in running[:MOST_SESSIONS]],
@@ -70,6 +74,26 @@ def _peer(peer: Peer, kind: pb.PeerKind) -> pb.PeerStatus:
         sessions=len(peer.subjects),
         slots=peer.info.slots if peer.info is not None else 0,
         round_trip_us=round(link.round_trip_us) if link is not None else 0,
+        region=peer.info.region if peer.info is not None else "",
+        others_sessions=peer.report.others,
+    )
+
+
+def _registered(pool: Pool) -> list[Entry]:
+    """Orchestrators, this one included."""
+    found = pool.feed.orchestrators if pool.feed is not None else ()
+    return sorted(found, key=lambda each: each.address)[:MOST_ORCHESTRATORS]
+
+
+def _orchestrator(entry: Entry) -> pb.PeerStatus:
+    draining = entry.state is State.DRAINING
+    return pb.PeerStatus(
+        kind=pb.PEER_KIND_ORCHESTRATOR,
+        address=entry.address,
+        model=", ".join(model.name for model in entry.models),
+        state=pb.PEER_STATE_DRAINING if draining else pb.PEER_STATE_UP,
+        sessions=entry.load.running + entry.load.waiting,
+        region=entry.region,
     )
 
 
@@ -78,7 +102,7 @@ def _state(peer: Peer) -> pb.PeerState:
         return pb.PEER_STATE_DOWN
     if peer.refusal is not None:
         return pb.PEER_STATE_REFUSED
-    draining = isinstance(peer, VerifierPeer) and peer.draining
+    draining = peer.report.draining or (isinstance(peer, VerifierPeer) and peer.draining)
     return pb.PEER_STATE_DRAINING if draining else pb.PEER_STATE_UP
 
 

@@ -13,6 +13,7 @@ class PeerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PEER_KIND_UNSPECIFIED: _ClassVar[PeerKind]
     PEER_KIND_VERIFIER: _ClassVar[PeerKind]
     PEER_KIND_DRAFTER: _ClassVar[PeerKind]
+    PEER_KIND_ORCHESTRATOR: _ClassVar[PeerKind]
 
 class PeerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +25,7 @@ class PeerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PEER_KIND_UNSPECIFIED: PeerKind
 PEER_KIND_VERIFIER: PeerKind
 PEER_KIND_DRAFTER: PeerKind
+PEER_KIND_ORCHESTRATOR: PeerKind
 PEER_STATE_UNSPECIFIED: PeerState
 PEER_STATE_UP: PeerState
 PEER_STATE_DOWN: PeerState
@@ -59,7 +61,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, uptime_ms: _Optional[int] = ..., durability: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., sessions_running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_finished: _Optional[int] = ..., tokens: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., target_forwards: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("kind", "address", "model", "state", "trouble", "sessions", "slots", "round_trip_us")
+    __slots__ = ("kind", "address", "model", "state", "trouble", "sessions", "slots", "round_trip_us", "region", "others_sessions")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +70,8 @@ class PeerStatus(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     kind: PeerKind
     address: str
     model: str
@@ -76,7 +80,9 @@ class PeerStatus(_message.Message):
     sessions: int
     slots: int
     round_trip_us: int
-    def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., trouble: _Optional[str] = ..., sessions: _Optional[int] = ..., slots: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
+    region: str
+    others_sessions: int
+    def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., trouble: _Optional[str] = ..., sessions: _Optional[int] = ..., slots: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., region: _Optional[str] = ..., others_sessions: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("name", "tenant", "state", "age_ms", "prompt_tokens", "tokens", "writing_ms", "proposed", "accepted", "plan")

@@ -124,9 +124,9 @@ async def test_who_was_named_is_not_dialled_again(rig: Rig) -> None:
 async def test_orchestrators_are_counted_and_not_dialled(rig: Rig) -> None:
     here = replace(VERIFIER, role=Role.ORCHESTRATOR)
     rig.look(here)
-    assert (rig.peers, rig.feed.orchestrators) == ({}, 1)
+    assert (rig.peers, rig.feed.orchestrators) == ({}, (here,))
     rig.look(here, replace(here, id=TWO, state=State.DRAINING))
-    assert rig.feed.orchestrators == 2
+    assert [each.id for each in rig.feed.orchestrators] == [ONE, TWO]
 
 
 async def test_of_two_at_one_address_the_newer_one_counts(rig: Rig) -> None:

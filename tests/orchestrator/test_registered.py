@@ -106,7 +106,7 @@ async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: 
     here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
     await until(verifiers_up(here, 2))
     await until(verifiers_up(there, 2))
-    await until(lambda: all(feed_of(each).orchestrators == 2 for each in (here, there)))
+    await until(lambda: all(len(feed_of(each).orchestrators) == 2 for each in (here, there)))
     parents = [await said(await place.client(here), (*PROMPT, number)) for number in range(4)]
     homes = [here.orchestrator.pool._homes.of(parent.session_id) for parent in parents]
     await until(lambda: not here.orchestrator.pool._homes.fresh)
