@@ -81,6 +81,11 @@ def test_each_command_has_help_without_torch_and_ray(command: str) -> None:
         (("x", "--frequency-penalty", "nan"), "frequency_penalty: must be from -2 to 2, not nan"),
         (("x", "--logit-bias", "seven"), "logit_bias: must be ID=B, not 'seven'"),
         (("x", "--logit-bias", "7=1e9"), "logit_bias: must be from -100 to 100, not 1000000000.0 (of id 7)"),
+        (("x", "--json-schema", "nowhere.json"), "json_schema: nowhere.json cannot be read: No such file or directory"),
+        (("x", "--grammar", "nowhere.lark"), "grammar: nowhere.lark cannot be read: No such file or directory"),
+        (("x", "--choice", "a", "--choice", ""), "choices: must not be empty"),
+        (("x", "--regex", ""), "regex: must not be empty"),
+        (("x", "--regex", "a", "--ignore-eos"), "ignore_eos: contradicts regex, whose text ends with an end of sequence"),
         (("x", "--logprobs", "2"), "logprobs: are told with --json only"),
         (("x", "--json", "--logprobs", "21"), "logprobs: must be from 0 to 20, not 21"),
         (

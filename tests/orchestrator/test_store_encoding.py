@@ -77,7 +77,7 @@ def test_logprobs_there_and_back(reported: TokenLogprobs) -> None:
 def test_a_record_from_before_there_were_options_has_none() -> None:
     record = record_of("s")
     fields = json.loads(encode_record(record))
-    for name in ("min_p", "logit_bias", "logprobs", "logprobs_of"):
+    for name in ("min_p", "logit_bias", "logprobs", "logprobs_of", "constraint"):
         del fields["sampling"][name]
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         del fields["sampling"][name]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
+from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling
@@ -40,6 +41,17 @@ stoppings = st.builds(
     ignore_eos=st.booleans(),
     min_tokens=st.just(0) | st.just(1),
 )
+constraints = st.one_of(
+    st.sampled_from(["{}", '{"type": "object", "x-é": [1]}']).map(
+        lambda text: Constraint(ConstraintKind.JSON_SCHEMA, (text,))
+    ),
+    st.text(min_size=1, max_size=9).map(lambda text: Constraint(ConstraintKind.REGEX, (text,))),
+    st.text(min_size=1, max_size=9).map(lambda text: Constraint(ConstraintKind.GRAMMAR, (text,))),
+    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4).map(
+        lambda texts: Constraint(ConstraintKind.CHOICES, tuple(texts))
+    ),
+)
+samplings |= st.builds(replace, samplings, constraint=constraints)
 float32 = st.floats(width=32, allow_nan=False)
 reports = st.builds(TokenLogprobs, float32, st.lists(st.tuples(uint32, float32), max_size=4).map(tuple))
 proposals = st.builds(

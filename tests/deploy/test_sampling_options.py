@@ -1,0 +1,55 @@
+"""What form an output must have, from the command line to the request."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.sampling_options import add_sampling_arguments, sampling_options
+from specwire.client.requests import generate_request
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.constraints import constraint_from_wire
+
+
+def asked(*words: str) -> Any:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_sampling_arguments(parser)
+    parser.set_defaults(json=False, provisional=False)
+    return constraint_from_wire(generate_request("x", **sampling_options(parser.parse_args(words))).sampling)
+
+
+def test_each_kind(tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text("start: /a/\n")
+    assert asked() is None
+    found = [
+        asked("--json-schema", ' {"type": "object"}'),
+        asked("--json-schema", str(schema)),
+        asked("--regex", "a+"),
+        asked("--choice", "yes", "--choice", "no"),
+        asked("--grammar", str(grammar)),
+    ]
+    assert [(each.kind.value, each.texts) for each in found] == [
+        ("json_schema", ('{"type": "object"}',)),
+        ("json_schema", ('{"type": "object"}',)),
+        ("regex", ("a+",)),
+        ("choices", ("yes", "no")),
+        ("grammar", ("start: /a/\n",)),
+    ]
+
+
+def test_an_output_has_one_form() -> None:
+    with pytest.raises(argparse.ArgumentError, match="not allowed with argument"):
+        asked("--regex", "a", "--choice", "b")
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"\xff")
+    with pytest.raises(InvalidParameter, match="grammar: .* is not UTF-8 at byte 0"):
+        asked("--grammar", str(tmp_path / "odd"))
+    with pytest.raises(InvalidParameter, match="regex: is not valid Unicode at index 1"):
+        asked("--regex", "a\udcff")
