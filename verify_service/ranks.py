@@ -52,7 +52,7 @@ class Ranks:
         meeting = str(Path(folder) / "meeting")
         for rank in range(1, self.size):
             told = {"rank": rank, "size": self.size, "meeting": meeting, "load": self._load}
-            self._start(f"rank {rank} of {self.size}", rank, json.dumps(told).encode())
+            self._start(f"rank {rank} of {self.size}", json.dumps(told).encode())
         deadline = time.monotonic() + THERE_LIMIT_S
         for other in self._others:
             other.await_there(deadline - time.monotonic())
@@ -83,11 +83,11 @@ class Ranks:
             other.end()
         self._at_end.close()
 
-    def _start(self, name: str, rank: int, told: bytes) -> None:
+    def _start(self, name: str, told: bytes) -> None:
         with self._lock:
             if self._closed:
                 raise BrokenPipeError("the ranks were ended while they started")
-            self._others.append(Other(name, rank, told, self._ended))
+            self._others.append(Other(name, told, self._ended))
 
     def _ended(self, why: str) -> None:
         """Of one of the others, in its own thread."""
@@ -99,7 +99,7 @@ class Ranks:
 class Other:
     """One of the other ranks' processes. `ended` is told why when it has ended."""
 
-    def __init__(self, name: str, rank: int, told: bytes, ended: Callable[[str], None]) -> None:
+    def __init__(self, name: str, told: bytes, ended: Callable[[str], None]) -> None:
         self._name = name
         self._tell_of_end = ended
         self._there = threading.Event()
@@ -109,7 +109,7 @@ class Other:
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(rank),
+            env=_environment(),
         )
         self._listening = threading.Thread(target=self._listen, name=name, daemon=True)
         self._listening.start()
@@ -165,6 +165,6 @@ class Other:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _environment(rank: int) -> dict[str, str]:
-    """Ours, with what is importable here; by its number a rank on GPUs finds its own."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LOCAL_RANK": str(rank)}
+def _environment() -> dict[str, str]:
+    """Ours, with what is importable here."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -62,6 +62,8 @@ def join(party: Party, device: torch.device) -> Rank:
         raise ModelError(f"{FIELD}: this process is a rank of another model already")
     for library in ("GLOO", "NCCL"):  # nobody else is to reach what they listen on
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         distributed.init_process_group(
             BACKENDS[device.type],
