@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -57,14 +57,27 @@ def _showing(channel: C, token: str) -> C:
     return channel
 
 
-def _adding(make: Callable[..., Callable[..., object]], shown: tuple[tuple[str, str], ...]) -> Callable[..., object]:
-    """`make`, whose calls carry `shown` in their metadata."""
+def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., _Shown]:
+    """`make`, whose methods carry `shown` in the metadata of their calls."""
 
-    def method(*args: object, **kwargs: object) -> Callable[..., object]:
-        call = make(*args, **kwargs)
-        return lambda *given, metadata=(), **named: call(*given, metadata=(*(metadata or ()), *shown), **named)
+    def method(*args: object, **kwargs: object) -> _Shown:
+        return _Shown(make(*args, **kwargs), shown)
 
     return method
+
+
+class _Shown:
+    """A method as generated stubs call it: at once, or for later."""
+
+    def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
+        self._method = method
+        self._shown = shown
+
+    def __call__(self, *given: object, metadata: Any = (), **named: object) -> object:
+        return self._method(*given, metadata=(*(metadata or ()), *self._shown), **named)
+
+    def future(self, *given: object, metadata: Any = (), **named: object) -> object:
+        return self._method.future(*given, metadata=(*(metadata or ()), *self._shown), **named)
 
 
 def distrust(details: str, address: str) -> str | None:
