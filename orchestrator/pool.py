@@ -17,10 +17,10 @@ from orchestrator.link import Info
 from orchestrator.models import Models
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterLine, DrafterPeer, VerifierPeer, guarded
-from orchestrator.placing import chosen_drafter, regions, verifier_candidate
+from orchestrator.placing import Placing
 from orchestrator.store import SessionRecord
 from orchestrator.target import Target, vocabulary_mismatch
-from specwire.core.placement import TWO, Reason, Wish, place
+from specwire.core.placement import Reason
 from specwire.core.states import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
@@ -41,17 +41,16 @@ class Pool:
         sessions: all that may lack a peer.
 
     `models`: what verifiers here have shown. `feed`: what is registered; None where nobody looks.
-    `placed`: sessions that were given a verifier, by why it was that one.
+    `homes`: where sessions were placed last.
 
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
 
     def __init__(self, options: OrchestratorOptions, sessions: Callable[[], Sequence[SessionDriver]]) -> None:
         self.models = Models()
-        self.placed: Counter[Reason] = Counter()
         self._options = options
         self._sessions = sessions
-        self._homes = Homes()
+        self.homes = Homes()
         self._dialled = Dialled(options.peer_tls, options.peer_token, self._rebalance)
         self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -59,8 +58,9 @@ class Pool:
         self._named = [self._dialled.drafter(address, self._accept_drafter) for address in options.drafters]
         self.drafters = list(self._named)
         url = options.registration.url
-        known = (self._homes, self._find, self._dial, self._drop, self._looked)
+        known = (self.homes, self._find, self._dial, self._drop, self._looked)
         self.feed = RegistryFeed(Directory.at(url), *known) if url else None
+        self._placing = Placing(self.homes, self.feed, options.registration.region)
 
     # Links
 
@@ -195,53 +195,19 @@ class Pool:
 
     def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
-            peer = self._verifier_for(driver)
+            peer = self._placing.verifier_for(driver, self.verifiers, self.drafters)
             if peer is not None:
-                self._homes.note(driver.record.session_id, peer.link.address)
                 driver.use_verifier(peer)
         for _ in range(driver.drafters_missing):
-            chosen = self._drafter_for(driver)
+            chosen = self._placing.drafter_for(driver, self.drafters)
             if chosen is None:
                 return
             driver.drafters.add(chosen)
 
-    def _verifier_for(self, driver: SessionDriver) -> VerifierPeer | None:
-        """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
-        former = driver.verifying.former
-        if former is not None and former.takes_sessions:
-            self.placed[Reason.HOLDER] += 1
-            return former
-        if former is not None and former.expected_back:
-            return None
-        record = driver.record
-        drafter = self._drafter_for(driver) if driver.drafters_missing else None
-        drafter_s = drafter.info.region if drafter is not None and drafter.info is not None else ""
-        wish = Wish(
-            record.session_id,
-            record.weights_fingerprint,
-            held_by=self._homes.held(record.session_id),
-            parent_at=self._homes.of(record.parent),
-            near=regions(self._options.registration.region, drafter_s),
-            draws=self._draws,
-        )
-        choice = place([verifier_candidate(each) for each in self.verifiers], wish)
-        if choice is None:
-            return None
-        self.placed[choice.reason] += 1
-        return self.verifiers[choice.index]
-
-    def _drafter_for(self, driver: SessionDriver) -> DrafterPeer | None:
-        record, verifier = driver.record, driver.verifying.peer
-        verifier_s = verifier.info.region if verifier is not None and verifier.info is not None else ""
-        near = regions(self._options.registration.region, verifier_s)
-        wish = Wish(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
-        free = [drafter for drafter in self.drafters if not driver.drafters.has(drafter)]
-        return chosen_drafter(free, driver.drafters.refusals, wish)
-
     @property
-    def _draws(self) -> int:
-        """Of as many the one with the least load is taken; 0: of all. See `specwire.core.placement`."""
-        return TWO if self.feed is not None and len(self.feed.orchestrators) > 1 else 0
+    def placed(self) -> Counter[Reason]:
+        """Sessions that were given a verifier, by why it was that one."""
+        return self._placing.placed
 
     async def learn_home(self, session_id: str) -> None:
         """Before `place`: where another orchestrator has had a session, or its parent, if anybody knows."""

@@ -108,12 +108,12 @@ async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: 
     await until(verifiers_up(there, 2))
     await until(lambda: all(len(feed_of(each).orchestrators) == 2 for each in (here, there)))
     parents = [await said(await place.client(here), (*PROMPT, number)) for number in range(4)]
-    homes = [here.orchestrator.pool._homes.of(parent.session_id) for parent in parents]
-    await until(lambda: not here.orchestrator.pool._homes.fresh)
+    homes = [here.orchestrator.pool.homes.of(parent.session_id) for parent in parents]
+    await until(lambda: not here.orchestrator.pool.homes.fresh)
     client = await place.client(there)
     for parent, home in zip(parents, homes, strict=True):
         turn = await said(client, MORE, parent.session_id)
-        assert there.orchestrator.pool._homes.of(turn.session_id) == home
+        assert there.orchestrator.pool.homes.of(turn.session_id) == home
         assert turn.stats.cached_tokens >= 40
     assert set(homes) <= {one.address, other.address}
     assert there.orchestrator.pool.placed[Reason.HOLDER] == 4
@@ -132,13 +132,13 @@ async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
         async for event in events:
             tokens += event.tokens if isinstance(event, Chunk) else ()
             if len(tokens) > 20 and here.orchestrator.sessions:
-                await until(lambda: not here.orchestrator.pool._homes.fresh)
+                await until(lambda: not here.orchestrator.pool.homes.fresh)
                 (session_id,) = here.orchestrator.sessions
                 await here.stop(0.0)
             if isinstance(event, Finished):
                 assert event.stats.cached_tokens >= 0
     assert tokens == plain(TARGET, PROMPT, 200)
-    homes = [each.orchestrator.pool._homes.of(session_id) for each in (here, there)]
+    homes = [each.orchestrator.pool.homes.of(session_id) for each in (here, there)]
     assert homes[0] == homes[1]
     assert homes[0] in {each.address for each in verifiers}
 
@@ -182,7 +182,7 @@ async def test_new_weights_take_over_without_a_failed_request(place: Place) -> N
     await until(verifiers_up(running, 2))
     assert [each.model for each in (await client.server_info()).targets] == ["scripted:7"]
     turns = [await said(client, PROMPT) for _ in range(3)]
-    homes = running.orchestrator.pool._homes
+    homes = running.orchestrator.pool.homes
     assert {homes.of(turn.session_id) for turn in turns} == {new.address}
     stopping = asyncio.create_task(old.stop(LIMIT_S))
     await until(lambda: not peer_of(running, old).takes_sessions)

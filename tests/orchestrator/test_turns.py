@@ -55,10 +55,10 @@ async def test_the_next_turn_goes_where_its_parent_was_and_elsewhere_says_the_sa
             while any(peer.subjects for peer in pool.verifiers):  # noqa: ASYNC110 # nothing tells of it
                 await asyncio.sleep(0.01)
         turn = await said(client, MORE, parent=parent.session_id)
-        home = pool._homes.of(parent.session_id)
+        home = pool.homes.of(parent.session_id)
         # With equal loads others go to the first one.
         assert home == pool.verifiers[1].link.address
-        assert pool._homes.of(turn.session_id) == home
+        assert pool.homes.of(turn.session_id) == home
         assert turn.stats.cached_tokens >= 40
         await next(each for each in verifiers if each.address == home).stop(0.0)
         moved = await said(client, MORE, parent=parent.session_id)
