@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.runs import Row, Sample
+from specwire.progress import Bar
 
 
 def schedule(repeats: int, prompts: int, rows: int) -> Iterator[tuple[int, int, int]]:
@@ -27,9 +28,11 @@ def interleave(
 ) -> list[Sample]:
     """Every row on every prompt, `repeats` times over; `progress` hears of each run after its clock has stopped."""
     samples = []
-    for repeat, prompt, index in schedule(repeats, len(prompts), len(rows)):
-        row = rows[index]
-        sample = Sample(repeat, prompt, row.key, row.run(prompts[prompt], tokens))
-        samples.append(sample)
-        progress(sample)
+    with Bar("measuring", repeats * len(prompts) * len(rows)) as bar:
+        for repeat, prompt, index in schedule(repeats, len(prompts), len(rows)):
+            row = rows[index]
+            sample = Sample(repeat, prompt, row.key, row.run(prompts[prompt], tokens))
+            samples.append(sample)
+            progress(sample)
+            bar.update(note=f"repeat {repeat + 1} of {repeats}")
     return samples

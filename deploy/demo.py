@@ -10,12 +10,12 @@ from contextlib import aclosing
 from pathlib import Path
 
 import demo_pair
-from deploy import near_tie, stack
+from deploy import near_tie
 from deploy.comparison import Pair, counts, report
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.render import Painter, dim, legend, wants_colour
-from deploy.up import progress
+from deploy.starting import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
 from specwire.core.limits import FinishReason
@@ -67,7 +67,7 @@ def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
 
 
 async def _demo(options: StackOptions, prompts: Sequence[demo_pair.Prompt], max_tokens: int, folder: Path) -> int:
-    running = await stack.start(options, folder, progress)
+    running = await start_shown(options, folder)
     try:
         async with AsyncClient(running.address) as client:
             return await Demo(client, options, max_tokens).run(prompts)

@@ -25,6 +25,7 @@ from orchestrator.options import (
 )
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import (
     DTYPES,
@@ -164,6 +165,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
+    LAST_LINE.quiet = args.json
     try:
         options, grace, telemetry = options_of(args), drain_grace(args), telemetry_of(args)
     except ValueError as error:

@@ -10,12 +10,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy import stack
 from deploy.comparison import from_the_text
 from deploy.entry import run_owned
 from deploy.options import StackError
 from deploy.render import Painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
+from deploy.starting import start_shown
 from deploy.terminal import Tail, is_terminal
 from deploy.where import Where, add_where_arguments, where_of
 from specwire.client import (
@@ -33,6 +33,7 @@ from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
 
@@ -107,6 +108,7 @@ def _read(name: str) -> str:
 
 
 async def _generate(request: Request, folder: Path) -> int:
+    LAST_LINE.quiet = request.as_json
     async with (
         _address(request.where, folder) as address,
         AsyncClient(address, tls=request.where.tls, token=request.where.token) as client,

@@ -18,9 +18,11 @@ from deploy.options import (
     add_stack_arguments,
     stack_options,
 )
+from deploy.starting import start_shown
 from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.options import add_http_arguments, and_http, chat_template_of, http_is_installed, http_of
 from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
 from specwire.rpc.process import add_listening_arguments, drain_grace, say
 from specwire.rpc.tls import server_tls
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
@@ -63,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(options: StackOptions, folder: Path, as_json: bool) -> int:
-    running = await stack.start(options, folder, progress)
+    LAST_LINE.quiet = as_json
+    running = await start_shown(options, folder)
     try:
         print(_ready_object(running) if as_json else _ready_line(running), flush=True)
         say(f"specwire up: error: {await running.failed()}")
@@ -73,11 +76,6 @@ async def _serve(options: StackOptions, folder: Path, as_json: bool) -> int:
         return 0
     finally:
         await running.stop()
-
-
-def progress(line: str) -> None:
-    """What the stack does while it starts, for people."""
-    say(f"specwire: {line}")
 
 
 def _http(args: argparse.Namespace) -> str:

@@ -21,10 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from demo_pair.train.corpus import read_corpus
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
-from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, logits_of
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, logits_of, tell
 from demo_pair.train.own_text import own_windows
 from demo_pair.train.target import EVALUATION_WINDOWS
 from demo_pair.train.tokenizer import VOCABULARY
+from specwire.progress import Bar
 
 ROWS = 12
 SEED = 20261122
@@ -116,18 +117,20 @@ def imitate(
     """One round of distillation."""
     optimiser = Optimiser(model, schedule)
     started = time.monotonic()
-    for step, windows in zip(range(schedule.steps), windows_source, strict=False):
-        with torch.no_grad():
-            target_logits = logits_of(target, windows[:, :-1])
-        draft_logits = logits_of(model, windows[:, :-1])
-        loss = imitation_loss(draft_logits, target_logits)
-        loss.backward()
-        optimiser.step(step)
-        if (step + 1) % 20 == 0:
-            agreement = (draft_logits.argmax(-1) == target_logits.argmax(-1)).float().mean().item()
-            rate = (step + 1) * ROWS * WINDOW / (time.monotonic() - started)
-            progress = f"step {step + 1}/{schedule.steps} loss {loss.item():.3f} agreement {agreement:.3f}"
-            print(f"{progress} {rate:.0f} tokens/s", flush=True)
+    with Bar("drafter", schedule.steps) as bar:
+        for step, windows in zip(range(schedule.steps), windows_source, strict=False):
+            with torch.no_grad():
+                target_logits = logits_of(target, windows[:, :-1])
+            draft_logits = logits_of(model, windows[:, :-1])
+            loss = imitation_loss(draft_logits, target_logits)
+            loss.backward()
+            optimiser.step(step)
+            bar.at(step + 1, f"loss {loss.item():.3f}")
+            if (step + 1) % 20 == 0:
+                agreement = (draft_logits.argmax(-1) == target_logits.argmax(-1)).float().mean().item()
+                rate = (step + 1) * ROWS * WINDOW / (time.monotonic() - started)
+                progress = f"step {step + 1}/{schedule.steps} loss {loss.item():.3f} agreement {agreement:.3f}"
+                tell(f"{progress} {rate:.0f} tokens/s")
 
 
 def main() -> None:

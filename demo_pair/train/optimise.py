@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from specwire.progress import LAST_LINE
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Optimiser:
     def load(self, state: list[dict[str, object]]) -> None:
         for optimiser, saved in zip(self.optimisers, state, strict=True):
             optimiser.load_state_dict(saved)
+
+
+def tell(line: str) -> None:
+    """A line of the training's record, on stdout; above the bar where there is one."""
+    LAST_LINE.say(line, sys.stdout)
 
 
 def logits_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:

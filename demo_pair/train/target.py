@@ -18,8 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, read_corpus
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
-from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, next_token_loss
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, next_token_loss, tell
 from demo_pair.train.tokenizer import VOCABULARY, train_tokenizer
+from specwire.progress import Bar
 
 ROWS = 12
 SEED = 20261121
@@ -68,25 +69,27 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
         first = saved["step"]
     losses: list[tuple[int, float]] = []
     started = time.monotonic()
-    for step, windows in enumerate(batches(training_stream(files, tokenizer), ROWS, SEED)):
-        if step == min(stop_after, schedule.steps):
-            break
-        if step < first:
-            continue
-        loss = next_token_loss(model, windows)
-        loss.backward()
-        optimiser.step(step)
-        done = step + 1
-        if done % 10 == 0:
-            rate = (done - first) * ROWS * WINDOW / (time.monotonic() - started)
-            print(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s", flush=True)
-        if done % EVALUATE_EVERY == 0 or done == schedule.steps:
-            losses.append((done, held_out_loss(model, held_out)))
-            print(f"step {done} held-out loss {losses[-1][1]:.4f}", flush=True)
-        if done % CHECKPOINT_EVERY == 0:
-            state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
-            torch.save(state, checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").rename(checkpoint)
+    with Bar("target", schedule.steps, done=first) as bar:
+        for step, windows in enumerate(batches(training_stream(files, tokenizer), ROWS, SEED)):
+            if step == min(stop_after, schedule.steps):
+                break
+            if step < first:
+                continue
+            loss = next_token_loss(model, windows)
+            loss.backward()
+            optimiser.step(step)
+            done = step + 1
+            bar.at(done, f"loss {loss.item():.3f}")
+            if done % 10 == 0:
+                rate = (done - first) * ROWS * WINDOW / (time.monotonic() - started)
+                tell(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s")
+            if done % EVALUATE_EVERY == 0 or done == schedule.steps:
+                losses.append((done, held_out_loss(model, held_out)))
+                tell(f"step {done} held-out loss {losses[-1][1]:.4f}")
+            if done % CHECKPOINT_EVERY == 0:
+                state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                checkpoint.with_suffix(".new").rename(checkpoint)
     model.bfloat16().save_pretrained(work / "target")
     report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": losses}
     (work / "target.json").write_text(json.dumps(report, indent=1) + "\n")

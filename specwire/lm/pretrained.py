@@ -21,6 +21,7 @@ from specwire.lm.party import Party
 from specwire.lm.runners import How, Sizes, runner_for
 from specwire.lm.split import join, rank_device, split, split_way, turn
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
+from specwire.progress import LAST_LINE
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -100,7 +101,7 @@ def _config(spec: str) -> PreTrainedConfig:
 
 
 def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
+    _show_progress(LAST_LINE.is_terminal)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             _location(spec),
@@ -111,6 +112,14 @@ def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedM
     except Exception as error:  # as above, or too little memory
         raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
     return model
+
+
+def _show_progress(wanted: bool) -> None:
+    """Bars of downloads and of weights are the libraries' own; without a word from us they would be in pipes, too."""
+    if wanted:
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
 
 
 def _location(spec: str) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.options import exposure
@@ -280,6 +281,7 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
 
 def run_model_service(args: argparse.Namespace, name: str, start: Callable[[ModelServiceOptions], Awaitable[R]]) -> int:
     """Serve as the command line says until a signal comes; returns the exit code."""
+    LAST_LINE.quiet = args.json
     try:
         options, grace = model_options(args), drain_grace(args)
     except InvalidParameter as error:
@@ -392,5 +394,4 @@ def say(line: str) -> None:
     if said.handlers:
         said.log(logging.ERROR if ": error: " in line else logging.INFO, "%s", line)
         return
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    LAST_LINE.say(line)

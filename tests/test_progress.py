@@ -1,0 +1,95 @@
+"""specwire.progress: one line of a terminal, seldom redrawn, and nothing in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from specwire.progress import CELLS, ERASED, REDRAW_S, Bar, LastLine
+from tests.deploy.screen import Screen
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def a_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_nothing_is_drawn_in_a_pipe() -> None:
+    pipe = io.StringIO()
+    with Bar("loading", 3, line=LastLine(lambda: pipe)) as bar:
+        bar.update()
+    assert pipe.getvalue() == ""
+
+
+@pytest.mark.parametrize("how", ["dumb", "quiet"])
+def test_nothing_is_drawn_where_nobody_wants_it(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    line = LastLine(lambda: terminal)
+    if how == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    line.quiet = how == "quiet"
+    with Bar("loading", 3, line=line) as bar:
+        bar.update()
+    assert terminal.getvalue() == ""
+
+
+def test_a_bar_is_redrawn_seldom_and_leaves_nothing() -> None:
+    terminal, clock = Terminal(), Clock()
+    with Bar("loading", 1000, line=LastLine(lambda: terminal), clock=clock) as bar:
+        for _ in range(1000):
+            clock.now += REDRAW_S / 100
+            bar.update()
+    assert terminal.getvalue().count(ERASED) <= 12
+    assert terminal.getvalue().endswith(ERASED)
+
+
+def test_what_a_bar_says() -> None:
+    bar = Bar("loading", 4, line=LastLine(io.StringIO), done=1)
+    assert bar.text(5.0) == f"loading [{'=' * (CELLS // 4)}{' ' * (CELLS * 3 // 4)}] 1/4  0:05"
+    bar.at(2, "weights")
+    assert bar.text(65.0) == f"loading [{'=' * (CELLS // 2)}{' ' * (CELLS // 2)}] 2/4  1:05, 2:10 left  weights"
+    bar.at(4)
+    assert bar.text(3661.0) == f"loading [{'=' * CELLS}] 4/4  1:01:01  weights"
+    assert Bar("waiting", line=LastLine(io.StringIO)).text(7.0) == "waiting  0:07"
+    half = Bar("fetching", 4_000_000_000, "B", line=LastLine(io.StringIO), done=1_500_000)
+    assert "1.5 MB/4.00 GB" in half.text(0.0)
+
+
+def test_lines_stand_above_the_bar() -> None:
+    terminal, clock = Terminal(), Clock()
+    line = LastLine(lambda: terminal)
+    with Bar("loading", 2, line=line, clock=clock) as bar:
+        line.say("one")
+        clock.now = 1.0
+        bar.update()
+        line.say("two", terminal)
+        screen = Screen(100, 24)
+        screen.write(terminal.getvalue())
+        assert screen.text.splitlines()[:2] == ["one", "two"]
+        assert screen.text.splitlines()[2].startswith("loading [====")
+    screen = Screen(100, 24)
+    screen.write(terminal.getvalue())
+    assert screen.text == "one\ntwo"
+
+
+def test_a_bar_is_never_longer_than_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second row could not be taken back."""
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = Terminal()
+    with Bar("a name that is far too long for this", 2, line=LastLine(lambda: terminal)):
+        assert len(terminal.getvalue().removeprefix(ERASED)) == 19
