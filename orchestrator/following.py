@@ -9,7 +9,7 @@ from typing import Protocol
 from orchestrator.readers import UNREAD, Readers
 from orchestrator.restoring import Replay
 from orchestrator.store import SessionStore, StoreUnavailable, Tail
-from orchestrator.store.base import missing
+from orchestrator.store.errors import missing
 
 # Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
 POLL_S = 0.05

@@ -26,7 +26,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
-from orchestrator.store.base import deleted
+from orchestrator.store.errors import deleted
 from orchestrator.sweeping import Patience, Sweeper
 from orchestrator.tally import Tally
 from orchestrator.tenants import Allowances, no_session
@@ -254,6 +254,8 @@ class Orchestrator:
         driver = await self.find(session_id)
         if driver is not None and not driver.following:
             driver.cancel()
+            with suppress(StoreError):  # what is promised now holds also where this process ends before the session
+                await self.store.cancel(session_id)
             return
         with store_statuses():
             try:

@@ -1,9 +1,7 @@
 """The session log: what was decided and acknowledged, and who may go on."""
 
-from orchestrator.store.base import (
-    LEASE_S,
-    Appended,
-    Bound,
+from orchestrator.store.base import LEASE_S, Appended, Bound, SessionRecord, SessionStore, StoredSession, Tail
+from orchestrator.store.errors import (
     ContentMismatch,
     DamagedLog,
     DeletedSession,
@@ -11,13 +9,9 @@ from orchestrator.store.base import (
     Gap,
     MissingSession,
     SessionExists,
-    SessionRecord,
-    SessionStore,
     StaleLog,
-    StoredSession,
     StoreError,
     StoreUnavailable,
-    Tail,
 )
 from orchestrator.store.opening import open_store
 

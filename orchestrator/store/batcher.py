@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from orchestrator.store.base import StoreUnavailable, UnfitStore
+from orchestrator.store.errors import StoreUnavailable, UnfitStore
 from orchestrator.store.lanes import Lane, Reply, Script, no_answer
 from specwire.redis.lines import Argument, Lines, Node
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from orchestrator.store.base import StoreUnavailable
+from orchestrator.store.errors import StoreUnavailable
 from specwire.redis.lines import Argument, Command, Lines, Node, is_trouble
 
 Reply = list[object]

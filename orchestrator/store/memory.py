@@ -13,19 +13,13 @@ from orchestrator.store.base import (
     Bound,
     Logprobs,
     Outcomes,
-    SessionExists,
     SessionRecord,
     StoredSession,
     Tail,
     Tokens,
     check_append,
-    deleted,
-    fenced,
-    gap,
-    mismatch,
-    missing,
-    other_fence,
 )
+from orchestrator.store.errors import SessionExists, deleted, fenced, gap, mismatch, missing, other_fence
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.logprobs import TokenLogprobs

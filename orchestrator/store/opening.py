@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.store.base import SessionStore, StoreUnavailable, UnfitStore
+from orchestrator.store.base import SessionStore
 from orchestrator.store.durability import durability_of
+from orchestrator.store.errors import StoreUnavailable, UnfitStore
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
 from specwire.core.sampling import InvalidParameter

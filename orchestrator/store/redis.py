@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NoReturn, cast
 
-from orchestrator.store import scripts
+from orchestrator.store import beside, scripts
 from orchestrator.store.base import (
     BEGINNING_S,
     CALLED_WITHIN_S,
     Appended,
     Bound,
-    DamagedLog,
     Logprobs,
     Outcomes,
-    SessionExists,
     SessionRecord,
     StoredSession,
-    StoreError,
     Tail,
     Tokens,
-    UnfitStore,
     check_append,
+)
+from orchestrator.store.batcher import Batcher
+from orchestrator.store.durability import Durability, Level, unmet_settings
+from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
+from orchestrator.store.errors import (
+    DamagedLog,
+    SessionExists,
+    StoreError,
+    UnfitStore,
     deleted,
     gap,
     mismatch,
     missing,
     other_fence,
 )
-from orchestrator.store.batcher import Batcher
-from orchestrator.store.durability import Durability, Level, unmet_settings
-from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
 from orchestrator.store.lanes import Reply, Script
 from orchestrator.store.scripts import NO_DIGEST, Answer, request_key, roll_key, session_keys
 from orchestrator.store.snapshot import stored_session, stored_tail
@@ -55,12 +57,12 @@ class RedisStore:
     APPEND = Script(scripts.APPEND, repeated=True)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
-    BIND = Script(scripts.BIND)
-    BOUND = Script(scripts.BOUND, writes=False)
-    UNBIND = Script(scripts.UNBIND)
-    CALL_ROLL = Script(scripts.CALL_ROLL, repeated=True)
-    STRIKE = Script(scripts.STRIKE, repeated=True)
-    MISSED = Script(scripts.MISSED)
+    BIND = Script(beside.BIND)
+    BOUND = Script(beside.BOUND, writes=False)
+    UNBIND = Script(beside.UNBIND)
+    CALL_ROLL = Script(beside.CALL_ROLL, repeated=True)
+    STRIKE = Script(beside.STRIKE, repeated=True)
+    MISSED = Script(beside.MISSED)
     PING = Script(scripts.PING, writes=False)
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, CALL_ROLL, STRIKE, MISSED, PING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, cast
 
-from orchestrator.store.base import DamagedLog, StoredSession, Tail
+from orchestrator.store.base import StoredSession, Tail
 from orchestrator.store.encoding import (
     MOST_WHOLE,
     TOKEN_BYTES,
@@ -14,6 +14,7 @@ from orchestrator.store.encoding import (
     unpack_outcomes,
     unpack_tokens,
 )
+from orchestrator.store.errors import DamagedLog
 from orchestrator.store.lanes import Reply
 from specwire.core.limits import FinishReason
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.store.base import DamagedLog, SessionRecord
+from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
@@ -19,6 +19,7 @@ from orchestrator.store.encoding import (
     unpack_outcomes,
     unpack_tokens,
 )
+from orchestrator.store.errors import DamagedLog
 from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import request_key
 from orchestrator.store.snapshot import stored_session

@@ -239,6 +239,24 @@ async def test_cancel_reaches_the_owner(redis: RedisServer) -> None:
     assert finished.reason is FinishReason.CANCELLED
 
 
+async def test_a_cancel_that_was_promised_outlives_who_promised_it(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner dies before it has ended the session: whoever takes that over ends it."""
+    async with pair(redis) as both:
+        started, _ = await both.begin(5, request_id="promised", max_tokens=4000)
+        driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+        monkeypatch.setattr(driver, "cancel", lambda: None)
+        await both.first.cancel(started.session_id)
+        driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
+        async with grpc.aio.insecure_channel(both.other.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            told = [event_from_wire(each) async for each in stub.Watch(request, timeout=LIMIT_S)]
+    assert isinstance(told[-1], Finished)
+    assert told[-1].reason is FinishReason.CANCELLED
+
+
 async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no verifier."""
     monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
