@@ -1,0 +1,142 @@
+"""No tenant learns from a cache what another has asked: by counts, at both doors, in every way that a prefix is found.
+
+Counts, not times: `Stats.cached_tokens` says how much of a prompt needed no forward, and what was not reused was fed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import httpx2 as httpx
+import pytest
+
+import orchestrator.server
+import verify_service.server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
+from orchestrator.server import RunningOrchestrator
+from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.rpc.keys import Keys
+from specwire.rpc.process import ModelServiceOptions
+from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain
+
+SECRET = tuple(index % 50 + 3 for index in range(30))
+TOKENS = {"ada": "the-token-of-ada", "bob": "the-token-of-bob"}
+KEYS = Keys({token: name for name, token in TOKENS.items()})
+LENGTH = 10
+LIMIT_S = 20.0
+
+
+@asynccontextmanager
+async def serving(*accesses: Access, target: str = TARGET, slots: int = 8) -> AsyncIterator[list[RunningOrchestrator]]:
+    """Orchestrators before one verifier."""
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
+        parts.push_async_callback(verifier.stop, 0.0)
+        running = []
+        for access in accesses:
+            options = OrchestratorOptions((verifier.address,), access=access, http="127.0.0.1:0")
+            running.append(await orchestrator.server.start(options))
+            parts.push_async_callback(running[-1].stop, 0.0)
+        yield running
+
+
+async def cached(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...] = SECRET, **more: Any) -> int:
+    """Of this tenant's prompt, the tokens that were there already; the text is the target's in any case."""
+    async with AsyncClient(door.address, token=TOKENS.get(tenant, "")) as client:
+        done = await client.complete(prompt, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S, **more)
+    assert list(done.tokens) == plain(TARGET, prompt, LENGTH)
+    return done.stats.cached_tokens
+
+
+async def cached_over_http(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...] = SECRET) -> int:
+    wish = {"prompt": list(prompt), "max_tokens": LENGTH, "ignore_eos": True, "temperature": 0}
+    headers = {"Authorization": f"Bearer {TOKENS[tenant]}"}
+    async with httpx.AsyncClient(base_url=str(door.http), timeout=LIMIT_S, headers=headers) as client:
+        answer = (await client.post("/v1/completions", json=wish)).json()
+    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found == answer["choices"][0]["specwire"]["stats"]["cached_tokens"]
+    return found
+
+
+async def test_the_same_prompt_at_either_door() -> None:
+    async with serving(Access(KEYS)) as (door,):
+        assert await cached(door, "ada") == 0
+        assert await cached_over_http(door, "bob") == 0
+        assert await cached(door, "bob") == await cached_over_http(door, "ada") == len(SECRET) - 1
+
+
+async def test_every_guess_at_another_s_text_is_as_if_nobody_had_asked() -> None:
+    """Token by token, as one would feel for it: what a right guess brings is what a wrong one does."""
+    async with serving(Access(KEYS), slots=16) as (door,):
+        await cached(door, "ada")
+        for length in (8, 16, len(SECRET)):
+            right, wrong = SECRET[:length], (*SECRET[: length - 1], 63)
+            # The second of bob's own guesses begins as the first did: that much is his.
+            assert await cached(door, "bob", (length, *right)) == 0
+            assert await cached(door, "bob", (length, *wrong)) == length
+
+
+async def test_a_session_that_runs_is_not_shared_from_either() -> None:
+    async with (
+        serving(Access(KEYS), target=SLOW_TARGET) as (door,),
+        AsyncClient(door.address, token=TOKENS["ada"]) as ada,
+    ):
+        events = ada.generate(SECRET, max_tokens=2000, ignore_eos=True, timeout=LIMIT_S)
+        async with aclosing(events):
+            await anext(events)
+            await anext(events)  # its first token: all of the prompt has been fed
+            assert await cached(door, "bob") == 0
+            assert await cached(door, "ada") == len(SECRET) - 1
+
+
+async def test_prompts_that_come_together_are_fed_for_each_tenant() -> None:
+    """What is fed of them is counted in tests/verify_service/test_prefixes.py."""
+    prompt = SECRET * 12  # so long that the second one waits for the first where they may share
+    async with serving(Access(KEYS)) as (door,):
+        both = await asyncio.gather(*(cached(door, tenant, prompt) for tenant in TOKENS))
+    assert both == [0, 0]
+
+
+async def test_a_parent_is_its_tenant_s_alone() -> None:
+    async with serving(Access(KEYS)) as (door,):
+        async with AsyncClient(door.address, token=TOKENS["ada"]) as ada:
+            events = ada.generate(SECRET, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
+            started = await anext(events)
+            assert isinstance(started, Started)
+            async for _ in events:
+                pass
+            turn = await ada.complete((4, 5), max_tokens=2, parent=started.session_id, timeout=LIMIT_S)
+        with pytest.raises(SpecwireError) as unknown:
+            await cached(door, "bob", (4, 5), parent=started.session_id)
+        assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+        # Nor by sending all of it: what the parent has said is known to who was told.
+        said = plain(TARGET, SECRET, LENGTH)
+        assert await cached(door, "bob", (*SECRET, *said, 4, 5)) == 0
+    assert turn.stats.cached_tokens >= len(SECRET)
+
+
+async def test_only_orchestrators_with_one_salt_share_a_tenant_s_cache() -> None:
+    """Without keys all callers are one tenant, which is nobody else's."""
+    one = Access(KEYS, cache_salt=b"1" * 32)
+    same, other, open_to_all = Access(KEYS, cache_salt=b"1" * 32), Access(KEYS), Access(cache_salt=b"1" * 32)
+    async with serving(one, same, other, open_to_all) as doors:
+        assert await cached(doors[0], "ada") == 0
+        assert await cached(doors[1], "ada") == len(SECRET) - 1
+        assert await cached(doors[1], "bob") == 0
+        assert await cached(doors[2], "ada") == 0
+        assert await cached(doors[3], "nobody") == 0
+        assert await cached(doors[3], "anybody") == len(SECRET) - 1
+
+
+async def test_where_another_evicts_it_is_only_gone() -> None:
+    """What a tenant may learn of another's load, as docs/SECURITY.md says: that its own is no longer there."""
+    async with serving(Access(KEYS), slots=2) as (door,):
+        assert await cached(door, "ada") == 0
+        for first in range(3, 6):
+            assert await cached(door, "bob", (first, *SECRET)) == 0
+        assert await cached(door, "ada") == 0
