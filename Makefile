@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -110,6 +110,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/python -m scripts.figures --check
 	$(BIN)/python -m scripts.reliability --check
 	$(BIN)/python -m scripts.api --check
+	$(BIN)/python -m scripts.cli_reference --check
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
@@ -133,6 +134,9 @@ bench: $(STAMP) ## measure speed against the plain target and its peers
 
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
+
+bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
+	$(BIN)/python -m bench.constrained
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step

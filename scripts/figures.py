@@ -17,6 +17,7 @@ BENCH = ROOT / "bench" / "results" / "main.json"
 WAN = ROOT / "bench" / "results" / "wan.json"
 COPY = ROOT / "bench" / "results" / "copy.json"
 BATCH = ROOT / "bench" / "results" / "batch.json"
+CONSTRAINED = ROOT / "bench" / "results" / "constrained.json"
 GPU = ROOT / "bench" / "results" / "gpu.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
 
@@ -174,6 +175,15 @@ def batch_table(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def constrained_table(results: dict[str, Any]) -> str:
+    """Render the counts of `make bench-constrained`."""
+    rows = [["constraint, rule", "positions", "only one id allowed", "right with the mask", "right without"]]
+    for row in results["rows"]:
+        shares = [f"{row[name] / row['positions']:.2f}" for name in ("forced", "with_mask", "without")]
+        rows.append([f"{row['form']}, {row['rule']}", str(row["positions"]), *shares])
+    return grid(rows)
+
+
 def gpu_table(results: dict[str, Any]) -> str:
     """Render what `make bench-gpu` measured, with the device's name."""
     steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
@@ -216,6 +226,7 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),
     (ROOT / "docs" / "PERFORMANCE.md", "batch", BATCH, batch_table),
     (ROOT / "docs" / "PERFORMANCE.md", "gpu", GPU, gpu_table),
+    (ROOT / "docs" / "CONSTRAINED.md", "constrained", CONSTRAINED, constrained_table),
     (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
 ]
 
