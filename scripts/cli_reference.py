@@ -1,0 +1,105 @@
+"""Keeps the tables of docs/CLI.md equal to what `specwire --help` and its commands' --help say.
+
+python -m scripts.cli_reference --write    put them in
+python -m scripts.cli_reference --check    exit 1 if one that is there differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from deploy.commands import COMMANDS, Command
+from deploy.settings import Options, told
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "CLI.md"
+# What depends on the machine that the help is asked on.
+HERE = re.compile(r", \d+ here\b")
+COMMAND_LINE = "| command | does |\n| --- | --- |"
+OPTION_LINE = "| option | |\n| --- | --- |"
+
+
+def commands_table() -> str:
+    """Render the list of `specwire --help`."""
+    return "\n".join([COMMAND_LINE, *(f"| `{command.name}` | {command.help} |" for command in COMMANDS)])
+
+
+def options_tables() -> str:
+    """Render a table for each command, of its arguments and options as its --help has them."""
+    return "\n\n".join(f"### specwire {command.name}\n\n{_table(command)}" for command in COMMANDS)
+
+
+def parser_of(command: Command) -> argparse.ArgumentParser:
+    """As `deploy.cli` makes it."""
+    parser = argparse.ArgumentParser(prog=f"specwire {command.name}")
+    command.load().add_arguments(parser)
+    if command.configurable:
+        Options(command.name, parser)
+    return parser
+
+
+def _table(command: Command) -> str:
+    parser = parser_of(command)
+    actions = [action for action in parser._actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
+    rows = [row for action in actions for row in _rows(action, parser.prog)]
+    return "\n".join([OPTION_LINE, *rows])
+
+
+def _rows(action: argparse.Action, program: str) -> list[str]:
+    """One, or one for each of a command's own commands."""
+    if isinstance(action, argparse._SubParsersAction):
+        return [f"| `{each.dest}` | {_said(each, program)} |" for each in action._choices_actions]
+    return [f"| {_names(action)} | {_said(action, program)} |"]
+
+
+def _names(action: argparse.Action) -> str:
+    """An option with its value's name; an argument by its own."""
+    value = str(
+        action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+    )
+    if not action.option_strings:
+        return f"`{value}`"
+    switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+    return ", ".join(f"`{name}{'' if switch else f' {value}'}`" for name in action.option_strings)
+
+
+def _said(action: argparse.Action, program: str) -> str:
+    return HERE.sub("", told(action, program)).replace("|", "\\|")
+
+
+TABLES = {"commands": commands_table, "options": options_tables}
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """Replace what stands between a table's markers; raises ValueError where one is missing."""
+    begin, end = f"<!-- {name}: written by scripts/cli_reference.py -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{PAGE.name}: needs the markers {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true", help="write the tables")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    write = parser.parse_args().write
+    have = want = PAGE.read_text()
+    for name, table in TABLES.items():
+        want = with_table(want, name, table())
+    if write:
+        PAGE.write_text(want)
+    elif have != want:
+        print(f"{PAGE.name}: the tables differ from --help: run python -m scripts.cli_reference --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""docs/CLI.md says what the command line says: commands, options, exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.commands import COMMANDS
+from scripts import cli_reference
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "CLI.md").read_text()
+NAMES = [command.name for command in COMMANDS]
+LINE = re.compile(r"^  (-.*?)(?:  |$)", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-[a-z])\b")
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        cli.parse([*words, "--help"])
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+def section(command: str) -> str:
+    _, found, rest = PAGE.partition(f"### specwire {command}\n")
+    assert found
+    return rest.partition("\n### ")[0]
+
+
+def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    said = " ".join(help_of(capsys).split())
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", PAGE.partition("<!-- end of commands -->")[0], re.MULTILINE)
+    assert [name for name, _ in rows] == NAMES
+    assert all(f"{name} {what}" in said for name, what in rows)
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_the_options_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = help_of(capsys, command)
+    rows = re.findall(r"^\| (`.+?`) \| (.*) \|$", section(command), re.MULTILINE)
+    listed = {option for names, _ in rows for option in OPTION.findall(names)}
+    offered = {option for line in LINE.findall(said) for option in OPTION.findall(line)}
+    assert listed == offered - {"-h", "--help"}
+    missing = [what for _, what in rows if unwrapped(what) not in unwrapped(said)]
+    assert not [what for what in missing if "half of the cores" not in what]
+
+
+def unwrapped(text: str) -> str:
+    """Without what wrapping a line may add or take."""
+    return "".join(text.replace("\\|", "|").split())
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    page = PAGE
+    for name, table in cli_reference.TABLES.items():
+        page = cli_reference.with_table(page, name, table())
+    assert page == PAGE, "run python -m scripts.cli_reference --write"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["simulate", "--tokens", "8"], 0),
+        (["generate", "1 2 3", "--address", "127.0.0.1:1", "--timeout", "0.5"], 1),
+        (["generate", "1 2 3", "--max-tokens", "0"], 2),
+    ],
+)
+def test_exit_codes(words: list[str], code: int) -> None:
+    """Those of signals: tests/integration/test_stack.py, tests/integration/test_stack_ends.py."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", *words], cwd=ROOT, capture_output=True, text=True, timeout=45.0, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == (0 if code == 0 else 1)
+    codes = re.findall(r"^\| ([\d, ]+) \| ", PAGE.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE)
+    assert str(code) in codes
+    assert codes == ["0", "1", "2", "130, 143"]
