@@ -253,6 +253,32 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created() -> None:
+    """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            dying = running.orchestrator.orchestrator
+            create, created = dying.store.create, asyncio.Event()
+
+            async def create_and_die(*args: Any) -> int:
+                fence = await create(*args)
+                created.set()
+                await asyncio.sleep(LIMIT_S)
+                return fence
+
+            dying.store.create = create_and_die  # type: ignore[method-assign]  # its process ends in the middle of it
+            async with AsyncClient([running.orchestrator.address, other.address]) as client:
+                call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
+                async with asyncio.timeout(LEASE_S / 2):
+                    await created.wait()
+                    await running.orchestrator._server.stop(0.0)
+                    done = await call
+            assert other.orchestrator.tally.claims == 1
+            await other.stop(0.0)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
+
+
 async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever() -> None:
     """Each claims at most once, and then reads on what the other one writes."""
     request = generation_pb2.GenerateRequest(request_id="two", take_over=True)
