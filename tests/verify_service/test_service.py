@@ -128,6 +128,7 @@ BAD_OPENS: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
     ({"stopping": None}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
     ({"stopping": common_pb2.Stopping(max_tokens=1, stop_ids=[64])}, grpc.StatusCode.INVALID_ARGUMENT, "stop_ids"),
     ({"progress": None}, grpc.StatusCode.INVALID_ARGUMENT, "progress"),
+    ({"cache_scope": b"x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "cache_scope"),
     ({"vocabulary_fingerprint": "ab" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "abababababab"),
     ({"vocabulary_fingerprint": ""}, grpc.StatusCode.FAILED_PRECONDITION, "vocabulary_fingerprint"),
 ]
