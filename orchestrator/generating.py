@@ -70,7 +70,7 @@ class Generating:
         trace: is told what happens in the session from now on; must not block.
         traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
         """
-        target = await self._target_for(request, tenant)
+        target = await self.target_for(request, tenant)
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
         record = await record_of(request, target, tenant, before)
         driver = await self._traced(record, time_left, traceparent)
@@ -90,7 +90,7 @@ class Generating:
             finally:
                 driver.trace = None if driver.trace is trace else driver.trace
 
-    async def _target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
+    async def target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
         """Of the model that the request names, or else its parent's."""
         pool = self._orchestrator.pool
         if request.parent and not request.model and len(pool.models.names()) > 1:

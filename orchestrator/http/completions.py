@@ -46,7 +46,7 @@ class Completions:
         more = take_template_values(fields)
         wish = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
-        served = self._service.served(wish.model)
+        served = await self._service.served_for(wish.template, call.tenant)
         prompt = self._service.template(served).render(messages, add_prompt, more)
         return await self._answer(call, ChatShape(), wish, served, [prompt])
 
@@ -55,7 +55,7 @@ class Completions:
         prompts = prompts_of(fields.take("prompt"))
         wish = take_completion(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
-        served = self._service.served(wish.model)
+        served = await self._service.served_for(wish.template, call.tenant)
         return await self._answer(call, CompletionShape(), wish, served, prompts)
 
     async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:

@@ -14,6 +14,7 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
 from specwire.rpc.errors import StatusError
 from specwire.text.tokens import TokenBytes
+from specwire.v1 import generation_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,12 @@ class Service:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
             raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
+
+    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> Served:
+        """As `served`, of the model that the request names, or else its parent's."""
+        if request.model or not request.parent:
+            return self.served(request.model)
+        return self._of(await self.generating.target_for(request, tenant))
 
     def all_served(self) -> list[Served]:
         """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""

@@ -92,6 +92,8 @@ async def test_http_lists_and_serves_all() -> None:
             body = {"model": name, "prompt": list(PROMPT), "max_tokens": 5, "temperature": 0, "ignore_eos": True}
             answer = (await client.post("/v1/completions", json=body)).json()
             assert answer["model"] == name
+            more = {**body, "parent": answer["choices"][0]["specwire"]["session_id"], "model": None}
+            assert (await client.post("/v1/completions", json=more)).json()["model"] == name
             assert answer["choices"][0]["text"] == " ".join(map(str, plain(model, PROMPT, 5)))
         for path in ("/v1/completions", "/tokenize"):
             unknown = await client.post(path, json={"model": "gpt", "prompt": "1"})

@@ -55,8 +55,8 @@ class Place:
         self._parts.push_async_callback(running.stop, 0.0)
         return running
 
-    async def drafter(self, model: str = DRAFT, region: str = "") -> draft_service.server.RunningDrafter:
-        running = await draft_service.server.start(ModelServiceOptions(model), self.registry(region))
+    async def drafter(self, region: str = "", slots: int = 16) -> draft_service.server.RunningDrafter:
+        running = await draft_service.server.start(ModelServiceOptions(DRAFT, slots=slots), self.registry(region))
         self._parts.push_async_callback(running.stop, 0.0)
         return running
 
@@ -222,3 +222,38 @@ async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
     await drafter.stop()
     await verifier.stop()
     await until(lambda: feed.services.total() == 1)
+
+
+async def test_a_session_without_a_free_drafter_decodes_plainly(place: Place) -> None:
+    """One drafter for two verifiers, with room for one session."""
+    for _ in range(2):
+        await place.verifier()
+    drafter = await place.drafter(slots=1)
+    running = await place.orchestrator()
+    await until(verifiers_up(running, 2))
+    await until(lambda: any(each.up for each in running.orchestrator.pool.drafters))
+    client = await place.client(running)
+    sessions = [
+        asyncio.create_task(client.complete((*PROMPT, number), max_tokens=120, ignore_eos=True, ngram=False))
+        for number in range(2)
+    ]
+    done = [await session for session in sessions]
+    assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 120) for number in range(2)]
+    assert max(each.stats.accepted for each in done) > 0
+    assert running.orchestrator.totals.stats.drafter_refusals >= 1  # of the other one, while the first had its place
+    assert [each.link.address for each in running.orchestrator.pool.drafters] == [drafter.address]
+
+
+async def test_a_drafter_that_dials_in_says_where_it_is(place: Place) -> None:
+    await place.verifier()
+    await place.drafter(region="far")
+    running = await place.orchestrator(region="home", accept_drafters=True)
+    dialling = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, tls=None, region="home")
+    try:
+        await until(lambda: sum(each.up for each in running.orchestrator.pool.drafters) == 2)
+        done = asyncio.create_task(said(await place.client(running), PROMPT, length=100))
+        joined = next(each for each in running.orchestrator.pool.drafters if each.info and each.info.region == "home")
+        await until(lambda: bool(joined.subjects))
+        assert list((await done).tokens) == plain(TARGET, PROMPT, 100)
+    finally:
+        await dialling.stop()
