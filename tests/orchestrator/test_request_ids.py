@@ -267,7 +267,8 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
                 await asyncio.sleep(LIMIT_S)
                 return fence
 
-            dying.store.create = create_and_die  # type: ignore[method-assign]  # its process ends in the middle of it
+            # Its process ends in the middle of it.
+            dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
             async with AsyncClient([running.orchestrator.address, other.address]) as client:
                 call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
                 async with asyncio.timeout(LEASE_S / 2):
