@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specwire.core.chain import SourceKind
 from specwire.core.ngram import Guess
@@ -114,28 +115,74 @@ def schedule(
         short = any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates)
         if short and waited_us < PATIENCE_US:
             return Plan((), now_us + PATIENCE_US - waited_us)
-    # A window is weighed beside the others' least parts: it delays them all.
-    decoding = sum(candidate.uncached == 1 for candidate in candidates)
-    shares, budget, rows, expected = [], prefill_rows, decoding, float(decoding)
-    for candidate in sorted(candidates, key=_uncached):
-        own = int(candidate.uncached == 1)
-        share = _share(candidate, budget, rows - own, expected - own, V)
+    planned, whole = _divided(candidates, prefill_rows, V)
+    shares = tuple(planned[each.slot] for each in sorted(candidates, key=_uncached) if each.slot in planned)
+    if all(share.fresh == 1 and share.decides for share in shares):
+        return Plan(shares, _wait(candidates, shares, now_us, whole.rows, whole.tokens, V))
+    return Plan(shares)
+
+
+class _Part(NamedTuple):
+    """Rows of a part of a step, and tokens that it is expected to decide."""
+
+    rows: int
+    tokens: float
+
+
+def _divided(candidates: Sequence[Candidate], prefill_rows: int, V: V) -> tuple[dict[int, Share], _Part]:
+    """Each session's share by its slot, and what the step is in all.
+
+    A window is weighed beside the others' least parts, because it delays them all, and beside the windows of those that
+    gain more by a row.
+    """
+    order = sorted(candidates, key=_order)
+    least = _least_parts(order, V)
+    rows, expected = sum(part.rows for part in least), sum(part.tokens for part in least)
+    planned: dict[int, Share] = {}
+    for candidate, own in zip(order, least, strict=True):
+        share = _share(candidate, prefill_rows, rows - own.rows, expected - own.tokens, V)
         if share is None:
             continue
-        if not own:
-            budget -= share.fresh
-        shares.append(share)
-        rows += share.rows - own
+        if candidate.uncached > 1:
+            prefill_rows -= share.fresh
+        planned[candidate.slot] = share
+        rows += share.rows - own.rows
         if share.decides:
-            expected += _expected(candidate, share) - own
-    if all(share.fresh == 1 and share.decides for share in shares):
-        return Plan(tuple(shares), _wait(candidates, shares, now_us, rows, expected, V))
-    return Plan(tuple(shares))
+            expected += _expected(candidate, share) - own.tokens
+    return planned, _Part(rows, expected)
 
 
 def _uncached(candidate: Candidate) -> bool:
-    """Decoding sessions first, then prompts in the order given."""
+    """Decoding sessions first, then prompts, in the order given."""
     return candidate.uncached > 1
+
+
+def _order(candidate: Candidate) -> tuple[bool, float]:
+    """Who is given rows first: decoding sessions, by what a row more gains each; then prompts, in the order given."""
+    if candidate.uncached > 1:
+        return True, 0.0
+    chained = candidate.acceptance.rates(1)[0] if candidate.drafted else 0.0
+    guessed = candidate.guess.acceptance.rates(1)[0] if candidate.guess is not None else 0.0
+    return False, -max(chained, guessed)
+
+
+def _least_parts(candidates: Sequence[Candidate], V: V) -> list[_Part]:
+    """What each session gets whatever the others get: a row, and one more where a token of a chain is to be tested."""
+    decoding = sum(candidate.uncached == 1 for candidate in candidates)
+    return [_least_part(candidate, decoding, V) for candidate in candidates]
+
+
+def _least_part(candidate: Candidate, decoding: int, V: V) -> _Part:
+    if candidate.uncached > 1:
+        return _Part(0, 0.0)
+    if (
+        not candidate.drafted
+        or candidate.room < 2
+        or candidate.whole is not None
+        or not _bears(candidate, decoding - 1, 1, V)
+    ):
+        return _Part(1, 1.0)
+    return _Part(2, 1.0 + candidate.acceptance.rates(1)[0])
 
 
 def _share(candidate: Candidate, budget: int, rows: int, expected: float, V: V) -> Share | None:
