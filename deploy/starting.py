@@ -11,19 +11,25 @@ from deploy.options import StackOptions
 from specwire.progress import REDRAW_S, Bar
 from specwire.rpc.process import say
 
-READY = re.compile(r"[\w-]+: ready\b")
+LINE = re.compile(r"([\w-]+): (loading|ready)\b")
 
 
 class Starting:
-    """A `stack.Report`: each line is said, and moves the bar where it tells that a service is ready."""
+    """A `stack.Report`: each line is said, and moves the bar where it tells of a service."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
+        self._loading: set[str] = set()
+        self._ready: set[str] = set()
 
     def __call__(self, line: str) -> None:
         say(f"specwire: {line}")
-        if READY.match(line):
-            self._bar.update()
+        if (found := LINE.match(line)) is None:
+            return
+        role, state = found.groups()
+        (self._ready if state == "ready" else self._loading).add(role)
+        left = ", ".join(sorted(self._loading - self._ready))
+        self._bar.at(len(self._ready), f"loading {left}" if left else "")
 
 
 async def start_shown(options: StackOptions, folder: Path) -> stack.Stack:
