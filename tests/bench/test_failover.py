@@ -1,0 +1,97 @@
+"""What is made of the failover matrix's measurements: bounds, tables, and what could not be measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts.reliability import pauses_table
+from tests.faults.cells import SILENT, STOPPED_S, Cell
+from tests.faults.matrix import CELLS
+from tests.faults.measure import HELD_S, STEP_S, UNDISTURBED, held_s, main
+from tests.faults.measured import NOISE_S, Measured, Play, results, shown
+from tests.faults.streams import LIMIT_S
+
+
+def cell_of(where: str, fault: str) -> Cell:
+    return next(cell for cell in CELLS if (cell.where, cell.fault) == (where, fault))
+
+
+KILLED, LOST, RESET = cell_of("verifier", "SIGKILL"), cell_of("drafter", "SIGKILL"), cell_of("Redis", "restart")
+STALLED = cell_of("orchestrator-verifier", "stall")
+
+
+def measured(*plays: tuple[Cell, Play]) -> Measured:
+    """A drafter's row has an undisturbed stream beside it, whose longest wait is 0.06 s."""
+    found = Measured([KILLED, LOST, RESET, STALLED], STEP_S)
+    for cell, play in ((UNDISTURBED, Play(0.06, 0.05, None)), *plays):
+        found.add(cell, play)
+    return found
+
+
+def missed(found: Measured) -> list[str]:
+    return [bar.name for bar in found.bars if not bar.holds]
+
+
+def test_a_pause_and_its_noticing_have_bounds_of_their_own() -> None:
+    assert missed(measured((KILLED, Play(2.9, 0.05, 0.9)))) == []
+    assert missed(measured((KILLED, Play(3.1, 0.05, 0.9)))) == ["longest wait, s: verifier, SIGKILL"]
+    assert missed(measured((KILLED, Play(2.9, 0.05, 1.1)))) == ["noticed, s: verifier, SIGKILL"]
+
+
+def test_the_worst_play_counts() -> None:
+    found = measured(*((KILLED, Play(pause, 0.05, 0.1)) for pause in (0.5, 3.5, 0.6)))
+    assert missed(found) == ["longest wait, s: verifier, SIGKILL"]
+
+
+def test_a_drafter_may_cost_a_step_more_than_usual() -> None:
+    name = "longest wait beyond the usual one, s: drafter, SIGKILL"
+    most = STEP_S + NOISE_S
+    assert missed(measured((LOST, Play(0.06 + most - 0.001, 0.05, 0.0)))) == []
+    assert missed(measured((LOST, Play(0.06 + most + 0.001, 0.05, 0.0)))) == [name]
+    assert missed(measured((LOST, Play(0.10 + most - 0.001, 0.10, 0.0)))) == []  # its own usual wait was longer
+
+
+def test_what_nobody_noticed_is_missed_unless_it_was_over_at_once() -> None:
+    assert missed(measured((KILLED, Play(0.5, 0.05, None)))) == ["noticed, s: verifier, SIGKILL"]
+    found = measured((RESET, Play(0.5, 0.05, None)))
+    assert missed(found) == []
+    assert found.noticed_s(RESET) == []
+    assert found.noticed_s(KILLED) == []
+    found.add(KILLED, Play(0.5, 0.05, None))
+    assert found.noticed_s(KILLED) == [LIMIT_S]
+
+
+def test_who_cannot_go_on_meanwhile_waits_as_long_as_it_lasts() -> None:
+    assert held_s(STALLED) == HELD_S > SILENT.within_s
+    assert held_s(cell_of("Redis", "SIGSTOP")) == STOPPED_S
+    assert STALLED.bound_s is not None
+    longer = STALLED.bound_s + HELD_S - STOPPED_S
+    assert missed(measured((STALLED, Play(longer, 0.05, 10.0, HELD_S)))) == []
+    assert missed(measured((STALLED, Play(longer, 0.05, 10.0)))) == ["longest wait, s: orchestrator-verifier, stall"]
+
+
+def test_a_play_that_fails_is_a_bar_missed() -> None:
+    found = measured()
+    found.fail(KILLED, AssertionError("the text differs"))
+    assert missed(found) == ["plays that failed, or whose text differed"]
+    assert "the text differs" in shown(found)
+
+
+def test_tables() -> None:
+    found = measured((KILLED, Play(0.4, 0.05, 0.02)), (RESET, Play(5.0, 0.05, None)))
+    assert "MISSED: longest wait, s: Redis, restart: 5.000, needed <= 2.500" in shown(found)
+    written = json.loads(json.dumps(results(found)))
+    machine, arguments = {"cpu": "a CPU", "cores": 2}, {"repeats": 1, "held_s": HELD_S}
+    lines = pauses_table({**written, "machine": machine, "arguments": arguments}).splitlines()
+    assert "| verifier | SIGKILL | 0.02 | 0.02 | 1.00 | 0.40 | 0.40 | 3.00 | yes |" in lines
+    assert "| Redis | restart | - | - | 1.00 | 5.00 | 5.00 | 2.50 | **no** |" in lines
+
+
+@pytest.mark.parametrize("words", [["--only", "no such cell"], ["--repeats", "0"]])
+def test_nothing_to_measure(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "nothing to measure" in capsys.readouterr().err
