@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from orchestrator.link import Info
 from orchestrator.peers import DrafterLink, DrafterPeer, VerifierLink, VerifierPeer, drafter_link, verifier_link
+from orchestrator.tokenizers import Tokenizers
 from specwire.rpc.tls import ClientTls
 
 AnyPeer = VerifierPeer | DrafterPeer
@@ -17,11 +18,14 @@ class Dialled:
     """Owns the tasks; `stop` ends them all, those that are being ended included.
 
     Args:
-        tls, token: see Link.
+        tls, token, tokenizers: see Link.
         on_change: a peer can be used now, or cannot any more.
     """
 
-    def __init__(self, tls: ClientTls | None, token: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, tls: ClientTls | None, token: str, tokenizers: Tokenizers, on_change: Callable[[], None]
+    ) -> None:
+        self._tokenizers = tokenizers
         self._tls = tls
         self._token = token
         self._on_change = on_change
@@ -32,7 +36,7 @@ class Dialled:
 
     def verifier(self, address: str, accept: Accept) -> VerifierPeer:
         """One that is to be dialled once it is started. accept: why it must not be used, or None."""
-        link = verifier_link(address, self._tls, self._token)
+        link = verifier_link(address, self._tls, self._token, self._tokenizers)
         peer = VerifierPeer(link, self._on_change, accept)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer

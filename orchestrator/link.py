@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from orchestrator.tokenizers import Tokenizers
 from specwire.rpc.backoff import Backoff
 from specwire.rpc.channel import distrust, open_channel, unreachable
 from specwire.rpc.outbox import LinkError, Outbox
@@ -78,6 +79,7 @@ class Link(Generic[Request, Response]):
         describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
         tls: how to encrypt; None speaks plaintext.
         token: shown to the peer.
+        tokenizers: keeps the peer's tokenizer; None for a peer whose tokenizer nobody needs.
 
     `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
     `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
@@ -93,6 +95,7 @@ class Link(Generic[Request, Response]):
         describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
         tls: ClientTls | None = None,
         token: str = "",
+        tokenizers: Tokenizers | None = None,
     ) -> None:
         self.address = address
         self.trouble = f"{address} does not answer"
@@ -102,7 +105,8 @@ class Link(Generic[Request, Response]):
         self._token = token
         self._connect = connect
         self._describe = describe
-        self._known = Info()
+        self._tokenizers = tokenizers
+        self._tokenizer_hash = ""
         self._outbox: Outbox[Request] | None = None
         self._break: Callable[[LinkError], None] = lambda _: None
         self._was_cut = False
@@ -180,12 +184,14 @@ class Link(Generic[Request, Response]):
         return unreachable(details, self.address, tls=self._tls is not None) or describe(error)
 
     async def _ask(self, channel: grpc.aio.Channel) -> Info:
-        """The peer's description, with its tokenizer also where we had that already."""
-        known = self._known
-        info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known.tokenizer_hash))
-        if not info.tokenizer_json and info.tokenizer_hash == known.tokenizer_hash:
-            info.tokenizer_json = known.tokenizer_json
-        self._known = info
+        """The peer's description, without its tokenizer: that is kept once for all peers that have it."""
+        latest = self._tokenizers.latest if self._tokenizers is not None else ""
+        known = self._tokenizer_hash or latest
+        info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
+        if self._tokenizers is not None:
+            await self._tokenizers.take(info)
+        info.ClearField("tokenizer_json")
+        self._tokenizer_hash = info.tokenizer_hash
         return info
 
     async def _gauged(self, channel: grpc.aio.Channel) -> Info:

@@ -8,6 +8,7 @@ import grpc
 
 from orchestrator.link import Info
 from orchestrator.target import Target
+from orchestrator.tokenizers import Tokenizers
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.text import TokenizerError
@@ -20,9 +21,13 @@ class Models:
     """Several models side by side have different names. One name may have several *versions*, with other weights.
 
     A session is pinned to a version. Which one new sessions get is the pool's to say.
+
+    Args:
+        tokenizers: those of verifiers' descriptions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizers: Tokenizers) -> None:
+        self._tokenizers = tokenizers
         self._by_weights: dict[str, Target] = {}
         self._missed: dict[str, float] = {}
 
@@ -38,16 +43,10 @@ class Models:
             served, offered = known[0].info.weights_fingerprint, info.weights_fingerprint
             return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
         try:
-            self._by_weights[info.weights_fingerprint] = self._target(info)
+            self._by_weights[info.weights_fingerprint] = Target.of(info, self._tokenizers.of(info))
         except TokenizerError as error:
             return str(error)
         return None
-
-    def _target(self, info: Info) -> Target:
-        """Raises TokenizerError."""
-        alike = (each for each in self._by_weights.values() if each.info.tokenizer_hash == info.tokenizer_hash)
-        twin = next(alike, None) if info.tokenizer_hash else None
-        return Target.of(info) if twin is None else twin.twin(info)
 
     def all(self) -> list[Target]:
         return list(self._by_weights.values())

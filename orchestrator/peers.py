@@ -16,6 +16,7 @@ from orchestrator.experience import Experience
 from orchestrator.link import Info, Line, Link
 from orchestrator.quota import MOST_RELAYED, Quota
 from orchestrator.reports import Report
+from orchestrator.tokenizers import Tokenizers
 from specwire.core.speed import ForwardTimes
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -288,13 +289,16 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-def verifier_link(address: str, tls: ClientTls | None, token: str = "") -> VerifierLink:
+def verifier_link(
+    address: str, tls: ClientTls | None, token: str = "", tokenizers: Tokenizers | None = None
+) -> VerifierLink:
     return Link(
         address,
         lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
         lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
         tls,
         token,
+        tokenizers,
     )
 
 

@@ -20,6 +20,7 @@ from orchestrator.peers import DrafterLine, DrafterPeer, VerifierPeer, guarded
 from orchestrator.placing import Placing
 from orchestrator.store import SessionRecord
 from orchestrator.target import Target, vocabulary_mismatch
+from orchestrator.tokenizers import Tokenizers
 from specwire.core.placement import Reason
 from specwire.core.states import State
 from specwire.registry.directory import Directory
@@ -47,11 +48,12 @@ class Pool:
     """
 
     def __init__(self, options: OrchestratorOptions, sessions: Callable[[], Sequence[SessionDriver]]) -> None:
-        self.models = Models()
+        tokenizers = Tokenizers()
+        self.models = Models(tokenizers)
         self._options = options
         self._sessions = sessions
         self.homes = Homes()
-        self._dialled = Dialled(options.peer_tls, options.peer_token, self._rebalance)
+        self._dialled = Dialled(options.peer_tls, options.peer_token, tokenizers, self._rebalance)
         self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.verifiers = [self._dialled.verifier(address, self._accept_target) for address in options.verifiers]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from orchestrator.link import Info
-from specwire.text import load_tokenizer
+from orchestrator.tokenizers import ReadTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,8 @@ class Target:
     most_prompt_bytes: int
 
     @classmethod
-    def of(cls, info: Info) -> Target:
-        """Raises TokenizerError."""
-        tokenizer = load_tokenizer(info.tokenizer_json)
-        # One byte more a token: for the separator that tokenizers of words drop.
-        longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
-        return cls(info, tokenizer, frozenset(info.eos_ids), info.context * longest)
-
-    def twin(self, info: Info) -> Target:
-        """A model with the same tokenizer: reading one takes long enough for other sessions to feel it."""
-        longest = self.most_prompt_bytes // self.info.context
-        return Target(info, self.tokenizer, frozenset(info.eos_ids), info.context * longest)
+    def of(cls, info: Info, read: ReadTokenizer) -> Target:
+        return cls(info, read.tokenizer, frozenset(info.eos_ids), info.context * read.longest)
 
 
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import grpc
 import httpx2 as httpx
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import draft_service.server
 import orchestrator.server
@@ -16,6 +19,7 @@ import verify_service.server
 from orchestrator.models import KEPT_S, Models
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
+from orchestrator.tokenizers import Tokenizers
 from specwire.client import AsyncClient, SpecwireError
 from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2
@@ -103,54 +107,88 @@ async def test_http_lists_and_serves_all() -> None:
         assert (await client.get("/console/status")).json()["target"]["model"] == NAMES[0]
 
 
-def described(name: str, weights: str) -> common_pb2.GetModelInfoResponse:
-    return common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=weights, tokenizer_json=TOKENIZER)
+def tokenizer(token: str) -> bytes:
+    vocabulary = {token: 0}
+    return Tokenizer(WordLevel(vocabulary, unk_token=token)).to_str().encode()
 
 
-TOKENIZER = b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+def described(name: str, weights: str, text: bytes = b"") -> common_pb2.GetModelInfoResponse:
+    text = text or tokenizer("a")
+    told = hashlib.sha256(text).hexdigest()
+    return common_pb2.GetModelInfoResponse(
+        model=name, weights_fingerprint=weights, tokenizer_hash=told, tokenizer_json=text, context=10
+    )
 
 
-def test_one_name_may_have_several_versions_only_where_that_is_meant() -> None:
-    known = Models()
-    assert known.learn(described("llama", "aa"), versions=False) is None
-    assert known.learn(described("llama", "aa"), versions=False) is None
-    refused = known.learn(described("llama", "bb"), versions=False)
+class Shown:
+    """Models, and verifiers that show theirs."""
+
+    def __init__(self) -> None:
+        self._tokenizers = Tokenizers()
+        self.models = Models(self._tokenizers)
+
+    async def learn(self, info: common_pb2.GetModelInfoResponse, versions: bool = True) -> str | None:
+        await self._tokenizers.take(info)
+        return self.models.learn(info, versions)
+
+
+async def test_one_name_may_have_several_versions_only_where_that_is_meant() -> None:
+    known = Shown()
+    assert await known.learn(described("llama", "aa"), versions=False) is None
+    assert await known.learn(described("llama", "aa"), versions=False) is None
+    refused = await known.learn(described("llama", "bb"), versions=False)
     assert refused == "serves weights bb, but sessions here are pinned to aa"
-    assert known.learn(described("qwen", "cc"), versions=False) is None
-    assert known.learn(described("llama", "bb"), versions=True) is None
-    assert known.names() == ["llama", "qwen"]
-    assert [each.info.weights_fingerprint for each in known.named("llama")] == ["aa", "bb"]
+    assert await known.learn(described("qwen", "cc"), versions=False) is None
+    assert await known.learn(described("llama", "bb"), versions=True) is None
+    assert known.models.names() == ["llama", "qwen"]
+    assert [each.info.weights_fingerprint for each in known.models.named("llama")] == ["aa", "bb"]
 
 
-def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
-    known = Models()
-    known.learn(described("llama", "aa"), versions=True)
-    known.learn(described("qwen", "cc"), versions=True)
-    known.sweep({"cc"}, 0.0)
-    known.sweep({"cc"}, KEPT_S)
-    assert known.pinned("aa") is not None
-    known.sweep({"aa", "cc"}, KEPT_S + 1)  # it was there again
-    known.sweep({"cc"}, KEPT_S + 2)
-    known.sweep({"cc"}, 2 * KEPT_S)
-    assert known.names() == ["llama", "qwen"]
-    known.sweep({"cc"}, 2 * KEPT_S + 3)
-    assert known.names() == ["qwen"]
+async def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
+    known = Shown()
+    await known.learn(described("llama", "aa"), versions=True)
+    await known.learn(described("qwen", "cc"), versions=True)
+    known.models.sweep({"cc"}, 0.0)
+    known.models.sweep({"cc"}, KEPT_S)
+    assert known.models.pinned("aa") is not None
+    known.models.sweep({"aa", "cc"}, KEPT_S + 1)  # it was there again
+    known.models.sweep({"cc"}, KEPT_S + 2)
+    known.models.sweep({"cc"}, 2 * KEPT_S)
+    assert known.models.names() == ["llama", "qwen"]
+    known.models.sweep({"cc"}, 2 * KEPT_S + 3)
+    assert known.models.names() == ["qwen"]
 
 
-def test_versions_share_a_tokenizer() -> None:
-    known = Models()
-    for weights, context in (("aa", 10), ("bb", 30)):
-        info = described("llama", weights)
-        info.tokenizer_hash, info.context = "same", context
-        assert known.learn(info, versions=True) is None
-    first, second = known.named("llama")
-    assert first.tokenizer is second.tokenizer
-    assert (first.most_prompt_bytes, second.most_prompt_bytes) == (20, 60)
-    assert second.info.context == 30
+async def test_versions_share_a_tokenizer() -> None:
+    known = Shown()
+    first = described("llama", "aa")
+    assert await known.learn(first) is None
+    assert not first.tokenizer_json  # it is kept once
+    second = described("llama", "bb")
+    second.ClearField("tokenizer_json")  # as of a verifier that was told that it is known
+    second.context = 30
+    assert await known.learn(second) is None
+    targets = known.models.named("llama")
+    assert targets[0].tokenizer is targets[1].tokenizer
+    assert [each.most_prompt_bytes for each in targets] == [20, 60]
 
 
-def test_a_tokenizer_that_is_none_is_refused() -> None:
-    known = Models()
-    broken = common_pb2.GetModelInfoResponse(model="a", weights_fingerprint="aa", tokenizer_json=b"{")
-    assert "tokenizer" in (known.learn(broken, versions=True) or "")
-    assert not known.names()
+async def test_a_tokenizer_that_is_none_is_refused() -> None:
+    known = Shown()
+    assert "tokenizer_json: " in (await known.learn(described("a", "aa", b"{")) or "")
+    unsent = described("b", "bb", tokenizer("b"))
+    unsent.ClearField("tokenizer_json")
+    wrong = described("c", "cc", tokenizer("c"))
+    wrong.tokenizer_hash = unsent.tokenizer_hash
+    for info in (unsent, wrong):
+        assert await known.learn(info) == "tokenizer_json: did not come, or is another one than its hash says"
+    assert known.models.names() == []
+    assert await known.learn(described("b", "bb", tokenizer("b"))) is None  # nobody has taken its hash
+
+
+async def test_a_long_tokenizer_is_read_beside_the_event_loop() -> None:
+    vocabulary = {f"word{number}": number for number in range(20_000)}
+    text = Tokenizer(WordLevel(vocabulary, unk_token="word0")).to_str().encode()
+    known = Shown()
+    assert await known.learn(described("long", "aa", text)) is None
+    assert known.models.named("long")[0].tokenizer.get_vocab_size() == 20_000

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from orchestrator.requests import LONG_TEXT, digest_of, drafting_of, encoded
 from orchestrator.target import Target
+from orchestrator.tokenizers import ReadTokenizer
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
 
@@ -35,7 +36,8 @@ class WatchedTokenizer:
 def target(context: int) -> tuple[Target, WatchedTokenizer]:
     words = Tokenizer(WordLevel({str(n): n for n in range(64)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    known = Target.of(common_pb2.GetModelInfoResponse(tokenizer_json=words.to_str().encode(), context=context))
+    read = ReadTokenizer.of(words.to_str().encode())
+    known = Target.of(common_pb2.GetModelInfoResponse(context=context), read)
     watched = WatchedTokenizer(known.tokenizer)
     return Target(known.info, cast(Tokenizer, watched), known.eos_ids, known.most_prompt_bytes), watched
 
