@@ -293,18 +293,21 @@ class Orchestrator:
             raise no_session(session_id)
         return await self._show(log, take_over, traceparent=traceparent)
 
-    async def end_orphan(self, log: StoredSession, reason: FinishReason) -> None:
-        """Have a session that nobody drives end in the log, which is as given, unless it is asked for just now.
+    async def end_orphan(self, log: StoredSession, reason: FinishReason) -> bool:
+        """Have a session that nobody drives end in the log, which is as given; whether it has.
+
+        Not if it is known here: it is asked for just now, or ended a moment ago, and the log was put back since.
 
         Raises:
             StatusError: the log does not answer, or the session is pinned to another model.
         """
         session_id = log.record.session_id
         if await self.find(session_id) is not None:
-            return
+            return False
         self._check_welcome()
         driver = await self._begin(session_id, self._show(log, True, reason))
         await driver.ended(END_LIMIT_S)
+        return driver.output.end is not None and not driver.abandoned
 
     async def _show(
         self, log: StoredSession, take_over: bool, end: FinishReason | None = None, traceparent: str = ""

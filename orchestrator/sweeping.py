@@ -74,13 +74,13 @@ class Sweeper:
     Args:
         driven: by model (its weights' fingerprint) the sessions that are driven here; the models that are served are
             named, also without sessions.
-        end: has a session, whose log was as given, end so; raises StatusError.
+        end: has a session, whose log was as given, end so; whether it has. Raises StatusError.
         kept: seconds for which the log keeps a running session, and so the roll.
     """
 
     store: SessionStore
     driven: Callable[[], Rolls]
-    end: Callable[[StoredSession, FinishReason], Awaitable[None]]
+    end: Callable[[StoredSession, FinishReason], Awaitable[bool]]
     patience: Patience
     kept: float
     _ended: Rolls = field(default_factory=dict)
@@ -151,8 +151,7 @@ class Sweeper:
         shown = log.record.session_id[:SHOWN_CHARACTERS]
         logger.info("session %s: its owner is gone; to end (%s)", shown, reason.name.lower(), extra=of_session(shown))
         try:
-            await self.end(log, reason)
+            return await self.end(log, reason)
         except StatusError as error:
             logger.info("session %s: not ended: %s", shown, error, extra=of_session(shown))
             return False
-        return True

@@ -50,15 +50,17 @@ class Scene:
     driven: set[str] = field(default_factory=set)
     ended: list[tuple[str, FinishReason]] = field(default_factory=list)
     refusal: StatusError | None = None
+    known_here: bool = False
 
     def __post_init__(self) -> None:
         patience = Patience(OWNER_S, READER_S)
         self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, patience, 3600.0)
 
-    async def _end(self, log: StoredSession, reason: FinishReason) -> None:
+    async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
         if self.refusal is not None:
             raise self.refusal
         self.ended.append((log.record.session_id, reason))
+        return not self.known_here
 
     async def begun(self, session_id: str, **changes: object) -> int:
         return await self.log.create(record_of(session_id, **changes), 3600.0, "them")
@@ -132,6 +134,17 @@ async def test_who_cannot_be_ended_here_is_told_again() -> None:
     now.refusal = None
     assert await now.after(1.0) == []  # somebody else may be at it
     assert await now.after(sweeping.AGAIN_S) == [("s", FinishReason.CANCELLED)]
+
+
+async def test_who_is_known_here_is_looked_at_again_later() -> None:
+    """It ended here a moment ago, and the log came back as it was before: once it is forgotten, it ends once more."""
+    now = Scene(known_here=True)
+    await now.begun("s")
+    for _ in range(3):
+        assert await now.after(100.0) == [("s", FinishReason.CANCELLED)]
+    now.known_here = False
+    assert await now.after(100.0) == [("s", FinishReason.CANCELLED)]
+    assert await now.after(100.0) == []
 
 
 async def test_nobody_is_missed_before_the_log_has_answered_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
