@@ -44,7 +44,9 @@ def _answer(url: str, raw: Raw) -> tuple[int, str, bytes] | None:
             answer = HTTPResponse(line, method=raw.data.partition(b" ")[0].decode("latin-1"))
             answer.begin()
             return answer.status, answer.getheader("content-type", ""), answer.read()
-        except (HTTPException, ConnectionError):
+        except TimeoutError:
+            raise AssertionError(f"nothing came within {LIMIT_S:g} s") from None
+        except (HTTPException, OSError):  # the other end may hang up at any moment
             return None
 
 

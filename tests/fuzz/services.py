@@ -87,6 +87,7 @@ class Services:
             (drafter.address,),
             redis_url,
             accept_drafters=True,
+            drafters_per_session=2,
             http="127.0.0.1:0",
             chat_template=TEMPLATE,
         )
@@ -118,10 +119,14 @@ class Services:
     def check(self) -> None:
         """They serve as ever: the next session's text is the target's, and nothing was logged as our own failure."""
         assert self.failures.take() == []
+        self.sessions = [self.complete(), *self.sessions[:1]]
+
+    def complete(self) -> str:
+        """A session that must write the target's text; its id."""
         with Client(self.orchestrator) as client:
             done = client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=LIMIT_S)
-        self.sessions = [done.session_id, *self.sessions[:1]]
         assert list(done.tokens) == plain(TARGET, 20, PROMPT)
+        return done.session_id
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,7 +119,10 @@ def pools(services: Services) -> Pools:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A method: `strategy` makes the bytes of what is sent on one call."""
+    """A method: `strategy` makes the bytes of what is sent on one call.
+
+    beside: a session runs meanwhile, which may hear of it, and writes the target's text.
+    """
 
     name: str
     address: str
@@ -125,6 +130,7 @@ class Target:
     strategy: Values
     answer: type[Message]
     streams: bool
+    beside: bool = False
 
     def call(self, services: Services, data: list[bytes]) -> Counter[str]:
         """Send it; the statuses seen, those of refused sessions included, and in small letters what was answered.
@@ -133,13 +139,23 @@ class Target:
         """
         seen: Counter[str] = Counter()
         services.pardon()
-        with services.channel(self.address) as channel:
+        with services.channel(self.address) as channel, self._beside(services):
             for code in self._codes(channel, data, seen):
                 assert code not in OURS, f"{self.name} answered {code.name} to {data!r}"
                 seen[code.name] += 1
         logged = services.failures.take()
         assert not logged, f"{self.name}: {data!r}: {logged}"
         return seen
+
+    @contextmanager
+    def _beside(self, services: Services) -> Iterator[None]:
+        if not self.beside:
+            yield
+            return
+        with ThreadPoolExecutor(1) as pool:
+            completed = pool.submit(services.complete)
+            yield
+            completed.result(LIMIT_S)
 
     def _codes(self, channel: grpc.Channel, data: list[bytes], seen: Counter[str]) -> Iterator[grpc.StatusCode]:
         make = channel.stream_stream if self.streams else channel.unary_stream
@@ -206,6 +222,7 @@ def targets(services: Services) -> list[Target]:
             hub,
             draft_pb2.JoinResponse,
             True,
+            beside=True,
         ),
         make("orchestrator", "StatusService", "GetStatus", status_pb2.GetStatusRequest, "GetStatusResponse"),
         make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
