@@ -173,7 +173,8 @@ def _loader(
         from verify_service.engine import Engine
         from verify_service.metrics import families, load_of
 
-        say(f"specwire verify: loading {options.model}")
+        over = "" if ranks is None else f" over {ranks.size} processes"
+        say(f"specwire verify: loading {options.model}{over}")
         lm = load_model(**model_arguments(options), party=ranks)
         go_on()
         kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
