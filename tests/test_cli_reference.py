@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy import cli
 from deploy.commands import COMMANDS
+from deploy.config import settings_of
+from deploy.settings import DEFAULT
 from scripts import cli_reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +64,17 @@ def test_the_page_is_what_the_script_writes() -> None:
     for name, table in cli_reference.TABLES.items():
         page = cli_reference.with_table(page, name, table())
     assert page == PAGE, "run python -m scripts.cli_reference --write"
+
+
+def test_the_file_of_options_is_one(tmp_path: Path) -> None:
+    """Each section's options are read, under the names and with the values that they have there."""
+    file = tmp_path / "specwire.yaml"
+    file.write_text(PAGE.partition("```yaml\n")[2].partition("```")[0])
+    for command, options in yaml.safe_load(file.read_text()).items():
+        found = {each.name: each for each in settings_of(command, ["--config", str(file)]) if each.origin != DEFAULT}
+        assert found.keys() - {"config"} == options.keys()
+        for name, value in options.items():
+            assert found[name].value == value, name
 
 
 @pytest.mark.parametrize(
