@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from tests.fuzz import configs, registry
 from tests.fuzz.http import tell
+from tests.fuzz.logs import meet
 from tests.fuzz.messages import Values
 from tests.fuzz.requests import endpoints
 from tests.fuzz.services import Services, services
@@ -71,6 +72,7 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
         *said,
         *asked,
         ("values in Redis", cases, lambda damage: try_all(log.url, damage)),
+        ("logs that are met", cases, partial(meet, running, log.url)),
         ("roll in Redis", members, partial(spoil_roll, log.url, running.weights)),
         ("registry in Redis", registry.cases, partial(registry.try_all, log.url)),
         ("config file and environment", configs.written(), configs.read),

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 
 from specwire.client import Client, SpecwireError
 from tests.fuzz import registry
+from tests.fuzz.logs import meet
 from tests.fuzz.services import LIMIT_S, Services, services
 from tests.fuzz.values import Damage, cases, try_all
 from tests.orchestrator.redis_for_tests import RedisServer
 
-EXAMPLES = 60
+EXAMPLES, FEW = 40, 15
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,18 @@ def test_no_value_gets_more_than_an_error_of_the_registry_s_own(log: RedisServer
         registry.try_all(log.url, what)
 
     damage()
+
+
+def test_whoever_meets_a_damaged_log_is_told_a_status() -> None:
+    with RedisServer() as log, services(log.url) as running:
+
+        @settings(max_examples=FEW, suppress_health_check=[HealthCheck.too_slow])
+        @given(cases)
+        def damage(what: list[Damage]) -> None:
+            meet(running, log.url, what)
+
+        damage()
+        running.check()
 
 
 def test_a_damaged_log_is_data_loss_to_its_reader_and_nothing_to_others() -> None:

@@ -169,10 +169,11 @@ async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[
     await store.bind_request("ada", "r", "s", TTL_S)
     await client.hset(keys[META], "fence", 1)
     for each in damage:
-        await _damage(client, keys[each.key], each)
+        await damage_key(client, keys[each.key], each)
 
 
-async def _damage(client: redis.asyncio.Redis, key: str, damage: Damage) -> None:
+async def damage_key(client: redis.asyncio.Redis, key: str, damage: Damage) -> None:
+    """Write this, whatever stands there."""
     if damage.other_type:
         await client.delete(key)
         await client.lpush(key, "x")
