@@ -111,36 +111,40 @@ async def test_a_rank_that_dies_ends_the_verifier(llama: Path) -> None:
 
 
 @pytest.fixture
-def idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """Two other ranks that compute nothing."""
+def idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ranks, set[int]]]:
+    """Two other ranks that compute nothing, and their processes."""
     monkeypatch.setattr("verify_service.ranks.MODULE", "tests.verify_service.idle_rank")
     monkeypatch.setattr("verify_service.ranks.END_LIMIT_S", 0.3)
-    ranks = Ranks(3)
+    ranks, before = Ranks(3), set(descendants(os.getpid()))
     ranks.meet()
-    yield ranks
+    yield ranks, set(descendants(os.getpid())) - before
     ranks.close()
 
 
-async def test_ranks_that_hang_are_killed(idle: Ranks) -> None:
-    others = descendants(os.getpid())
+async def test_ranks_that_hang_are_killed(idle: tuple[Ranks, set[int]]) -> None:
+    ranks, others = idle
+    assert len(others) == 2
     for pid in others:
         os.kill(pid, signal.SIGSTOP)
-    await asyncio.to_thread(idle.close)
+    await asyncio.to_thread(ranks.close)
     await until_gone(*others)
-    assert not idle.lost.done()
+    assert not ranks.lost.done()
 
 
-async def test_the_loss_of_a_rank_is_told_once_and_who_tells_it_anything_is_refused(idle: Ranks) -> None:
-    for pid in descendants(os.getpid()):
+async def test_the_loss_of_a_rank_is_told_once_and_who_tells_it_anything_is_refused(
+    idle: tuple[Ranks, set[int]],
+) -> None:
+    ranks, others = idle
+    for pid in others:
         os.kill(pid, signal.SIGKILL)
-    assert await asyncio.to_thread(idle.lost.result, PATIENCE_S) in {f"rank {n} of 3 ended by SIGKILL" for n in (1, 2)}
+    assert await asyncio.to_thread(ranks.lost.result, PATIENCE_S) in {f"rank {n} of 3 ended by SIGKILL" for n in (1, 2)}
     with pytest.raises(BrokenPipeError):
-        idle.tell(b"x" * (1 << 20))
-    idle.close()
+        ranks.tell(b"x" * (1 << 20))
+    ranks.close()
     with pytest.raises(BrokenPipeError):
-        idle.tell(b"x")
+        ranks.tell(b"x")
     with pytest.raises(BrokenPipeError):
-        idle.meet()
+        ranks.meet()
 
 
 @pytest.mark.parametrize("size", [0, 65])
