@@ -2,12 +2,14 @@
 
 A leak keeps something of each session that ends, so memory is looked at over the number of sessions that have ended.
 Successive samples of it are alike, and it moves in steps; a straight line's usual interval would be far too sure. So
-the run's later half is cut into blocks, each stands for itself with its median, and the slope is the median of the
-slopes between any two blocks, with its distribution-free interval (Theil, 1950; Sen, 1968).
+the later two thirds of the run are cut into blocks, each stands for itself with its median, and the slope is the median
+of the slopes between any two blocks, with its distribution-free interval (Theil, 1950; Sen, 1968).
 
-The bound is what the least imaginable leak would keep: a session's id in a table. An id of 32 characters is an object
-of 81 bytes, its entry in a dictionary some 100 more, with the table's spare room. A share of all memory an hour would
-say less: it would let a small process leak what a large one may not, and a quiet one what a busy one may not.
+The bound is below the least record of a session that anything could keep: its id (81 bytes), a prompt of 16 tokens
+(168), parameters and times, and the objects and tables around them, some 600 bytes in all; a whole session is tens of
+KiB. What is smaller, such as an id alone in a table (200), ten minutes do not tell from how memory moves by itself;
+hours do. A share of all memory would say less: it lets a slow service leak what a fast one may not, and every leak
+pass that a short run does not show; one per cent an hour is less than memory moves by itself in a minute.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from bench.interval import Estimate
 BLOCKS = 12
 # Two-sided 95 % of a normal law.
 SIGMAS = 1.96
-# Bytes that may stay of a session that has ended: less than an id in a dictionary.
-MOST_KEPT = 180.0
+# Bytes that may stay of a session that has ended.
+MOST_KEPT = 512.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class Point:
 
 
 def kept_bytes(points: Sequence[Point]) -> Estimate:
-    """Bytes that each ended session leaves behind, over the later half of a run.
+    """Bytes that each ended session leaves behind, over the later two thirds of a run.
 
     Raises:
         ValueError: fewer than two sessions ended in it, or there are too few samples.
     """
-    late = blocks(points[len(points) // 2 :])
+    late = blocks(points[len(points) // 3 :])
     slopes = sorted(
         (later.mib - earlier.mib) * 2**20 / (later.ended - earlier.ended)
         for earlier, later in combinations(late, 2)

@@ -39,6 +39,9 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "load.json"
 LOOK_S = 2.0
 START_S = 300.0
 SPARE_SLOTS, MOST_SLOTS = 4, 1024
+# Ended sessions are remembered for as long, a minute by itself: at some thousand a minute their number, and with it
+# memory, would follow every change of the machine's speed.
+FORGETTING = ("--retention", "5")
 # Each has a prompt of its own.
 MOST_IDLE = 60
 
@@ -86,7 +89,14 @@ def _services(pair: Pair) -> Iterator[tuple[str, dict[str, Process]]]:
         owned.callback(redis.kill)
         verifier = Service(("verify", pair.target, *pair.words), settings, folder / "verifier.stderr", ANY_PORT)
         owned.callback(verifier.kill)
-        words = ("orchestrate", "--verifier", verifier.ready(), "--redis-url", f"redis://{redis.ready()}/0")
+        words = (
+            "orchestrate",
+            "--verifier",
+            verifier.ready(),
+            "--redis-url",
+            f"redis://{redis.ready()}/0",
+            *FORGETTING,
+        )
         orchestrator = Service(words, settings, folder / "orchestrator.stderr", ANY_PORT)
         owned.callback(orchestrator.kill)
         address = orchestrator.ready()

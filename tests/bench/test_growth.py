@@ -36,8 +36,8 @@ def test_a_leak_is_found(kept: float) -> None:
 
 
 def test_steps_are_no_certainty() -> None:
-    """One step of an allocator in the later half: the interval says that it is not known what it comes from."""
-    points = [Point(100.0 * n, 200.0 + (1.0 if n > 220 else 0.0)) for n in range(300)]
+    """One step of an allocator, late: the interval says that it is not known what it comes from."""
+    points = [Point(100.0 * n, 200.0 + (1.0 if n > 240 else 0.0)) for n in range(300)]
     found = kept_bytes(points)
     assert found.low == 0.0 < found.high
 

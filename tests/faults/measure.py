@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -99,6 +100,7 @@ class Lane:
 
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
+        self._over = threading.Event()
         self._thread = ThreadPoolExecutor(1)
         self._owned = ExitStack()
         self._place = self._thread.submit(self._owned.enter_context, place(TARGET, DRAFT))
@@ -108,6 +110,8 @@ class Lane:
 
     def _play(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
+            if self._over.is_set():
+                return
             began = time.monotonic()
             try:
                 found = self._play_one(cell)
@@ -136,6 +140,7 @@ class Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._thread.submit(self._owned.close).result()
         self._thread.shutdown()
 
