@@ -39,6 +39,8 @@ from specwire.lm import Feed, LanguageModel
 
 log = logging.getLogger(__name__)
 
+# How long after a forward a constraint may answer before its token is drafted without.
+MOST_LATE_S = 0.02
 # Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
 # After an advance: the corrected token, and one more.
 LONGEST_OWN_FEED = 2
@@ -71,8 +73,8 @@ class Drafting:
         return self.session.wants_token and not self.unready
 
     def _catch_up(self) -> bool:
-        """Take what the text has more. False where it is not what the constraint allows."""
-        if self.matcher is None:
+        """Take what the text has more. False where the constraint does not allow it, or has not answered."""
+        if self.matcher is None or not self.matcher.heard(MOST_LATE_S):
             return False
         missing = self.session.text.tokens[self.prompt_length + self.matcher.length :]
         return self.matcher.take(missing) == len(missing)

@@ -8,6 +8,7 @@ prefix of its session's text.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 MOST_SLEEP_S = 3600.0
 DETACH_GRACE_US = 30e6
 MOST_UINT32 = (1 << 32) - 1
+# How long after a forward constraints may answer before their sessions are left out of a step.
+MOST_LATE_US = 20e3
+LOOK_AGAIN_US = 2e3
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
 
@@ -120,7 +124,7 @@ class Engine:
         self.reception.expire(self._now_us())
         self.reception.seating.fill()
         self.reception.seating.catch_up()
-        runnable = {held.slot: held for held in self.roster if held.session.room > 0 and not held.waiting}
+        runnable = {held.slot: held for held in self.roster if self._may_run(held)}
         candidates = [
             held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)
             for held in runnable.values()
@@ -136,7 +140,15 @@ class Engine:
         if self._scorer.busy:
             self._score()
             return None
-        return None if plan.shares else Rest(self.reception.next_deadline_us, waiting=False)
+        return None if plan.shares else Rest(self._next_us(), waiting=False)
+
+    def _may_run(self, held: Held) -> bool:
+        return held.session.room > 0 and not held.waiting and held.session.heard()
+
+    def _next_us(self) -> float:
+        """When to look again, if nothing comes: at a deadline, or soon where a constraint has not answered."""
+        late = any(not held.session.heard() for held in self.roster)
+        return min(self.reception.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
     # Commands and reports
 
@@ -233,7 +245,7 @@ class Engine:
         began_us = self._now_us()
         logits = self.lm.forward(feeds)
         ended_us = self._now_us()
-        told = choices(logits, parts, apart=self.lm.info.deterministic)
+        told = choices(logits, parts, self.lm.info.deterministic, self._patience_until(ended_us + MOST_LATE_US))
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         timings = Timings(
@@ -250,6 +262,10 @@ class Engine:
         self.tally.step(timings)
         return told, timings
 
+    def _patience_until(self, until_us: float) -> Callable[[Part], bool]:
+        """Whether a part's constraint has answered: all together are waited for until then, and no longer."""
+        return lambda part: part.held.session.heard(max(0.0, until_us - self._now_us()) / 1e6)
+
     def _feed(self, part: Part) -> Feed:
         slot, fresh = part.share.slot, part.share.fresh
         start = self.lm.cached(slot)
@@ -265,6 +281,9 @@ class Engine:
                 self._contain(part)
             elif choice.tokens:
                 self._resolve(part, choice, plain_us, timings)
+            elif part.wanted:
+                # Its constraint has not answered yet: it is left out until then, and tried again.
+                self.lm.rollback(part.share.slot, part.held.session.position - 1)
 
     def _contain(self, part: Part) -> None:
         """Logits that are not finite: a draft token's doing costs its session the drafts, for good.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ class Part(NamedTuple):
             window = session.drafts(share.window)
         else:
             window = tuple(map(Draft, session.window(share.window, share.kind)))
-        return cls(share, held, window, session.source)
+        return cls(share, held, session.foreseen(window), session.source)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -80,19 +81,28 @@ class Choice(NamedTuple):
     judge: Judge | None
 
 
-def choices(logits: torch.Tensor, parts: Sequence[Part], apart: bool = False) -> list[Choice]:
+def choices(
+    logits: torch.Tensor, parts: Sequence[Part], apart: bool = False, heard: Callable[[Part], bool] = lambda _: True
+) -> list[Choice]:
     """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other.
 
+    heard: whether it is known what a part's constraint allows; nothing is said to one that it is not known of.
     apart: see `choose`.
     """
-    rows = [part.rows() for part in parts]
-    chosen = choose(logits, [row for each in rows for row in each], apart)
-    told, start = [], 0
-    for part, each in zip(parts, rows, strict=True):
-        tokens, own = chosen[start : start + len(each)], logits[start : start + len(each)]
-        told.append(Choice(tokens, _reporter(own, each), _judge(own, each, tokens, part)))
-        start += len(each)
+    rows = [part.rows() if heard(part) else [] for part in parts]
+    own = [logits[start : start + len(each)] for start, each in zip(_starts(parts), rows, strict=True)]
+    whole = logits if all(len(each) == part.wanted for each, part in zip(rows, parts, strict=True)) else torch.cat(own)
+    chosen = iter(choose(whole, [row for each in rows for row in each], apart))
+    told = []
+    for part, each, scores in zip(parts, rows, own, strict=True):
+        tokens = list(islice(chosen, len(each)))
+        told.append(Choice(tokens, _reporter(scores, each), _judge(scores, each, tokens, part)))
     return told
+
+
+def _starts(parts: Sequence[Part]) -> list[int]:
+    """Where the rows of each begin."""
+    return [0, *accumulate(part.wanted for part in parts)][: len(parts)]
 
 
 def _reporter(

@@ -105,6 +105,15 @@ class Matcher(Protocol):
         """Begin to find out `masks(window)`, which will be wanted next."""
         ...
 
+    def heard(self, limit_s: float) -> bool:
+        """Whether what was asked is known by now; waits for it up to `limit_s` seconds. Also where it never will be."""
+        ...
+
+    @property
+    def known(self) -> tuple[int, ...] | None:
+        """The window whose masks are known already, behind what is taken; None where not even those of none are."""
+        ...
+
     def masks(self, window: Sequence[int]) -> list[Mask | None]:
         """What may stand behind 0, 1, ... len(window) tokens of `window`, which are not taken.
 

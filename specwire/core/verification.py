@@ -211,6 +211,23 @@ class VerifySession:
         if self.matcher is not None:
             self.matcher.ask(window)
 
+    def heard(self, limit_s: float = 0.0) -> bool:
+        """See Matcher."""
+        return self.matcher is None or self.matcher.heard(limit_s)
+
+    def foreseen(self, window: tuple[Draft, ...]) -> tuple[Draft, ...]:
+        """Of a window, what is known of the constraint already, if anything is: an answer that came late is used.
+
+        Where draft tokens are weighed it is all or nothing: what is tested may not depend on what they are.
+        """
+        known = self.matcher.known if self.matcher is not None else None
+        if known is None:
+            return window
+        common = 0
+        while common < min(len(known), len(window)) and known[common] == window[common].token:
+            common += 1
+        return window[:common] if common == len(known) or not self.sampling.weighed else window
+
     def allowed(self, window: Sequence[int]) -> list[Mask | None]:
         """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
 

@@ -41,7 +41,7 @@ def receive(fd: int, limit_s: float | None = None) -> tuple[dict[str, Any], byte
 def _read(fd: int, size: int, limit_s: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < size:
-        if limit_s is not None and not _readable(fd, limit_s):
+        if limit_s is not None and not readable(fd, limit_s):
             raise Lost(f"did not answer within {limit_s:g} s")
         try:
             part = os.read(fd, size - len(parts))
@@ -53,7 +53,8 @@ def _read(fd: int, size: int, limit_s: float | None) -> bytes:
     return bytes(parts)
 
 
-def _readable(fd: int, limit_s: float) -> bool:
+def readable(fd: int, limit_s: float) -> bool:
+    """Whether something can be read, or will never be, within so many seconds."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(limit_s * 1000))

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from specwire.core.constraint import Mask
-from specwire.text.frames import Lost, receive, send
+from specwire.text.frames import Lost, readable, receive, send
 
 # Seconds. The other process has a limit of its own, for processor time, which it reaches first unless it gets none.
 PATIENCE_S = 10.0
+# Tokens that are asked about at once.
+MOST_AHEAD = 32
 
 
 class RemoteMatching:
@@ -55,7 +57,7 @@ class RemoteMatching:
 
     def take(self, tokens: Sequence[int]) -> int:
         for taken, token in enumerate(tokens):
-            mask = self._next()
+            mask = self._next(tokens[taken : taken + MOST_AHEAD])
             if mask is None or not mask[token]:
                 return taken
             self._tokens.append(token)
@@ -70,7 +72,7 @@ class RemoteMatching:
             self._asked = self._asked and (-1, ())  # its answer is of another text
 
     def ask(self, window: Sequence[int]) -> None:
-        if self._asked is None and not self._ended and not self._trouble:
+        if self._asked is None and not self._ended and not self._trouble and not self._knows(tuple(window)):
             said = {"back": self._told, "take": self._tokens[self._told :], "window": list(window)}
             self._told, self._asked = self.length, (self.length, tuple(window))
             try:
@@ -78,25 +80,40 @@ class RemoteMatching:
             except Lost as lost:
                 self._lose(lost)
 
+    def heard(self, limit_s: float) -> bool:
+        if self._asked is None or self._trouble:
+            return True
+        if readable(self._fd, limit_s):
+            self._hear()
+        return self._asked is None
+
+    @property
+    def known(self) -> tuple[int, ...] | None:
+        there = bool(self._rows) and self._at == self.length and self._asked is None
+        return self._window if there and not self._ended else None
+
     def masks(self, window: Sequence[int]) -> list[Mask | None]:
         nothing: list[Mask | None] = [None] * (len(window) + 1)
         if self._ended:
             return nothing
         window = tuple(window)
         self._hear()
-        if not (self._rows and self._at == self.length and self._window[: len(window)] == window):
+        if not self._knows(window):
             self.ask(window)
             self._hear()
         if self._trouble:
             return [np.zeros(self._vocabulary, dtype=np.bool_), *nothing[1:]]
         return [*self._rows, *nothing][: len(window) + 1]
 
-    def _next(self) -> Mask | None:
-        """What may stand behind what is taken."""
+    def _knows(self, window: tuple[int, ...]) -> bool:
+        return bool(self._rows) and self._at == self.length and self._window[: len(window)] == window
+
+    def _next(self, tokens: Sequence[int]) -> Mask | None:
+        """What may stand behind what is taken. Where that must be asked for, so is what may stand behind `tokens`."""
         known = self.length - self._at
         if 0 <= known < len(self._rows) and tuple(self._tokens[self._at :]) == self._window[:known] and not self._ended:
             return self._rows[known]
-        return self.masks(())[0]
+        return self.masks(tokens)[0]
 
     def _hear(self) -> None:
         """The answer that is due, if one is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 
@@ -68,6 +69,13 @@ class Walk:
     def ask(self, window: Sequence[int]) -> None:
         """Nothing takes time here."""
 
+    def heard(self, limit_s: float) -> bool:
+        return True
+
+    @property
+    def known(self) -> tuple[int, ...] | None:
+        return None
+
     def masks(self, window: Sequence[int]) -> list[Mask | None]:
         start = self.length
         masks: list[Mask | None] = [None] * (len(window) + 1)
@@ -79,3 +87,27 @@ class Walk:
                 break
         self.rollback(start)
         return masks
+
+
+class Late(Walk):
+    """One that has not always answered by the time that it is looked at; `late` says when, over and over."""
+
+    def __init__(self, automaton: Automaton, late: Sequence[bool]) -> None:
+        super().__init__(automaton)
+        self._late = cycle(late)
+        self._asked: tuple[int, tuple[int, ...]] | None = None
+        self._answered: tuple[int, tuple[int, ...]] | None = None
+
+    def ask(self, window: Sequence[int]) -> None:
+        known = self.known
+        if self._asked is None and (known is None or known[: len(window)] != tuple(window)):
+            self._asked = (self.length, tuple(window))
+
+    def heard(self, limit_s: float) -> bool:
+        if self._asked is not None and not next(self._late):
+            self._asked, self._answered = None, self._asked
+        return self._asked is None
+
+    @property
+    def known(self) -> tuple[int, ...] | None:
+        return self._answered[1] if self._answered is not None and self._answered[0] == self.length else None

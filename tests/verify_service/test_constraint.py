@@ -20,7 +20,7 @@ from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
 from specwire.core.verification import Allowance
 from specwire.lm import LanguageModel, load_model
-from tests.verify_service.automaton import ASKED, Automaton, Walk
+from tests.verify_service.automaton import ASKED, Automaton, Late, Walk
 from tests.verify_service.rig import FAR, Rig, chain, opening
 from verify_service.commands import Begun, Code, Opening, Refusal
 
@@ -237,3 +237,41 @@ def test_a_dead_end_is_told_by_where_and_why(proposed: tuple[int, ...]) -> None:
     message = "grammar: the text may neither go on nor end at position 6"
     assert [(each.code, each.message) for each in rig.refused] == [(Code.OUT_OF_RANGE, message)]
     assert rig.held_slots() == 0
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(automata, samplings, stoppings, st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_a_constraint_that_answers_late_changes_no_text_and_keeps_nobody_waiting(
+    automaton: Automaton, sampling: Sampling, stopping: Stopping, late: list[bool], data: st.DataObject
+) -> None:
+    """Its session is left out of the steps meanwhile; another one goes on."""
+    expected = alone(load_model(MODEL, slots=1, context=64), automaton, sampling, stopping)
+    wrong = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=6))
+    right = data.draw(st.integers(0, 6))
+    rig = Rig(MODEL, slots=2, context=64)
+    opened = replace(opening(1, PROMPT, sampling=sampling), stopping=stopping)
+    rig.tick(opens=(opened, replace(opening(2, PROMPT), stopping=Stopping(16, ignore_eos=True))))
+    rig.engine.inbox.put(Begun(0, 1, opened.generation, Late(automaton, [*late, False])))
+    propose = proposing(rig, lambda done: [*expected[0][done : done + right], *wrong][:6])
+    for _ in range(400):
+        propose()
+        rest = rig.step()
+        if rest is not None:
+            rig.now = max(rig.now, min(rest.until_us, rig.now + 1e4))
+        if len(rig.finished) + len(rig.refused) == 2:
+            break
+    assert ended(rig) == expected
+    assert len(rig.tokens[2]) == 16
+
+
+def test_a_constraint_that_never_answers_costs_its_own_session_only() -> None:
+    rig = Rig(MODEL, slots=2, context=64)
+    rig.tick(opens=(OPENED, replace(opening(2, PROMPT), stopping=Stopping(16, ignore_eos=True))))
+    rig.engine.inbox.put(Begun(0, 1, OPENED.generation, Late(LETTERS, [True])))
+    for _ in range(30):
+        rig.step()
+    rest = rig.step()
+    assert rest is not None
+    assert not rest.waiting
+    assert 0 < rest.until_us - rig.now < 1e6
+    assert (rig.tokens[1], len(rig.tokens[2])) == ([], 16)
