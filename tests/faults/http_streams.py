@@ -70,7 +70,6 @@ class HttpReader:
 
     def _answer(self, address: str, body: str, prompt_length: int) -> Iterator[Event]:
         """One connection's events. Raises Broke, or what http.client raises; SpecwireError for a status."""
-        self._withheld = ""
         with closing(http.client.HTTPConnection(address, timeout=HTTP_SILENT_S)) as connection:
             place = {} if self._place is None else {"Last-Event-ID": self._place}
             connection.request("POST", PATH, body, {"Content-Type": "application/json", **place})
