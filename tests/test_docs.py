@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.commands import COMMANDS
+from scripts.cli_reference import parser_of
 from tests.documents import NOT_RUN, RUN, all_blocks, blocks_of, pages, stray_commands, summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +91,38 @@ def test_named_files_exist(page: Path) -> None:
     links = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
     missing = {p for p in paths if not (ROOT / p).exists()} | {k for k in links if not (page.parent / k).exists()}
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into the page may name behind its #: headings, as they are written there by whoever shows pages."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text())
+    local = [(link, anchor) for link, anchor in links if "://" not in link]
+    missing = [
+        f"{link}#{anchor}" for link, anchor in local if anchor not in anchors(page.parent / link if link else page)
+    ]
+    assert not missing
+
+
+def known_options() -> set[str]:
+    """Of the command line, and of the programs of bench/, tests/ and demo_pair/ as their sources have them."""
+    found = {option for each in COMMANDS for action in parser_of(each)._actions for option in action.option_strings}
+    programs = [path for place in ("bench", "demo_pair", "tests") for path in (ROOT / place).rglob("*.py")]
+    return found.union(*(re.findall(r'"(--[a-z][a-z-]+)"', path.read_text()) for path in programs))
+
+
+def test_named_options_exist() -> None:
+    known, wrong = known_options(), []
+    for page in PAGES:
+        if page.name != "LOG.md":  # it tells of what was given up, too
+            named = re.findall(r"`(?:specwire [a-z]+ )?(--[a-z][a-z-]+)", page.read_text())
+            wrong += [f"{page.name}: {option}" for option in named if option not in known]
+    assert not wrong
 
 
 def test_the_file_tree_is_true() -> None:
