@@ -109,6 +109,7 @@ class Peer(ABC, Generic[Request, Subject]):
 
     def on_up(self, info: Info) -> None:
         self.info = info
+        self.report.draining = False  # one that drains takes no connection; the registry may speak of its predecessor
         self.refusal = self._refusal(info)
         if self.refusal is not None:
             logger.warning("%s is not used: %s", self.link.address, self.refusal)

@@ -17,6 +17,7 @@ from orchestrator.reports import GIVEN_UP_S, STALE_S, Report
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Entry, Load, Role, State
+from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
 
 ONE, TWO = "1" * 32, "2" * 32
@@ -156,6 +157,19 @@ async def test_who_drains_says_so(rig: Rig) -> None:
     assert peer.takes_sessions
     rig.look(replace(VERIFIER, beat=2, state=State.DRAINING))
     assert not peer.takes_sessions
+
+
+async def test_a_successor_does_not_drain_because_its_predecessor_did(rig: Rig) -> None:
+    """Its connection is there before the registry knows of it."""
+    rig.look(replace(VERIFIER, state=State.DRAINING))
+    peer = rig.peers[PLACE]
+    assert isinstance(peer, VerifierPeer)
+    peer.on_up(common_pb2.GetModelInfoResponse())
+    assert peer.takes_sessions
+    rig.look(replace(VERIFIER, state=State.DRAINING))  # the same heartbeat still
+    assert peer.takes_sessions
+    rig.look(replace(VERIFIER, id=TWO, started=200.0))
+    assert peer.takes_sessions
 
 
 async def test_an_old_heartbeat_is_noticed(rig: Rig) -> None:
