@@ -1,15 +1,11 @@
-"""A verifier over two processes is one verifier: it answers, stops and fails as a whole, and leaves nothing behind."""
+"""A verifier over several processes fails as a whole, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -17,73 +13,15 @@ import pytest
 
 from deploy.processes import descendants
 from specwire.core.sampling import InvalidParameter
-from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import ModelServiceOptions
-from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from tests.verify_service.peer import Peer, connected
+from specwire.v1 import verify_pb2
+from tests.integration.test_tensor_parallel import until_gone
+from tests.verify_service.peer import connected
 from verify_service.ranks import Ranks
 from verify_service.server import start
 
 PATIENCE_S = 45.0
-PROMPT, COUNT = [5, 17, 80, 3], 24
-
-
-@asynccontextmanager
-async def verifier(llama: Path) -> AsyncIterator[tuple[Process, str, int]]:
-    """A verifier of its own process, its address, and the process of its other rank."""
-    command = [sys.executable, "-m", "verify_service", str(llama), "--tensor-parallel-size=2", "--json"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            ready = json.loads(await process.stdout.readline())
-        (other,) = descendants(process.pid)
-        yield process, ready["address"], other
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def until_gone(*pids: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while any(_lives(pid) for pid in pids):  # noqa: ASYNC110 # nothing tells of others' processes
-            await asyncio.sleep(0.02)
-
-
-def _lives(pid: int) -> bool:
-    """A zombie that nobody has waited for yet does not."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-async def test_serves_and_ends_on_a_signal_with_its_other_rank(llama: Path) -> None:
-    one = load_model(str(llama), slots=1, threads=1)
-    async with verifier(llama) as (process, address, other):
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
-            assert info.weights_fingerprint == one.info.weights_fingerprint
-            assert info.kv_bytes == info.slots * one.kv_bytes
-            call = stub.Connect()
-            peer = Peer(call, info)
-            await peer.open(1, PROMPT, stopping=common_pb2.Stopping(max_tokens=COUNT))
-            await peer.until_finished(1)
-            call.cancel()
-        assert peer.tokens[1] == greedy(one, COUNT)
-        for pid in (other, process.pid):  # as a supervisor signals all of them
-            os.kill(pid, signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE_S):
-            assert await process.wait() == 0
-        await until_gone(other)
-
-
-async def test_the_other_rank_ends_with_a_verifier_that_is_killed(llama: Path) -> None:
-    async with verifier(llama) as (process, _, other):
-        process.kill()
-        await until_gone(process.pid, other)
+PROMPT = [5, 17, 80, 3]
 
 
 async def test_a_rank_that_dies_ends_the_verifier(llama: Path) -> None:
@@ -151,11 +89,3 @@ async def test_the_loss_of_a_rank_is_told_once_and_who_tells_it_anything_is_refu
 def test_a_number_of_ranks_that_is_none_is_refused(size: int) -> None:
     with pytest.raises(InvalidParameter, match=f"tensor-parallel-size: must be from 1 to 64, not {size}"):
         ModelServiceOptions("scripted:3", tensor_parallel_size=size)
-
-
-def greedy(lm: LanguageModel, count: int) -> list[int]:
-    text = list(PROMPT)
-    for _ in range(count):
-        begin = lm.cached(0)
-        text.append(int(lm.forward([Feed(0, begin, text[begin:], 1)]).argmax()))
-    return text[len(PROMPT) :]
