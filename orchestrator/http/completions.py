@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from orchestrator.http.resuming import FIELD, Place
 from orchestrator.http.resuming import parse as parse_places
 from orchestrator.http.service import Call, Served, Service
 from orchestrator.http.shapes import ChatShape, CompletionShape, Shape
-from orchestrator.http.streams import EventStream
+from orchestrator.http.streams import EventStream, Leave
 from orchestrator.http.wishes import MOST_CHOICES, Wish, take_chat, take_completion
 from orchestrator.replies import Part
 from specwire.core.sampling import InvalidParameter
@@ -68,7 +69,8 @@ class Completions:
         echoed = [_echo(each, served) if wish.echo else "" for each in requests]
         answer = Answer(shape, wish, served.name, served.names, echoed, places)
         if wish.stream:
-            return EventStream(answer.stream(await begun(events, self._quiet)), self._quiet)
+            begins, leave = await begun(events, self._quiet)
+            return EventStream(answer.stream(begins), self._quiet, leave)
         return _json(await answer.whole(events))
 
 
@@ -128,8 +130,10 @@ def _echo(request: pb.GenerateRequest, served: Served) -> str:
     return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))
 
 
-async def begun(events: Events, patience: float) -> Events:
+async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     """The same events, once there is more than that sessions have started: what is refused by then has a status.
+
+    Whoever gets them calls what comes with them in the end: events that nobody has begun to read cannot close theirs.
 
     After `patience` seconds it is not waited for any longer: who asked is to see that the request has come through.
     """
@@ -142,7 +146,7 @@ async def begun(events: Events, patience: float) -> Events:
     except BaseException:
         await _left(first, events)
         raise
-    return _chained(head, first, events)
+    return _chained(head, first, events), partial(_left, first, events)
 
 
 async def _begin(events: Events, head: list[tuple[int, Part]]) -> None:
@@ -162,14 +166,11 @@ async def _chained(
     head: list[tuple[int, Part]], first: asyncio.Future[None], events: Events
 ) -> AsyncGenerator[tuple[int, Part], None]:
     told = 0
-    try:
-        while told < len(head):
-            yield head[told]
-            told += 1
-        await first
-        for each in head[told:]:
-            yield each
-        async for each in events:
-            yield each
-    finally:
-        await _left(first, events)
+    while told < len(head):
+        yield head[told]
+        told += 1
+    await first
+    for each in head[told:]:
+        yield each
+    async for each in events:
+        yield each

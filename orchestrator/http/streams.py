@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
 
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 # A line that every reader of events skips.
 COMMENT = b": nothing yet\n\n"
+
+Leave = Callable[[], Awaitable[object]]
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,16 +31,20 @@ class EventStream:
     """A response whose events are closed with it, whatever ends it.
 
     A client that reads slowly is waited for: nothing more is taken from `events` than its connection takes.
-    Where nothing comes for `quiet` seconds, a comment does: proxies cut what is silent.
+    Where nothing comes for `quiet` seconds, a comment does: proxies cut what is silent. leave: called when all is over.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], quiet: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], quiet: float, leave: Leave | None = None) -> None:
         self._events = events
         self._quiet = quiet
+        self._leave = leave
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
+        async with AsyncExitStack() as held:
+            if self._leave is not None:
+                held.push_async_callback(self._leave)
+            await held.enter_async_context(aclosing(self._events))
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             beating = asyncio.create_task(self._beat(send))
             try:

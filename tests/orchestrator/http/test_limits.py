@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from typing import Any
@@ -14,6 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from orchestrator.http import bodies, connection
+from orchestrator.http.streams import EventStream
 from specwire.core.limits import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
 from tests.orchestrator.http.test_leaving import eventually, not_reading
@@ -184,3 +185,20 @@ def test_leaving_a_silent_stream_ends_its_session(sleepy: Front) -> None:
             assert ": nothing yet" in answer.iter_lines()
     running = sleepy.serving.orchestrator.sessions
     assert eventually(lambda: all(each.output.end is not None for each in list(running.values())))
+
+
+async def test_what_ends_before_it_began_is_left_all_the_same() -> None:
+    left: list[bool] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    async def leave() -> None:
+        left.append(True)
+
+    async def gone(_: object = None) -> Any:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await EventStream(events(), 1.0, leave)({}, gone, gone)
+    assert left == [True]
