@@ -10,6 +10,7 @@ from orchestrator.feed import RegistryFeed
 from orchestrator.homes import Homes
 from orchestrator.link import Info
 from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.store import SessionRecord
 from specwire.core.placement import TWO, Candidate, Reason, Wish, place
 
 NOBODY = Info()
@@ -51,6 +52,10 @@ def chosen_drafter(peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer],
     return None if choice is None else peers[choice.index]
 
 
+def _serves(peer: VerifierPeer, record: SessionRecord) -> bool:
+    return peer.info is not None and peer.info.weights_fingerprint == record.weights_fingerprint
+
+
 class Placing:
     """Changes nothing but what it remembers.
 
@@ -73,6 +78,8 @@ class Placing:
     ) -> VerifierPeer | None:
         """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
         former = driver.verifying.former
+        if former is not None and not _serves(former, driver.record):
+            former = None  # it is back with other weights
         if former is not None and former.takes_sessions:
             return self._placed(driver, former, Reason.HOLDER)
         if former is not None and former.expected_back:

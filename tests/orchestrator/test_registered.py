@@ -20,7 +20,7 @@ from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Completion, Finished
 from specwire.core.placement import Reason
 from specwire.registry.options import RegistryOptions
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.process import ANY_PORT, ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
 from verify_service.server import RunningVerifier
@@ -49,8 +49,10 @@ class Place:
     def registry(self, region: str = "") -> RegistryOptions:
         return RegistryOptions(self.redis.url, region=region)
 
-    async def verifier(self, model: str = SLOW_TARGET, region: str = "", slots: int = 16) -> RunningVerifier:
-        options = ModelServiceOptions(model, slots=slots)
+    async def verifier(
+        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = ANY_PORT
+    ) -> RunningVerifier:
+        options = ModelServiceOptions(model, listen=listen, slots=slots)
         running = await verify_service.server.start(options, registration=self.registry(region))
         self._parts.push_async_callback(running.stop, 0.0)
         return running
@@ -192,6 +194,22 @@ async def test_new_weights_take_over_without_a_failed_request(place: Place) -> N
     assert homes.of((await long).session_id) == old.address
     turns.append(await said(client, PROMPT))
     assert all(list(turn.tokens) == plain(TARGET, PROMPT, 10) for turn in turns)
+
+
+async def test_a_session_does_not_follow_its_verifier_to_other_weights(place: Place) -> None:
+    first = await place.verifier()
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    long = asyncio.create_task(said(client, PROMPT, length=300))
+    await until(lambda: bool(peer_of(running, first).subjects))
+    same = await place.verifier()
+    await until(verifiers_up(running, 2))
+    address, (session_id,) = first.address, running.orchestrator.sessions
+    await first.stop(0.0)
+    await place.verifier(OTHER_WEIGHTS, listen=address)
+    assert list((await long).tokens) == plain(TARGET, PROMPT, 300)
+    assert running.orchestrator.pool.homes.of(session_id) == same.address
 
 
 async def test_the_same_region_comes_first(place: Place) -> None:

@@ -1,0 +1,136 @@
+"""Which peer a session is given: what an orchestrator knows of its peers, turned into a wish and candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.driver import SessionDriver
+from orchestrator.feed import RegistryFeed
+from orchestrator.homes import Homes
+from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.placing import Placing
+from orchestrator.store import SessionRecord
+from specwire.core.limits import Stopping
+from specwire.core.placement import Reason
+from specwire.core.sampling import Sampling
+from specwire.v1 import common_pb2
+from tests.orchestrator.test_driver import SilentLink
+
+OLD, NEW, WORDS = "aa", "bb", "cc"
+
+
+def verifier(name: str, weights: str = OLD, region: str = "", slots: int = 4) -> VerifierPeer:
+    peer = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
+    peer.link.address = name
+    peer.on_up(common_pb2.GetModelInfoResponse(weights_fingerprint=weights, region=region, slots=slots))
+    return peer
+
+
+def drafter(name: str, vocabulary: str = WORDS, region: str = "") -> DrafterPeer:
+    link = SilentLink()
+    link.address = name
+    peer = DrafterPeer(link, lambda: None, lambda _: None)
+    peer.on_up(common_pb2.GetModelInfoResponse(vocabulary_fingerprint=vocabulary, region=region, slots=4))
+    return peer
+
+
+class Session:
+    """As much of a session as placing looks at."""
+
+    def __init__(self, parent: str = "") -> None:
+        self.record = SessionRecord(
+            "session",
+            (1, 2),
+            Sampling(),
+            Stopping(9),
+            weights_fingerprint=OLD,
+            vocabulary_fingerprint=WORDS,
+            parent=parent,
+        )
+        self.verifying = SimpleNamespace(peer=None, former=None)
+        self.drafters = SimpleNamespace(refusals=Counter(), has=lambda _: False)
+        self.drafters_missing = 1
+
+    @property
+    def driver(self) -> SessionDriver:
+        return cast(SessionDriver, self)
+
+
+@pytest.fixture
+def homes() -> Homes:
+    return Homes()
+
+
+@pytest.fixture
+def placing(homes: Homes) -> Placing:
+    return Placing(homes, None, "here")
+
+
+def test_a_session_goes_back_to_its_former_verifier_unless_that_has_other_weights(
+    placing: Placing, homes: Homes
+) -> None:
+    session, former, other = Session(), verifier("former"), verifier("other")
+    session.verifying.former = former
+    assert placing.verifier_for(session.driver, [other, former], []) is former
+    assert homes.of("session") == "former"
+    former.on_down()
+    former.on_up(common_pb2.GetModelInfoResponse(weights_fingerprint=NEW, slots=4))
+    assert placing.verifier_for(session.driver, [former, other], []) is other
+    assert homes.of("session") == "other"
+
+
+def test_nobody_else_s_weights_will_do(placing: Placing) -> None:
+    assert placing.verifier_for(Session().driver, [verifier("new", NEW)], []) is None
+
+
+def test_what_another_orchestrator_has_told_counts_once(placing: Placing, homes: Homes) -> None:
+    """Where a session was held it needs no room; once it has been placed here, its home is a home like any other."""
+    full, free = verifier("full", slots=1), verifier("free")
+    full.report.others = 1
+    homes.learn("session", "full")
+    session = Session()
+    assert placing.verifier_for(session.driver, [free, full], []) is full
+    assert placing.verifier_for(session.driver, [free, full], []) is free
+
+
+def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placing, homes: Homes) -> None:
+    home, other = verifier("home", slots=1), verifier("other")
+    homes.note("parent", "home")
+    assert placing.verifier_for(Session("parent").driver, [other, home], []) is home
+    home.report.others = 1
+    assert placing.verifier_for(Session("parent").driver, [other, home], []) is other
+
+
+def test_near_here_then_near_the_drafter_then_anywhere(placing: Placing) -> None:
+    here, there, far = (verifier(name, region=name) for name in ("here", "there", "far"))
+    remote = drafter("remote", region="there")
+    assert placing.verifier_for(Session().driver, [far, there, here], [remote]) is here
+    assert placing.verifier_for(Session().driver, [far, there], [remote]) is there
+    assert placing.verifier_for(Session().driver, [far, there], []) is far
+    assert placing.placed == {Reason.NEAR: 2, Reason.LOAD: 1}
+
+
+def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Placing) -> None:
+    session = Session()
+    session.verifying.peer = verifier("v", region="there")
+    wrong, far = drafter("wrong", "dd", "here"), drafter("far", region="far")
+    there, here = drafter("there", region="there"), drafter("here", region="here")
+    assert placing.drafter_for(session.driver, [wrong, far, there, here]) is here
+    assert placing.drafter_for(session.driver, [wrong, far, there]) is there
+    assert placing.drafter_for(session.driver, [wrong, far]) is far
+    assert placing.drafter_for(session.driver, [wrong]) is None
+
+
+def test_two_are_drawn_where_others_place_too(homes: Homes) -> None:
+    feed: Any = SimpleNamespace(orchestrators=("one", "other"))
+    verifiers = [verifier(f"10.0.0.{number}:1") for number in range(8)]
+    chosen = Placing(homes, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    feed.orchestrators = ("one",)
+    alone = Placing(Homes(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    assert alone is verifiers[0]
+    assert chosen is not None
+    assert chosen is not verifiers[0]  # by the session's and the services' names
