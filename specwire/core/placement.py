@@ -60,8 +60,8 @@ class Wish:
     """What a session needs.
 
     key: what the random choice depends on, so that it can be made again. fingerprint: as of a candidate.
-    held_by: who has its keys and values, by name: it needs no further room there. parent_at: who has its parent's; taken
-    if it has room.
+    held_by: who has its keys and values, by name: it needs no further room there. parent_at: who has its parent's, and
+    gets it if there is room.
     near: regions, the nearest first. draws: how many are compared by load; 0 compares all.
     """
 
