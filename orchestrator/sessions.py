@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
 from orchestrator.leases import keep_leases
 from orchestrator.options import OrchestratorOptions
@@ -81,6 +82,7 @@ class Orchestrator:
             Patience(options.store_timeout, options.detach_grace),
             options.session_ttl,
         )
+        self._cancellations = Cancellations(store)
         self._keeping: list[asyncio.Task[None]] = []
         self._draining = False
 
@@ -89,6 +91,7 @@ class Orchestrator:
         self._keeping.append(asyncio.create_task(keep_leases(self.store, self._remembered)))
         await self.pool.start()
         self._keeping.append(asyncio.create_task(self._sweeper.run()))
+        self._keeping.append(asyncio.create_task(self._cancellations.run()))
 
     async def find(self, session_id: str) -> SessionDriver | None:
         """The session's driver, also where another call is just opening it. Raises as `open`."""
@@ -259,7 +262,7 @@ class Orchestrator:
             return
         with store_statuses():
             try:
-                await self.store.cancel(session_id)
+                await self._cancellations.ask(session_id)
             except MissingSession:
                 raise no_session(session_id) from None
             log = await self.store.read(session_id)

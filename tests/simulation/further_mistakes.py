@@ -11,6 +11,7 @@ import pytest
 from orchestrator import completions, generating, repeats, replies, turns
 from orchestrator.access import Access
 from orchestrator.appender import Appender
+from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
 from orchestrator.ownership import Ownership
 from orchestrator.restoring import Replay
@@ -218,6 +219,13 @@ def cancellation_in_the_log_overlooked(patch: Patch) -> None:
     patch.setattr(Appender, "_attempt", deaf)
 
 
+def cancellation_lost_with_the_log(patch: Patch) -> None:
+    async def nothing(self: Cancellations) -> None:
+        return
+
+    patch.setattr(Cancellations, "repeat", nothing)
+
+
 def deleted_session_written_again(patch: Patch) -> None:
     """What is deleted leaves no trace, not even that it was deleted."""
     original = MemoryStore.delete
@@ -263,6 +271,7 @@ FURTHER_MISTAKES = [
     Mistake(living_sessions_swept, always, occasions.long_lived),
     Mistake(orphans_left_alone, always, occasions.orphaned),
     Mistake(cancellation_in_the_log_overlooked, always, occasions.cancelled_elsewhere),
+    Mistake(cancellation_lost_with_the_log, always, occasions.cancelled_elsewhere_and_lost),
     Mistake(deleted_session_written_again, always, occasions.deleted_elsewhere),
     Mistake(deadline_forgotten_by_the_next_owner, always, occasions.passed_on_before_its_deadline),
 ]

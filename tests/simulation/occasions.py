@@ -183,6 +183,12 @@ def cancelled_elsewhere(seed: int) -> Scenario:
     )
 
 
+def cancelled_elsewhere_and_lost(seed: int) -> Scenario:
+    """The log is lost with the wish, before the session's owner has heard of it."""
+    lost = Fault(1.0 + seed % 10 / 25, "log_emptied", "", 0.3)
+    return replace(cancelled_elsewhere(seed), faults=(lost,))
+
+
 def deleted_elsewhere(seed: int) -> Scenario:
     first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
     return Scenario(
