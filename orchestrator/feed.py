@@ -57,6 +57,7 @@ class RegistryFeed:
         self.ignored: Counter[str] = Counter()
         self._answered = asyncio.get_running_loop().time()
         self.trouble = "the registry has not answered yet"
+        self._warned = False
         self._directory = directory
         self._homes = homes
         self._find = find
@@ -87,7 +88,7 @@ class RegistryFeed:
 
     async def learn_home(self, session_id: str) -> None:
         """Ask where another orchestrator has had the session; soon, or not at all."""
-        if self._homes.of(session_id):
+        if self.trouble or self._homes.of(session_id):
             return
         try:
             async with asyncio.timeout(ASK_S):
@@ -106,11 +107,11 @@ class RegistryFeed:
             await self._directory.note_homes(noted)
 
     def _note(self, trouble: str) -> None:
-        if trouble and not self.trouble:
+        if trouble and not self._warned:
             logger.warning("%s; what is known stays in use", trouble)
-        elif self.trouble and not trouble:
-            logger.info("the registry answers")
-        self.trouble = trouble
+        elif self._warned and not trouble:
+            logger.warning("the registry answers again")
+        self.trouble, self._warned = trouble, bool(trouble)
 
     def _take(self, listing: Listing) -> None:
         now = self._answered = asyncio.get_running_loop().time()

@@ -244,9 +244,9 @@ async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytes
     await rig.feed.learn_home("other")
     rig.directory.away = False
     rig.directory.homes["other"] = AT
-    await rig.feed.learn_home("other")
-    await until_looked(1)
+    await until_looked(2)
     assert not rig.feed.trouble
+    await rig.feed.learn_home("other")
     assert (rig.homes.of("other"), rig.homes.held("other"), rig.homes.held("session")) == (AT, AT, "")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
