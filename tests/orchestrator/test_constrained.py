@@ -21,6 +21,7 @@ from specwire.rpc.process import ModelServiceOptions
 from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import fits
+from tests.text.test_constrained import children_of
 
 PROMPT = "def area(width"
 LENGTH = 60
@@ -126,6 +127,18 @@ async def test_completions_of_one_prompt_fit_each(target: str) -> None:
         ended = [each for each in several if each.finish_reason is FinishReason.EOS]
         assert len({each.tokens for each in several}) == 3
         assert all(fits(constraint_of(wish), each.text) for each in ended)
+        async with asyncio.timeout(20.0):
+            while [each for nursery in nurseries() for each in children_of(nursery)]:  # noqa: ASYNC110 # likewise
+                await asyncio.sleep(0.01)
+        assert len(nurseries()) == 1
+    assert nurseries() == []
+
+
+def nurseries() -> list[int]:
+    """Of this process's services."""
+    tasks = Path("/proc/self/task").iterdir()
+    found = (int(child) for task in tasks for child in (task / "children").read_text().split())
+    return [child for child in found if b"specwire.text.nursery" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 # Compiles for hours.

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -350,3 +351,20 @@ async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) ->
     assert sorted(type(each).__name__ for _, each in found) == ["InvalidParameter", "RemoteMatching"]
     await beginnings.stop()
     assert not compiler.started
+
+
+async def test_a_session_that_is_over_leaves_no_process(compiler: Compiler) -> None:
+    held = [await compiler.begin(regex("a+"), ()) for _ in range(3)]
+    nursery = compiler._nursery
+    assert nursery is not None
+    assert len(children_of(nursery.pid)) == 3
+    held.clear()
+    async with asyncio.timeout(LIMIT_S):
+        while children_of(nursery.pid):  # noqa: ASYNC110 # the kernel says nothing
+            await asyncio.sleep(0.01)
+    compiler.stop()
+    assert nursery.returncode is not None
+
+
+def children_of(process: int) -> list[str]:
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
