@@ -73,7 +73,8 @@ class Place:
 
 
 @pytest.fixture
-async def place(server: RedisServer) -> AsyncIterator[Place]:
+async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    monkeypatch.setattr("orchestrator.feed.LOOK_S", 0.1)
     server.mend()
     async with AsyncExitStack() as parts:
         yield Place(server, parts)
