@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from specwire.lm import load_model
 from specwire.lm.cached import CachedLM
 from specwire.lm.orders import obey
 from specwire.rpc.process import one_line
+from specwire.telemetry.options import inherited
 from verify_service.ranks import LENGTH_BYTES
 
 
@@ -79,6 +81,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     party = Follower()
+    replace(inherited(), traces="").start(f"verifier-rank-{party.rank}")
     try:
         lm = load_model(**party.load, party=party)
         if isinstance(lm, CachedLM):
