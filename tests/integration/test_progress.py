@@ -96,3 +96,48 @@ def test_a_pipe_gets_lines_only() -> None:
         assert " ready on " in command.line()
         assert "\r" not in command.said()
         assert "%" not in command.said()
+
+
+TRAINING = """
+import itertools, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from demo_pair.train.draft import imitate
+from demo_pair.train.optimise import Schedule
+tiny = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+target, drafter = (LlamaForCausalLM(LlamaConfig(**tiny, tie_word_embeddings=True)) for _ in range(2))
+imitate(drafter, target.eval(), itertools.repeat(torch.ones(2, 17, dtype=torch.long)), Schedule(1e-3, 2, 20, 5))
+"""
+BENCH = """
+import time
+from bench.interleave import interleave
+from bench.runs import Run
+from specwire.rpc.process import say
+class Row:
+    key = label = "a"
+    def run(self, prompt, tokens):
+        time.sleep(0.01)
+        return Run((1,), 0.01, 0.01, 1)
+interleave([Row()], [[1]] * 10, 8, 2, lambda sample: say(f"prompt {sample.prompt}"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "line"), [(TRAINING, "drafter", "step 20/20"), (BENCH, "measuring", "prompt 9")]
+)
+def test_training_and_benches_show_bars_on_terminals_only(program: str, what: str, line: str) -> None:
+    words, environment = [sys.executable, "-c", program], {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    piped = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=END_LIMIT * 3)
+    assert piped.returncode == 0, piped.stderr
+    assert line in piped.stdout + piped.stderr
+    assert what not in piped.stdout + piped.stderr
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 100))
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=slave, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    while chunk := read(master, END_LIMIT * 3):
+        drawn += chunk
+    os.close(master)
+    assert process.wait(END_LIMIT) == 0, drawn
+    assert f"{what} [".encode() in drawn
+    assert f"\x1b[J{line}".encode() in drawn or f"\n{line}".encode() in drawn
