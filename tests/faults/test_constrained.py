@@ -19,7 +19,7 @@ from tests.text.schemas import fits
 
 PROMPT = "def shape(self):\n    return "
 REGEX = r"\{('[a-z]{3,12}': [0-9]{1,6}, ){25}'end': 0\}"
-WISHES = (Options(regex=REGEX), Options(regex=REGEX, temperature=0.8, seed=5))
+WISHES = (Options(regex=REGEX, max_tokens=500), Options(regex=REGEX, max_tokens=500, temperature=0.8, seed=5))
 WORDS = ("--dtype", "float32", "--threads", "1", "--slots", "4", "--context", "768")
 LIMIT_S = 60.0
 
@@ -44,7 +44,7 @@ def test_a_killed_verifier_changes_no_constrained_text(owned: Parts) -> None:
     door = owned.start("orchestrate", *peers, "--drafter", drafter.address)
     door.ready()
     with Client(door.address, patience=LIMIT_S) as client, ThreadPoolExecutor(len(WISHES)) as pool:
-        whole = list(pool.map(lambda wish: client.complete(PROMPT, max_tokens=500, **wish), WISHES))
+        whole = list(pool.map(lambda wish: client.complete(PROMPT, **wish), WISHES))
         reading = [pool.submit(read, client, wish, verifiers[0].kill) for wish in WISHES]
         disturbed = [each.result(LIMIT_S) for each in reading]
     for one, other in zip(whole, disturbed, strict=True):
@@ -57,7 +57,7 @@ def test_a_killed_verifier_changes_no_constrained_text(owned: Parts) -> None:
 def read(client: Client, wish: Options, hurt: Callable[[], None]) -> Completion:
     """The text; the verifier is killed once a third of it is there."""
     gathering, seen = Gathering(), 0
-    for event in client.generate(PROMPT, max_tokens=500, **wish):
+    for event in client.generate(PROMPT, **wish):
         gathering.add(event)
         seen += len(event.tokens) if isinstance(event, Chunk) else 0
         if seen > 60:
