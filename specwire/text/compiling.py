@@ -21,8 +21,8 @@ from specwire.text.matching import PATIENCE_S, RemoteMatching
 
 # Seconds for one constraint. Its process has a limit of its own, for processor time.
 LIMIT_S = 20.0
-# Constraints that are being compiled at once; more are refused.
-MOST_AT_ONCE = 64
+# Constraints that are being compiled at once, so that they take few of the machine's cores, and those that wait in all.
+AT_ONCE, MOST_WAITING = 4, 256
 END_S = 5.0
 # Where there are threads, a fork is not safe.
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -55,7 +55,8 @@ class Compiler:
         self._eos_ids = tuple(eos_ids)
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._compiling = 0
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
 
     async def begin(self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S) -> Matcher:
         """The constraint behind what there is of the output.
@@ -63,24 +64,25 @@ class Compiler:
         Raises:
             InvalidParameter: it is none, asks for too much, or does not allow the output.
             NotInstalled: this service lacks the library.
-            Busy: too much is being compiled, or this was not within `limit_s` seconds.
+            Busy: too much waits to be compiled, or this was not within `limit_s` seconds.
         """
         if not installed():
             raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
         if not self._tokenizer_json or not self._eos_ids:
             raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
-        if self._compiling >= MOST_AT_ONCE:
-            raise Busy(f"{constraint.kind}: {MOST_AT_ONCE} constraints are being compiled")
-        self._compiling += 1
+        if self._waiting >= MOST_WAITING:
+            raise Busy(f"{constraint.kind}: {MOST_WAITING} constraints wait to be compiled")
+        self._waiting += 1
         try:
             async with asyncio.timeout(limit_s):
-                return await self._begun(constraint, output)
+                async with self._turns:
+                    return await self._begun(constraint, output)
         except TimeoutError:
             raise Busy(f"{constraint.kind}: was not compiled within {limit_s:g} s") from None
         except Lost as lost:
             raise constraint.invalid(str(lost)) from None
         finally:
-            self._compiling -= 1
+            self._waiting -= 1
 
     async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
         asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}

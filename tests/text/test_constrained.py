@@ -291,11 +291,11 @@ async def test_the_loop_goes_on_meanwhile(compiler: Compiler) -> None:
 async def test_what_takes_too_long_is_given_up_and_too_many_are_refused(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specwire.text.compiling, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(specwire.text.compiling, "MOST_WAITING", 2)
     jobs = [asyncio.ensure_future(compiler.begin(HOSTILE["all of many"], (), limit_s=0.2)) for _ in range(3)]
     found = await asyncio.gather(*jobs, return_exceptions=True)
     assert sorted(map(str, found)) == [
-        "json_schema: 2 constraints are being compiled",
+        "json_schema: 2 constraints wait to be compiled",
         "json_schema: was not compiled within 0.2 s",
         "json_schema: was not compiled within 0.2 s",
     ]
