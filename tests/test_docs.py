@@ -48,9 +48,9 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
 
 
 def test_few_blocks_are_excused() -> None:
-    """More than a third, and the pages would be promises."""
+    """More than half, and the pages would be promises."""
     excused = [block for block in BLOCKS if block.kind]
-    assert 3 * len(excused) <= len([block for block in BLOCKS if block.language in RUN])
+    assert 2 * len(excused) <= len([block for block in BLOCKS if block.language in RUN])
     told = summary(BLOCKS)
     assert f"{len(excused)} excused" in told
     assert all(f"{block.name}: {block.kind}: {block.reason}" in told for block in excused)
