@@ -47,9 +47,13 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Mistake:
-    """make: puts it in. shows: whether it can show in a scenario. scenarios: by seed."""
+    """make: puts it in. by: what is said of it, a regular expression. shows: whether it can show in a scenario.
+
+    scenarios: by seed.
+    """
 
     make: Callable[[Patch], None]
+    by: str
     shows: Callable[[Scenario], bool]
     scenarios: Callable[[int], Scenario] = random_scenario
 
@@ -151,10 +155,11 @@ def fenced_owner_goes_on(patch: Patch) -> None:
 
 def lost_log_begun_anew(patch: Patch) -> None:
     """What a restarted store lacks is written again without what was acknowledged since."""
-    original = MemoryStore.recreate
+    original: Callable[..., Any] = MemoryStore.recreate
 
     async def shorter(self: MemoryStore, record: Any, tokens: Any, outcomes: Any, *rest: Any) -> None:
-        await original(self, record, tokens[:-1], outcomes[:-1], *rest)
+        *others, logprobs, cancelled = rest
+        await original(self, record, tokens[:-1], outcomes[:-1], *others, logprobs[:-1], cancelled)
 
     patch.setattr(MemoryStore, "recreate", shorter)
 
@@ -274,28 +279,30 @@ def tasks_left_behind(patch: Patch) -> None:
 
 
 MISTAKES = [
-    Mistake(emit_before_append, always),
-    Mistake(flow_control_ignored, always),
-    Mistake(undurable_tokens_half_forgotten, always, links_cut_and_a_slow_log),
-    Mistake(stop_string_overlooked_at_an_append_s_end, always),
-    Mistake(tokens_after_the_end_of_an_accepted_run, always, short_and_well_drafted),
-    Mistake(fence_not_checked, always, taken_over),
-    Mistake(append_repeated, has("acks_lost")),
-    Mistake(unknown_outcome_taken_for_success, has("effects_lost", "log_down")),
-    Mistake(fenced_owner_goes_on, always, taken_over),
-    Mistake(lost_log_begun_anew, has("log_emptied", "log_behind")),
-    Mistake(same_fence_granted_twice, always, taken_over),
-    Mistake(credit_ignored, always),
-    Mistake(stale_attach_accepted, always, late_openings),
-    Mistake(chain_outlives_its_contradiction, drafted),
-    Mistake(rollback_off_by_one, drafted),
-    Mistake(tail_delivered_from_its_start, always, links_cut_and_a_slow_log),
-    Mistake(tail_kept_to_itself, always, links_cut_and_a_slow_log),
-    Mistake(resumed_beyond_the_log, always, away_and_back),
-    Mistake(drafter_s_cache_not_rolled_back, drafted),
-    Mistake(run_ahead_ignored, drafted),
-    Mistake(lost_verifier_not_told, always, links_cut_and_a_slow_log),
-    Mistake(reader_s_place_off_by_the_withheld_text, LINK_LOST),
-    Mistake(library_s_hash_a_token_behind, always, taken_over),
-    Mistake(tasks_left_behind, always, left_behind),
+    Mistake(emit_before_append, "emitted is not what was shown", always),
+    Mistake(flow_control_ignored, "credit beyond what is earned", always),
+    Mistake(undurable_tokens_half_forgotten, "the verifier decided", always, links_cut_and_a_slow_log),
+    Mistake(stop_string_overlooked_at_an_append_s_end, "the log ends", always),
+    Mistake(
+        tokens_after_the_end_of_an_accepted_run, "a verifier decided what cannot be", always, short_and_well_drafted
+    ),
+    Mistake(fence_not_checked, "under fence", always, taken_over),
+    Mistake(append_repeated, "the log holds what cannot be", has("acks_lost")),
+    Mistake(unknown_outcome_taken_for_success, "durable, acknowledged", has("effects_lost", "log_down")),
+    Mistake(fenced_owner_goes_on, "prefix_hash|acknowledged", always, taken_over),
+    Mistake(lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", has("log_emptied", "log_behind")),
+    Mistake(same_fence_granted_twice, "was granted before", always, taken_over),
+    Mistake(credit_ignored, "a verifier decided, its credit", always),
+    Mistake(stale_attach_accepted, "generation served", always, late_openings),
+    Mistake(chain_outlives_its_contradiction, "a chain lives", drafted),
+    Mistake(rollback_off_by_one, "cache", drafted),
+    Mistake(tail_delivered_from_its_start, "the verifier decided", always, links_cut_and_a_slow_log),
+    Mistake(tail_kept_to_itself, "nothing more has happened|the verifier decided", always, links_cut_and_a_slow_log),
+    Mistake(resumed_beyond_the_log, "the verifier decided", always, away_and_back),
+    Mistake(drafter_s_cache_not_rolled_back, "cache is not its text's", drafted),
+    Mistake(run_ahead_ignored, "drafted ahead", drafted),
+    Mistake(lost_verifier_not_told, "nothing more has happened", always, links_cut_and_a_slow_log),
+    Mistake(reader_s_place_off_by_the_withheld_text, "a client reads", LINK_LOST),
+    Mistake(library_s_hash_a_token_behind, "prefix_hash", always, taken_over),
+    Mistake(tasks_left_behind, "left running", always, left_behind),
 ]

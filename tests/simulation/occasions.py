@@ -55,10 +55,11 @@ def short_and_well_drafted(seed: int) -> Scenario:
 
 
 def left_behind(seed: int) -> Scenario:
-    """Sessions whose clients have gone wait for the log when everything stops."""
+    """Sessions whose clients have gone wait for the log when their orchestrator stops."""
     asks = tuple(Ask(0.5, 0, (number + 1, 4), 100, request_id=f"{number}", leave_after=0) for number in range(3))
     lasting = Ask(0.5, 0, (5, 5), 100, request_id="lasting", timeout=1.0)
-    return Scenario(seed, forward=0.05, asks=(*asks, lasting), faults=(Fault(0.53, "log_down", "", 10.0),))
+    faults = (Fault(0.53, "log_down", "", 10.0), Fault(0.6, "stop", "orchestrator-0", 1.0))
+    return Scenario(seed, forward=0.05, grace=0.0, asks=(*asks, lasting), faults=faults)
 
 
 def drafted(scenario: Scenario) -> bool:
