@@ -32,7 +32,7 @@ from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "sweep.json"
 NEEDED = 0.95
-TRACES = 4
+TRACES = 8
 WORST = 12
 SAY_EVERY = 36
 

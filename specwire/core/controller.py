@@ -33,6 +33,8 @@ from specwire.core.speed import (
 
 MOST_WINDOW = 16
 LEAST_GAIN = 1.01
+# A drafter on hardware of its own takes no time from the verifier, and what is expected of a stream is a little low.
+LEAST_REMOTE_GAIN = 1.005
 # A drafter that does not pay is tried out again, not more often than after so many verdicts and for this share of the
 # time. A probe ends with the verdict that its answer met, or after so many.
 PROBE_EVERY = 128
@@ -43,8 +45,8 @@ FIRST_WINDOW = 4
 # Of a stream: chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
 MOST_CHUNK = 4
 CHUNK_SHARE = 0.125
-# What a stream's verifier waits for may come in several: a chain is wrong most often at its beginning, a token counts
-# only once its chunk is whole, and the drafter goes on in any case.
+# What a stream's verifier waits for may come in several chunks, of no more than is drafted during a forward: a chain is
+# wrong most often at its beginning, a token counts only once its chunk is whole, and the drafter goes on in any case.
 MOST_FIRST_CHUNK = 8
 FIRST_PACE = Pace(1, 32)
 MOST_RUN_AHEAD = 128
@@ -385,13 +387,14 @@ class Controller:
             speeds[Discipline.LOCKSTEP, window] = self._speed(rates, window, draft_us)
         best = max(speeds, key=speeds.__getitem__)
         gain = speeds[best] / plain
-        if gain < LEAST_GAIN and self._agreement.compared >= LEAST_COMPARED:
+        if gain < LEAST_REMOTE_GAIN and self._agreement.compared >= LEAST_COMPARED:
             return self._off_or_probe()
         discipline, due = best
-        why = "comparing, " if gain < LEAST_GAIN else "waits, " if due else ""
+        why = "comparing, " if gain < LEAST_REMOTE_GAIN else "waits, " if due else ""
         reason = f"{why}gain {gain:.2f}" + (f" with {due}" if due else "")
         ahead = due if discipline is Discipline.LOCKSTEP else self._run_ahead(rates, draft_us, delay_us)
-        chunk = min(due, MOST_FIRST_CHUNK) or chunk if discipline is Discipline.STREAM else due
+        most = max(chunk, min(MOST_FIRST_CHUNK, int(self._forward.at(1) / draft_us)))
+        chunk = min(due, most) or chunk if discipline is Discipline.STREAM else due
         return Plan(discipline, Pace(chunk, max(due, ahead)), due, reason)
 
     def _run_ahead(self, rates: list[float], draft_us: float, delay_us: float) -> int:

@@ -12,7 +12,7 @@ WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 CHUNKS = (1, 2, 4, 8)
 RUN_AHEADS = (4, 8, 16, 32, 64)
 DUES = (0, 1, 2, 3, 4, 6, 8, 12)
-FINALISTS = 16
+FINALISTS = 8
 
 
 class Best(NamedTuple):
