@@ -368,3 +368,18 @@ async def test_a_session_that_is_over_leaves_no_process(compiler: Compiler) -> N
 
 def children_of(process: int) -> list[str]:
     return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_of_the_sentencepiece_kind_spell_what_fits(seed: int) -> None:
+    """Behind a prompt, where their spaces are none at the start of a text."""
+    spelling, source = sentencepiece_like(), random.Random(seed)
+    grammars = Grammars(spelling.to_str().encode(), spelling.get_vocab_size(), [2])
+    prompt = spelling.encode("the a", add_special_tokens=False).ids
+    for constraint in (of(ConstraintKind.CHOICES, " the the", "a b日é", "the.\n"), regex("( ?[abth]){3,9}é?")):
+        matcher, output = grammars.begin(constraint), [-1]
+        while output[-1] != 2:
+            output.append(int(source.choice(np.flatnonzero(only(matcher)))))
+            assert matcher.take(output[-1:]) == 1
+        written_text = spelling.decode([*prompt, *output[1:-1]])
+        assert fits(constraint, written_text.removeprefix(spelling.decode(prompt)))
