@@ -1,0 +1,43 @@
+"""`specwire deploy`: make a Ray cluster run what a file says."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out
+from deploy.cluster.planning import plan
+from deploy.cluster.schema import parse, read_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="CONFIG", help="YAML with pools and orchestrators (docs/DEPLOY.md)")
+    add_cluster_arguments(parser)
+    add_waiting_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
+    parser.add_argument(
+        "--watch", action="store_true", help="stay, and keep the pools' replicas as their load asks, until a signal"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return carried_out("deploy", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    text = read_text(Path(args.file))
+    config = parse(text)
+    from deploy.cluster.fleet import Fleet, connected  # Ray comes with these, after what is cheap has been checked
+    from deploy.cluster.watch import watch
+
+    with connected(args.ray_address, args.namespace):
+        fleet = Fleet(print, args.start_timeout, args.drain_timeout)
+        changes = plan(config, fleet.seen())
+        if args.dry_run:
+            print("\n".join(map(str, changes)))
+            return 0
+        fleet.keep(text)
+        fleet.apply(config, changes)
+        if args.watch:
+            watch(fleet, config)
+    return 0

@@ -1,0 +1,147 @@
+"""The Ray actor of a replica: one service as a child process, the same command that a user would run.
+
+A process of its own has what an actor's process has not: signals to drain by, ranks of a split model below it, an event
+loop and an allocator that are nobody else's. Should it end, its actor ends, and Ray starts another one, elsewhere if
+need be; should the actor's process end, the service is killed with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import IO
+
+import ray
+
+from deploy import bound
+from deploy.processes import KEPT_LINES, environment
+from deploy.service_thread import Outcome
+
+# Between lives of a service that cannot start: Ray itself does not wait.
+PAUSE_S = 5.0
+# Beyond its --grace a service ends by itself; this is for one that hangs.
+DRAIN_LIMIT_S = 3700.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run. words: after `specwire`. http_port: -1 for none. environment: beside the actor's own."""
+
+    words: tuple[str, ...]
+    port: int
+    http_port: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica is: address "" until it is ready."""
+
+    address: str
+    node: str
+
+
+class Replica:
+    """After its process died Ray runs __init__ again, with the same arguments, in another."""
+
+    def __init__(self, order: Order) -> None:
+        context = ray.get_runtime_context()
+        self._succeeds = bool(context.was_current_actor_reconstructed)
+        self._node = str(context.get_node_id())
+        self._command = command(order, node_address())
+        self._environment = {**environment(), **order.environment}
+        self._outcome: Future[Outcome] = Future()
+        self._last: deque[str] = deque(maxlen=KEPT_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        self._draining = threading.Event()
+        # A thread for as long as the child lives: the kernel binds the child to the thread that started it.
+        self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
+        self._thread.start()
+
+    def outcome(self) -> Outcome:
+        """Wait for the start."""
+        return self._outcome.result()
+
+    def place(self) -> Place:
+        address = self._outcome.result().address if self._outcome.done() else ""
+        return Place(address, self._node)
+
+    def drain(self) -> None:
+        """Have the service drain and end; returns once it has. The actor stays until it is killed."""
+        self._draining.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        self._thread.join(DRAIN_LIMIT_S)
+
+    def _run(self) -> None:
+        process = self._process = self._start()
+        threading.Thread(target=self._read_errors, args=(process.stderr,), name="stderr", daemon=True).start()
+        if self._draining.is_set():  # it was asked for before there was a process to tell
+            process.send_signal(signal.SIGTERM)
+        ready = process.stdout.readline() if process.stdout is not None else ""
+        if ready:
+            self._outcome.set_result(Outcome(address=str(json.loads(ready)["address"])))
+        code = process.wait()
+        if self._draining.is_set():
+            self._settle("was told to end")
+            return
+        if not ready and not self._succeeds:
+            self._settle(self._last[-1] if self._last else f"ended with {code}")
+            return
+        if not ready:
+            time.sleep(PAUSE_S)
+        os._exit(1)
+
+    def _settle(self, error: str) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(Outcome(error=error))
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=self._environment,
+            text=True,
+        )
+
+    def _read_errors(self, stream: IO[str]) -> None:
+        """Into the actor's log, which is Ray's."""
+        for line in stream:
+            self._last.append(line.rstrip())
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def command(order: Order, host: str) -> Sequence[str]:
+    """The whole command line of a service on the node whose address is `host`."""
+    http = [f"--http={host}:{order.http_port}"] if order.http_port >= 0 else []
+    return [sys.executable, "-m", "deploy", *order.words, f"--listen={host}:{order.port}", *http, "--json"]
+
+
+def node_address() -> str:
+    """Where other nodes reach the one that this process runs on."""
+    found: Callable[[], str] = ray.util.get_node_ip_address
+    return found()
+
+
+class Record:
+    """The actor that keeps what was applied last, for commands that are given no file."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def text(self) -> str:
+        return self._text

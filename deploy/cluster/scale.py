@@ -1,0 +1,51 @@
+"""`specwire scale`: another number of replicas, within the bounds of the file that was deployed."""
+
+from __future__ import annotations
+
+import argparse
+
+from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out
+from deploy.cluster.planning import plan
+from deploy.cluster.schema import ClusterConfig, InvalidConfig, parse
+from deploy.options import StackError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("wanted", nargs="+", metavar="POOL=N", help="replicas of a pool")
+    add_cluster_arguments(parser)
+    add_waiting_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return carried_out("scale", lambda: _run(args))
+
+
+def counts_of(words: list[str], config: ClusterConfig) -> dict[str, int]:
+    """Replicas by pool. Raises InvalidConfig."""
+    return {name: count for word in words for name, count in [_count_of(word, config)]}
+
+
+def _count_of(word: str, config: ClusterConfig) -> tuple[str, int]:
+    name, equals, text = word.partition("=")
+    if not (equals and text.isascii() and text.isdecimal()):
+        raise InvalidConfig("POOL=N", f"must be a pool and a whole number, not {word!r}")
+    group = config.group(name)
+    if group is None:
+        known = ", ".join(group.name for group in config.groups)
+        raise InvalidConfig("POOL=N", f"there is no pool {name!r}; there are {known}")
+    if not group.least <= int(text) <= group.most:
+        raise InvalidConfig(f"pools.{name}", f"has from {group.least} to {group.most} replicas, not {text}")
+    return name, int(text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from deploy.cluster.fleet import Fleet, connected  # Ray comes with it
+
+    with connected(args.ray_address, args.namespace):
+        fleet = Fleet(print, args.start_timeout, args.drain_timeout)
+        text = fleet.kept()
+        if text is None:
+            raise StackError(f"nothing is deployed in the namespace {args.namespace}")
+        config = parse(text)
+        fleet.apply(config, plan(config, fleet.seen(), counts_of(args.wanted, config)))
+    return 0

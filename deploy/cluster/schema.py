@@ -1,0 +1,284 @@
+"""The file of `specwire deploy`: pools of services, and orchestrators, each a group of equal replicas.
+
+redis: redis://redis:6379/0           the session log, and the registry unless `registry` names another
+region: eu-1
+runtime_env: {env_vars: {HF_HOME: /models}}
+pools:
+  large:
+    kind: verify                      or draft
+    model: /models/large
+    resources: {specwire_verify: 1}   of a replica, as Ray counts them
+    accelerator_type: H100
+    num_gpus: 1
+    num_cpus: 4
+    tensor_parallel_size: 1
+    min_replicas: 1
+    max_replicas: 4
+    options: {slots: 64}              of `specwire verify`, as docs/CLI.md names them
+orchestrators: {count: 2, grpc_port: 50051, http_port: 8000, options: {insecure: true}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.cluster.words import InvalidOptions, check_words, words_of
+from specwire.core.sampling import InvalidParameter
+from specwire.registry.entry import check_region
+from specwire.registry.options import RegistryOptions
+
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+ORCHESTRATORS = "orchestrators"
+KINDS = ("verify", "draft")
+MOST_REPLICAS = 1024
+MOST_AMOUNT = 1 << 20
+DIGEST_CHARACTERS = 10
+# What the deployment itself says to a service.
+OWN_OPTIONS = (
+    "listen",
+    "advertise",
+    "registry",
+    "region",
+    "json",
+    "config",
+    "tensor-parallel-size",
+    "redis-url",
+    "http",
+)
+
+
+class InvalidConfig(ValueError):
+    """One sentence that names the key, as pools.large.kind, and its value."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Equal replicas of a service.
+
+    words: the command line of a replica after `specwire`, without where it listens and who it registers with.
+    port, http_port: fixed ones, 0 for any; the latter of orchestrators only, -1 for no HTTP.
+    least, most: replicas. The rest is what Ray is asked for, for each replica.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    least: int
+    most: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    http_port: int = -1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    accelerator_type: str = ""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Of all that a replica is made by: two groups of one digest have the same replicas."""
+        made_by = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("name", "least", "most")
+        }
+        return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+    def clamped(self, replicas: int) -> int:
+        return min(max(replicas, self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """registry: the URL where all services meet."""
+
+    registry: str
+    groups: tuple[Group, ...]
+
+    def group(self, name: str) -> Group | None:
+        return next((group for group in self.groups if group.name == name), None)
+
+
+def read_text(file: Path) -> str:
+    """Raises InvalidConfig."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfig(str(file), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(str(file), f"is not UTF-8 at byte {error.start}") from None
+
+
+def parse(text: str) -> ClusterConfig:
+    """Raises InvalidConfig."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InvalidConfig("file", f"is no YAML: {' '.join(str(error).split()) or 'nested too deeply'}") from None
+    top = Keys("", value)
+    redis = top.text("redis")
+    registry = top.text("registry", redis)
+    region = top.text("region", "")
+    _check_place(registry, region)
+    runtime_env = top.mapping("runtime_env")
+    shared = {"registry": registry, "region": region, "redis": redis}
+    pools = top.mapping("pools")
+    groups = [_pool(name, Keys(f"pools.{name}", value), shared, runtime_env) for name, value in pools.items()]
+    if not any(group.words[0] == "verify" for group in groups):
+        raise InvalidConfig("pools", "at least one of kind verify is needed")
+    groups.append(_orchestrators(Keys(ORCHESTRATORS, top.mapping(ORCHESTRATORS)), shared, runtime_env))
+    top.end()
+    return ClusterConfig(registry, tuple(groups))
+
+
+def _check_place(registry: str, region: str) -> None:
+    try:
+        RegistryOptions(registry)
+        check_region(region)
+    except InvalidParameter as error:
+        raise InvalidConfig(*_split(str(error))) from None
+
+
+def _split(sentence: str) -> tuple[str, str]:
+    key, _, rest = sentence.partition(": ")
+    return key, rest
+
+
+def _pool(name: str, keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
+    if not NAME.fullmatch(str(name)) or name == ORCHESTRATORS:
+        raise InvalidConfig("pools", f"a name must be at most 40 of a-z 0-9 -, and not {ORCHESTRATORS}, not {name!r}")
+    kind, model = keys.choice("kind", KINDS), keys.text("model")
+    least = keys.count("min_replicas", 1, least=0, most=MOST_REPLICAS)
+    most = keys.count("max_replicas", max(least, 1), least=max(least, 1), most=MOST_REPLICAS)
+    ranks = keys.count("tensor_parallel_size", 1, least=1, most=64)
+    if ranks > 1 and kind != "verify":
+        raise InvalidConfig(keys.of("tensor_parallel_size"), f"is of verifiers only, not {ranks}")
+    split = (f"--tensor-parallel-size={ranks}",) if ranks > 1 else ()
+    words = _words(keys, kind, model, *split)
+    group = Group(
+        name, words, least, most, _environment(shared), **_asked_for(keys, 1.0), runtime_env=dict(runtime_env)
+    )
+    keys.end()
+    return group
+
+
+def _orchestrators(keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
+    count = keys.count("count", 1, least=1, most=MOST_REPLICAS)
+    grpc_port = keys.count("grpc_port", 0, least=0, most=65535)
+    http_port = keys.optional_count("http_port", least=0, most=65535)
+    words = _words(keys, "orchestrate")
+    environment = {**_environment(shared), "SPECWIRE_REDIS_URL": shared["redis"]}
+    group = Group(
+        ORCHESTRATORS,
+        words,
+        count,
+        count,
+        environment,
+        grpc_port,
+        -1 if http_port is None else http_port,
+        **_asked_for(keys, 1.0),
+        runtime_env=dict(runtime_env),
+    )
+    keys.end()
+    return group
+
+
+def _environment(shared: Mapping[str, str]) -> dict[str, str]:
+    """URLs may hold passwords, and everybody on a machine reads its command lines."""
+    found = {"SPECWIRE_REGISTRY": shared["registry"], "SPECWIRE_REGION": shared["region"]}
+    return {name: value for name, value in found.items() if value}
+
+
+def _options(keys: Keys) -> dict[str, Any]:
+    options = {str(name).replace("_", "-"): value for name, value in keys.mapping("options").items()}
+    for name in options:
+        if name in OWN_OPTIONS:
+            raise InvalidConfig(f"{keys.of('options')}.{name}", "is said by the deployment itself: leave it out")
+    return options
+
+
+def _words(keys: Keys, command: str, *first: str) -> tuple[str, ...]:
+    """The command line, with the options of the file behind what it must begin with."""
+    try:
+        words = (command, *first, *words_of(command, _options(keys)))
+        check_words(words)
+    except InvalidOptions as error:
+        raise InvalidConfig(keys.of("options"), str(error)) from None
+    return words
+
+
+def _asked_for(keys: Keys, cpus: float) -> dict[str, Any]:
+    resources = keys.mapping("resources")
+    inner = Keys(keys.of("resources"), resources)
+    return {
+        "num_cpus": keys.amount("num_cpus", cpus),
+        "num_gpus": keys.amount("num_gpus", 0.0),
+        "accelerator_type": keys.text("accelerator_type", ""),
+        "resources": {str(name): inner.amount(name, 0.0) for name in resources},
+    }
+
+
+class Keys:
+    """A mapping, taken apart by name and type. Raises InvalidConfig. `place`: of the mapping, "" of the whole file."""
+
+    def __init__(self, place: str, value: object) -> None:
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise InvalidConfig(place or "file", f"must be a mapping, not {value!r}")
+        self._place = place
+        self._left = dict(value)
+
+    def of(self, name: str) -> str:
+        """A key's name for people."""
+        return f"{self._place}.{name}" if self._place else name
+
+    def end(self) -> None:
+        """Whatever was not taken is not known."""
+        for name in self._left:
+            raise InvalidConfig(self.of(name), "is not known")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._left.pop(name, default)
+        if value is None:
+            raise InvalidConfig(self.of(name), "is missing")
+        if not isinstance(value, str) or not value.isprintable() or (value == "" and default is None):
+            raise InvalidConfig(self.of(name), f"must be a text, not {value!r}")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        value = self.text(name)
+        if value not in choices:
+            raise InvalidConfig(self.of(name), f"must be one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def count(self, name: str, default: int, least: int, most: int) -> int:
+        value = self._left.pop(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise InvalidConfig(self.of(name), f"must be a whole number from {least} to {most}, not {value!r}")
+        return value
+
+    def optional_count(self, name: str, least: int, most: int) -> int | None:
+        return self.count(name, least, least, most) if self._left.get(name) is not None else None
+
+    def amount(self, name: str, default: float) -> float:
+        value = self._left.pop(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= MOST_AMOUNT:
+            raise InvalidConfig(self.of(name), f"must be a number from 0 to {MOST_AMOUNT}, not {value!r}")
+        return float(value)
+
+    def mapping(self, name: str) -> dict[Any, Any]:
+        value = self._left.pop(name, None)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise InvalidConfig(self.of(name), f"must be a mapping, not {value!r}")
+        return value

@@ -1,0 +1,120 @@
+"""The file of `specwire deploy`: what it may say, and how it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster.schema import InvalidConfig, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALLEST = """
+redis: redis://127.0.0.1:6379/0
+pools:
+  large: {kind: verify, model: "scripted:7"}
+"""
+WHOLE = """
+redis: redis://:secret@127.0.0.1:6379/0
+registry: redis://127.0.0.1:6380/0
+region: eu-1
+runtime_env: {env_vars: {A: b}}
+pools:
+  large:
+    kind: verify
+    model: "scripted:7"
+    resources: {big: 1}
+    accelerator_type: H100
+    num_gpus: 2
+    num_cpus: 4
+    tensor_parallel_size: 2
+    min_replicas: 1
+    max_replicas: 4
+    options: {slots: 64, ngram: false, insecure: true, log_format: json}
+  small: {kind: draft, model: "scripted:8", num_cpus: 0.5}
+orchestrators:
+  count: 2
+  grpc_port: 50051
+  http_port: 0
+  options: {insecure: true}
+"""
+
+
+def test_the_smallest_file() -> None:
+    config = parse(SMALLEST)
+    large, orchestrators = config.groups
+    assert (large.words, large.least, large.most, large.num_cpus) == (("verify", "scripted:7"), 1, 1, 1.0)
+    assert (orchestrators.words, orchestrators.port, orchestrators.http_port) == (("orchestrate",), 0, -1)
+    assert config.registry == orchestrators.environment["SPECWIRE_REDIS_URL"] == "redis://127.0.0.1:6379/0"
+
+
+def test_the_whole_file() -> None:
+    config = parse(WHOLE)
+    large, small, orchestrators = config.groups
+    assert large.words[:3] == ("verify", "scripted:7", "--tensor-parallel-size=2")
+    assert large.words[3:] == ("--slots=64", "--no-ngram", "--insecure", "--log-format=json")
+    assert (large.resources, large.accelerator_type, large.num_gpus, large.most) == ({"big": 1.0}, "H100", 2.0, 4)
+    assert small.runtime_env == {"env_vars": {"A": "b"}}
+    assert large.environment == {"SPECWIRE_REGISTRY": "redis://127.0.0.1:6380/0", "SPECWIRE_REGION": "eu-1"}
+    assert (orchestrators.least, orchestrators.most, orchestrators.port, orchestrators.http_port) == (2, 2, 50051, 0)
+
+
+def test_passwords_are_in_no_command_line() -> None:
+    assert not any("secret" in word for group in parse(WHOLE).groups for word in group.words)
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "named"),
+    [
+        ("kind: verify, ", "", "pools.large.kind: is missing"),
+        ("kind: verify", "kind: guess", "pools.large.kind: must be one of verify, draft, not 'guess'"),
+        ("kind: verify", "kind: draft", "pools: at least one of kind verify is needed"),
+        ('model: "scripted:7"', "model: 7", "pools.large.model: must be a text, not 7"),
+        ("large:", "Large!:", "pools: a name must be .*, not 'Large!'"),
+        ("large:", "orchestrators:", "pools: a name must be .* not orchestrators"),
+        ("verify,", "verify, num_cpus: -1,", r"pools.large.num_cpus: must be a number from 0 to \d+, not -1"),
+        ("verify,", "verify, num_gpus: many,", "pools.large.num_gpus: .* not 'many'"),
+        ("verify,", "verify, min_replicas: 1.5,", "pools.large.min_replicas: must be a whole number .* not 1.5"),
+        ("verify,", "verify, min_replicas: 3, max_replicas: 2,", "pools.large.max_replicas: .* from 3 to 1024, not 2"),
+        ("verify,", "verify, resources: [a],", r"pools.large.resources: must be a mapping, not \['a'\]"),
+        ("verify,", "verify, resources: {a: b},", "pools.large.resources.a: .* not 'b'"),
+        ("verify,", "verify, replicas: 2,", "pools.large.replicas: is not known"),
+        ("verify,", "verify, options: {slot: 2},", "pools.large.options: unrecognized arguments: --slot=2"),
+        ("verify,", "verify, options: {slots: x},", "pools.large.options: --slots: invalid int value: 'x'"),
+        ("verify,", "verify, options: {fast: true},", "pools.large.options: unrecognized arguments: --fast"),
+        ("verify,", "verify, options: {fast: false},", "pools.large.options: --fast: is not known"),
+        ("verify,", "verify, options: {slots: {a: 1}},", "pools.large.options: --slots: must be a value"),
+        ("verify,", "verify, options: {listen: 'a:1'},", "pools.large.options.listen: is said by the deployment"),
+        ("pools:", "region: in/out\npools:", "region: must be .* not 'in/out'"),
+        ("redis: redis://", "redis: radish://", "registry: .*radish"),
+        ("redis:", "rediss:", "redis: is missing"),
+        ("pools:", "more: 1\npools:", "more: is not known"),
+        ("pools:", "orchestrators: {count: 0}\npools:", "orchestrators.count: .* not 0"),
+        ("pools:", "orchestrators: {grpc_port: 70000}\npools:", "orchestrators.grpc_port: .* not 70000"),
+        ("pools:", "orchestrators: {options: {plan: }}\npools:", "orchestrators.options: --plan: must be a value"),
+        ("pools:", "pools: {", "file: is no YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(now: str, then: str, named: str) -> None:
+    assert now in SMALLEST
+    with pytest.raises(InvalidConfig, match=f"^{named}"):
+        parse(SMALLEST.replace(now, then, 1))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "pools: 3\nredis: redis://a:1"])
+def test_what_is_no_configuration(text: str) -> None:
+    with pytest.raises(InvalidConfig):
+        parse(text)
+
+
+def test_a_drafter_is_not_split() -> None:
+    with pytest.raises(InvalidConfig, match=r"pools\.small\.tensor_parallel_size: is of verifiers only, not 2"):
+        parse(WHOLE.replace("num_cpus: 0.5", "tensor_parallel_size: 2"))
+
+
+def test_a_digest_says_what_a_replica_is_made_by() -> None:
+    large = parse(WHOLE).groups[0]
+    assert parse(WHOLE).groups[0].digest == large.digest
+    assert parse(WHOLE.replace("max_replicas: 4", "max_replicas: 5")).groups[0].digest == large.digest
+    for now, then in (("slots: 64", "slots: 65"), ("num_cpus: 4", "num_cpus: 5"), ("A: b", "A: c"), ("eu-1", "eu-2")):
+        assert parse(WHOLE.replace(now, then)).groups[0].digest != large.digest
