@@ -72,6 +72,13 @@ def test_who_cannot_go_on_meanwhile_waits_as_long_as_it_lasts() -> None:
     assert missed(measured((STALLED, Play(longer, 0.05, 10.0)))) == ["longest wait, s: orchestrator-verifier, stall"]
 
 
+def test_a_machine_that_is_too_busy_to_see_a_step_says_so() -> None:
+    found = measured()
+    found.add(UNDISTURBED, Play(0.3, 0.05, None))
+    assert found.usual_s == (0.06 + 0.3) / 2
+    assert missed(found) == ["longest wait undisturbed, s: else a step more is not to be seen"]
+
+
 def test_a_play_that_fails_is_a_bar_missed() -> None:
     found = measured()
     found.fail(KILLED, AssertionError("the text differs"))

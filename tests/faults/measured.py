@@ -54,8 +54,8 @@ class Measured:
 
     @property
     def usual_s(self) -> float:
-        """The longest wait of streams to which nothing happens."""
-        return max((play.pause_s for play in self.undisturbed), default=0.0)
+        """The longest wait of a stream to which nothing happens, in the median play of it."""
+        return statistics.median([play.pause_s for play in self.undisturbed] or [0.0])
 
     def bound_s(self, cell: Cell, play: Play) -> float:
         """How long the longest wait of this play may be."""
@@ -70,9 +70,10 @@ class Measured:
 
     @property
     def bars(self) -> list[Bar]:
-        wrong = len(self.failures)
+        wrong, usual = len(self.failures), self.usual_s
         return [
-            at_most("plays that failed, or whose text differed", Estimate(wrong, wrong, wrong, 1.0), 0),
+            at_most("plays that failed, or whose text differed", _just(wrong), 0),
+            at_most("longest wait undisturbed, s: else a step more is not to be seen", _just(usual), 2 * self.step_s),
             *(bar for cell in self.cells if self.plays[cell] for bar in self.bars_of(cell)),
         ]
 
@@ -90,6 +91,10 @@ class Measured:
     @property
     def holds(self) -> bool:
         return all(bar.holds for bar in self.bars)
+
+
+def _just(value: float) -> Estimate:
+    return Estimate(value, value, value, 1.0)
 
 
 def worst(values: Sequence[float]) -> Estimate:
