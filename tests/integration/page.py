@@ -27,6 +27,7 @@ from typing import Self
 
 import yaml
 
+from deploy import bound
 from deploy.processes import end_tree
 from tests.certificates import Authority
 from tests.documents import PROMPT, ROOT, Block
@@ -53,9 +54,10 @@ class Service:
     def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
         self.command = command
         self._said = folder / f"service-{time.monotonic_ns()}"
+        bound_to_us = (sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)))
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                [*bound_to_us, "bash", "-c", f"exec {command}"],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
