@@ -1,4 +1,4 @@
-"""Bias, penalties, bans and constraints on many rows at once: the vectorised twin of `specwire.core.sampling.adjusted`."""
+"""Bias, penalties, bans and constraints on many rows at once: the vectorised twin of `core.sampling.adjusted`."""
 
 from __future__ import annotations
 

@@ -85,7 +85,10 @@ def test_each_command_has_help_without_torch_and_ray(command: str) -> None:
         (("x", "--grammar", "nowhere.lark"), "grammar: nowhere.lark cannot be read: No such file or directory"),
         (("x", "--choice", "a", "--choice", ""), "choices: must not be empty"),
         (("x", "--regex", ""), "regex: must not be empty"),
-        (("x", "--regex", "a", "--ignore-eos"), "ignore_eos: contradicts regex, whose text ends with an end of sequence"),
+        (
+            ("x", "--regex", "a", "--ignore-eos"),
+            "ignore_eos: contradicts regex, whose text ends with an end of sequence",
+        ),
         (("x", "--logprobs", "2"), "logprobs: are told with --json only"),
         (("x", "--json", "--logprobs", "21"), "logprobs: must be from 0 to 20, not 21"),
         (
