@@ -11,7 +11,7 @@ EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-statistics test-unit test-integration test-faults test-faults-all bench-failover: export OMP_NUM_THREADS ?= 1
+statistics test-unit test-integration test-faults test-faults-all test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -61,7 +61,10 @@ test-unit: $(STAMP)
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
-	$(PYTEST) --timeout=240 --session-timeout=1500 tests/integration
+	$(PYTEST) --timeout=240 --session-timeout=1500 -m "not cluster" tests/integration
+
+test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on this machine
+	$(PYTEST) --timeout=600 --session-timeout=900 tests/integration/test_cluster.py
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from specwire.rpc.process import one_line
 
 RECORD = re.compile(r"config:(\d+)")
 ASK_LIMIT_S = 5.0
+KNOCK_LIMIT_S = 5.0
 # Calls to a replica while another one waits for its start, or its end.
 CALLS = 4
 
@@ -136,6 +138,7 @@ class Fleet:
 @contextmanager
 def connected(address: str, namespace: str) -> Iterator[None]:
     """A connection to the cluster at `address`. Raises StackError."""
+    _knock(address)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -146,6 +149,16 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         raise StackError(f"Ray: {one_line(error)}") from None
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself takes minutes to say that nobody is there. Raises StackError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isascii() and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), KNOCK_LIMIT_S).close()
+        except (OSError, OverflowError) as error:
+            raise StackError(f"no Ray cluster at {address}: {one_line(error)}") from None
 
 
 def _begin(group: Group, name: ReplicaName) -> Any:

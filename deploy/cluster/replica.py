@@ -44,10 +44,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica is: address "" until it is ready."""
+    """Where a replica is: address "" until it is ready. http: the URL of an orchestrator that has one."""
 
     address: str
     node: str
+    http: str = ""
 
 
 class Replica:
@@ -59,6 +60,7 @@ class Replica:
         self._node = str(context.get_node_id())
         self._command = command(order, node_address())
         self._environment = {**environment(), **order.environment}
+        self._http = ""
         self._outcome: Future[Outcome] = Future()
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -73,7 +75,7 @@ class Replica:
 
     def place(self) -> Place:
         address = self._outcome.result().address if self._outcome.done() else ""
-        return Place(address, self._node)
+        return Place(address, self._node, self._http)
 
     def drain(self) -> None:
         """Have the service drain and end; returns once it has. The actor stays until it is killed."""
@@ -90,7 +92,9 @@ class Replica:
             process.send_signal(signal.SIGTERM)
         ready = process.stdout.readline() if process.stdout is not None else ""
         if ready:
-            self._outcome.set_result(Outcome(address=str(json.loads(ready)["address"])))
+            said = json.loads(ready)
+            self._http = str(said.get("http") or "")
+            self._outcome.set_result(Outcome(address=str(said["address"])))
         code = process.wait()
         if self._draining.is_set():
             self._settle("was told to end")

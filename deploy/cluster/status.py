@@ -28,6 +28,7 @@ def _run(args: argparse.Namespace) -> int:
             "replica": str(name),
             "state": "away" if place is None else "ready" if place.address else "starting",
             "address": place.address if place is not None else "",
+            "http": place.http if place is not None else "",
             "node": place.node if place is not None else "",
         }
         for name, place in sorted(places.items())
@@ -40,7 +41,8 @@ def table(rows: list[dict[str, str]]) -> str:
     """A line for each replica; a sentence where there is none."""
     if not rows:
         return "nothing is deployed"
-    shown = [[row["replica"], row["state"], row["address"] or "-", row["node"][:12] or "-"] for row in rows]
+    told = [(row["replica"], row["state"], row["address"], row["http"], row["node"][:12]) for row in rows]
+    shown = [[each or "-" for each in row] for row in told]
     widths = [max(len(each) for each in column) for column in zip(*shown, strict=True)]
     return "\n".join(
         "  ".join(each.ljust(width) for each, width in zip(row, widths, strict=True)).rstrip() for row in shown

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy import cli
+from deploy.cluster.scale import counts_of
 from deploy.cluster.schema import InvalidConfig, parse
+from deploy.cluster.status import table
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALLEST = """
 redis: redis://127.0.0.1:6379/0
 pools:
@@ -118,3 +120,46 @@ def test_a_digest_says_what_a_replica_is_made_by() -> None:
     assert parse(WHOLE.replace("max_replicas: 4", "max_replicas: 5")).groups[0].digest == large.digest
     for now, then in (("slots: 64", "slots: 65"), ("num_cpus: 4", "num_cpus: 5"), ("A: b", "A: c"), ("eu-1", "eu-2")):
         assert parse(WHOLE.replace(now, then)).groups[0].digest != large.digest
+
+
+def test_a_wrong_file_ends_the_command_before_there_is_any_ray(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    for text, said in ((SMALLEST.replace("verify", "guess"), "pools.large.kind: must be one of"), (None, "cannot be")):
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        assert cli.main(["deploy", str(file), "--ray-address", "127.0.0.1:1"]) == 2
+        assert f"specwire deploy: error: {file if text is None else ''}" in (err := capsys.readouterr().err)
+        assert said in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("large", "POOL=N: must be a pool and a whole number, not 'large'"),
+        ("large=-1", "POOL=N: .* not 'large=-1'"),
+        ("larger=1", "POOL=N: there is no pool 'larger'; there are large, small, orchestrators"),
+        ("large=5", "pools.large: has from 1 to 4 replicas, not 5"),
+    ],
+)
+def test_what_cannot_be_scaled_is_named(word: str, named: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"^{named}"):
+        counts_of([word], parse(WHOLE))
+
+
+def test_what_can_be_scaled() -> None:
+    assert counts_of(["large=3", "small=1"], parse(WHOLE)) == {"large": 3, "small": 1}
+
+
+def test_a_table_of_replicas() -> None:
+    row = {"pool": "a", "replica": "replica:a:0:0", "state": "ready", "address": "h:1", "http": "", "node": "f" * 56}
+    away = row | {"replica": "replica:a:0:10", "state": "away", "address": "", "node": ""}
+    assert table([row, away]).splitlines() == [
+        "replica:a:0:0   ready  h:1  -  ffffffffffff",
+        "replica:a:0:10  away   -    -  -",
+    ]
+    assert table([]) == "nothing is deployed"
