@@ -166,11 +166,21 @@ def _name(address: Address) -> Node:
 
 
 async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
-    """Send the commands in one pipeline; their replies, errors among them."""
+    """Send the commands in one pipeline; their replies, errors among them.
+
+    redis-py sends by `asyncio.wait_for`, in which Python 3.11 forgets a cancellation that comes as the sending is done
+    (python/cpython#86296): whoever asks again and again would never end, and who waits for that would not either.
+    """
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)
-    return cast("list[object]", await pipeline.execute(raise_on_error=False))
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return cast("list[object]", await pipeline.execute(raise_on_error=False))
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def is_trouble(reply: object) -> bool:
