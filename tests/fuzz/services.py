@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -37,6 +38,16 @@ OURS = (
 )
 
 
+# gRPC's own, where a status cannot be sent any more because the caller's connection has gone.
+UNSENT_BY = "grpc._cython.cygrpc"
+UNSENT = re.compile(
+    r"ExecuteBatchError raised in core by servicer method \[/[\w./]+\]\n"
+    r"Traceback \(most recent call last\):\n(  File .*\n(    .*\n)*)+"
+    r"grpc\._cython\.cygrpc\.ExecuteBatchError: "
+    r'Failed "execute_batch": \(<grpc\._cython\.cygrpc\.SendStatusFromServerOperation object at 0x[0-9a-f]+>,\)'
+)
+
+
 class Failures(logging.Handler):
     """Remembers what was logged as an error."""
 
@@ -45,7 +56,9 @@ class Failures(logging.Handler):
         self.seen: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(self.format(record))
+        text = self.format(record)
+        if not (record.name == UNSENT_BY and UNSENT.fullmatch(text)):
+            self.seen.append(text)
 
     def take(self) -> list[str]:
         """What was logged since this was called last."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.fuzz.services import Services, services
+from tests.fuzz.services import UNSENT_BY, Failures, Services, services
 from tests.fuzz.targets import targets
 
 EXAMPLES = 40
@@ -28,6 +29,14 @@ NAMES = [
     "GenerationService.GetServerInfo",
 ]
 
+# As gRPC writes it.
+UNSENT = """ExecuteBatchError raised in core by servicer method [/specwire.v1.DraftService/Connect]
+Traceback (most recent call last):
+  File "src/python/grpcio/grpc/_cython/_cygrpc/aio/server.pyx.pxi", line 710, in grpc._cython.cygrpc._handle_exceptions
+  File "src/python/grpcio/grpc/_cython/_cygrpc/aio/callback_common.pyx.pxi", line 99, in execute_batch
+grpc._cython.cygrpc.ExecuteBatchError: Failed "execute_batch": \
+(<grpc._cython.cygrpc.SendStatusFromServerOperation object at 0x7f72c1ae4e10>,)"""
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Services]:
@@ -38,6 +47,22 @@ def running() -> Iterator[Services]:
 
 def test_every_method_is_a_target(running: Services) -> None:
     assert [target.name for target in targets(running)] == NAMES
+
+
+@pytest.mark.parametrize(
+    ("logger", "text", "ours"),
+    [
+        (UNSENT_BY, UNSENT, False),
+        (UNSENT_BY, UNSENT.replace("SendStatusFromServer", "SendMessage"), True),
+        (UNSENT_BY, UNSENT.replace("ExecuteBatchError", "UsageError"), True),
+        (UNSENT_BY, UNSENT + "\n\nDuring handling of the above exception, another exception occurred:", True),
+        ("orchestrator.sessions", UNSENT, True),
+    ],
+)
+def test_a_status_that_nobody_waits_for_is_the_only_error_that_is_not_ours(logger: str, text: str, ours: bool) -> None:
+    failures = Failures()
+    failures.handle(logging.LogRecord(logger, logging.ERROR, __file__, 1, text, None, None))
+    assert failures.take() == ([text] if ours else [])
 
 
 @pytest.mark.parametrize("name", NAMES)
