@@ -36,11 +36,13 @@ LEAST_GAIN = 1.01
 # A drafter on hardware of its own takes no time from the verifier, and what is expected of a stream is a little low.
 LEAST_REMOTE_GAIN = 1.005
 # A drafter that does not pay is tried out again, not more often than after so many verdicts and for this share of the
-# time. A probe ends with the verdict that its answer met, or after so many.
+# time. A probe ends with the verdict that its answer met, or after so many. One with hardware of its own takes no time
+# from the verifier, so it streams for so many and nobody waits: one comparison in 128 verdicts would teach nothing.
 PROBE_EVERY = 128
 PROBE_SHARE = 0.005
 PROBE_VERDICTS = 4
 PROBE_WINDOW = 2
+STREAMED_PROBE, STREAMED_PROBE_PACE = 16, Pace(1, 8)
 FIRST_WINDOW = 4
 # Of a stream: chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
 MOST_CHUNK = 4
@@ -50,6 +52,10 @@ CHUNK_SHARE = 0.125
 MOST_FIRST_CHUNK = 8
 FIRST_PACE = Pace(1, 32)
 MOST_RUN_AHEAD = 128
+# So many times the expected length of a run of right guesses is as far as drafting is of use. A drafter at rest begins
+# a new chain at once; one that drafts finishes its token first, which matters where that takes this share of a forward.
+USEFUL_RUNS, LEAST_USEFUL = 7.0, 4
+LONG_TOKEN = 0.05
 
 # A drafter's own probabilities are trusted to stop a chain while they foretell what is accepted within these bounds.
 # Until then a floor too low to stop anything keeps them coming.
@@ -62,7 +68,7 @@ EXTRA_WINDOW = 3
 
 LEAST_OVERHEAD_US = 200.0
 # A far drafter is not given up before so many of its tokens were held against the text.
-LEAST_COMPARED = 24.0
+LEAST_COMPARED = 48.0
 
 # What one session learnt counts in the next for so many tests a position.
 INHERITED_TESTS = 16.0
@@ -235,11 +241,11 @@ class Probing:
             self.price_us = price_us if answered else self.price_us
         self.ended = under_way and self.left == 0
 
-    def begins(self, plain_us: float) -> bool:
-        """Whether to begin one; plain_us: time of a verdict's forward."""
+    def begins(self, plain_us: float, lasts: int) -> bool:
+        """Whether to begin one, of so many verdicts at most; plain_us: time of a verdict's forward."""
         if self.verdicts < PROBE_EVERY or PROBE_SHARE * self.verdicts * plain_us < self.price_us:
             return False
-        self.verdicts, self.left = 0, PROBE_VERDICTS
+        self.verdicts, self.left = 0, lasts
         return True
 
 
@@ -310,8 +316,8 @@ class Controller:
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(decided.tokens), decided.forward)
         self._verdicts += 1
-        answered = decided.tested > 0 or decided.delay_us > 0
-        self._probing.verdict(answered, float(decided.delay_us) if self._shared else 0.0)
+        answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
+        self._probing.verdict(answered, float(decided.delay_us))
 
     def _observe_overhead(self, overhead_us: float) -> None:
         """A far drafter that is given up for its distance is heard once in 128 verdicts.
@@ -398,10 +404,17 @@ class Controller:
         return Plan(discipline, Pace(chunk, max(due, ahead)), due, reason)
 
     def _run_ahead(self, rates: list[float], draft_us: float, delay_us: float) -> int:
-        """What is decided during a round trip at the best conceivable speed, and a window for the step behind it."""
+        """What is decided during a round trip at the best conceivable speed, and a window for the step behind it.
+
+        No more than is of use, for a drafter whose tokens take long.
+        """
         step_us = self._forward.at(1)
         fastest = min(1.0 / draft_us, expected_tokens(rates, MOST_WINDOW) / step_us)
-        return min(MOST_RUN_AHEAD, MOST_WINDOW + ceil((delay_us + step_us) * fastest))
+        ahead = min(MOST_RUN_AHEAD, MOST_WINDOW + ceil((delay_us + step_us) * fastest))
+        if draft_us < LONG_TOKEN * step_us:
+            return ahead
+        agreement = min(self._agreement.rate, 0.99)
+        return min(ahead, max(LEAST_USEFUL, ceil(USEFUL_RUNS * agreement / (1.0 - agreement))))
 
     def _floor(self, window: int, speed: float, draft_us: float) -> float:
         """Chain probability below which one more draft token costs more time than it is expected to save.
@@ -417,7 +430,9 @@ class Controller:
         return Plan(Discipline.LOCKSTEP, Pace(window, window, floor), window, reason)
 
     def _off_or_probe(self) -> Plan:
-        if not self._probing.left and not self._probing.begins(self._forward.at(1)):
+        lasts = PROBE_VERDICTS if self._shared else STREAMED_PROBE
+        if not self._probing.left and not self._probing.begins(self._forward.at(1), lasts):
             return Plan(Discipline.OFF, OFF_PACE, 0, "no gain expected")
-        probe = Pace(PROBE_WINDOW, PROBE_WINDOW)
-        return Plan(Discipline.LOCKSTEP if self._shared else Discipline.STREAM, probe, PROBE_WINDOW, "probe")
+        if not self._shared:
+            return Plan(Discipline.STREAM, STREAMED_PROBE_PACE, 0, "probe")
+        return Plan(Discipline.LOCKSTEP, Pace(PROBE_WINDOW, PROBE_WINDOW), PROBE_WINDOW, "probe")

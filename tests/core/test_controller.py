@@ -86,7 +86,7 @@ def test_a_better_drafter_gets_a_longer_window() -> None:
 def remote(accepted: int, delay_us: int, draft_us: int = 500) -> Plan:
     """The plan for a drafter on hardware of its own that has answered after `delay_us` for a while."""
     subject = controller(shared=False)
-    for chain in range(40):
+    for chain in range(100):
         observe(subject, chain, 8, accepted, 8 * draft_us, delay_us + 8 * draft_us)
     return subject.plan()
 
@@ -101,7 +101,15 @@ def test_near_and_fast_drafters_are_waited_for() -> None:
 def test_far_drafters_stream_and_nobody_waits() -> None:
     near, far = remote(accepted=2, delay_us=25_000), remote(accepted=2, delay_us=60_000)
     assert (near.discipline, near.due) == (far.discipline, far.due) == (Discipline.STREAM, 0)
-    assert far.pace.run_ahead > near.pace.run_ahead > near.pace.chunk
+    assert far.pace.run_ahead >= near.pace.run_ahead > near.pace.chunk
+
+
+def test_nobody_drafts_further_than_guesses_are_right_in_a_row() -> None:
+    """Beyond that it is of no use, and a drafter at rest begins a new chain at once; one that is quick needs no rest."""
+    poor, good = remote(accepted=2, delay_us=25_000), remote(accepted=7, delay_us=25_000)
+    quick = remote(accepted=2, delay_us=25_000, draft_us=300)
+    assert poor.pace.run_ahead < good.pace.run_ahead
+    assert poor.pace.run_ahead < MOST_WINDOW < quick.pace.run_ahead
 
 
 def test_far_and_poor_drafters_are_off() -> None:
