@@ -77,6 +77,10 @@ class Scene:
         return await self.log.missed("w", 0.0, 99)
 
 
+# Instants that stay on their side of now, however long after collection a test runs.
+PAST, FAR = 1.0, 1e11
+
+
 def running(**changes: object) -> StoredSession:
     record = record_of("s", **changes)
     return StoredSession(record, 1, "them", (7,), (D,), silent_s=LEASE_S + 1)
@@ -87,9 +91,9 @@ def running(**changes: object) -> StoredSession:
     [
         (running(), None),
         (replace(running(), silent_s=LEASE_S - 1, cancelled=True), None),
-        (running(deadline=time.time() + 100), None),
-        (running(deadline=time.time() - 1), FinishReason.DEADLINE),
-        (replace(running(deadline=time.time() - 1), silent_s=LEASE_S - 1), None),
+        (running(deadline=FAR), None),
+        (running(deadline=PAST), FinishReason.DEADLINE),
+        (replace(running(deadline=PAST), silent_s=LEASE_S - 1), None),
         (replace(running(), cancelled=True), FinishReason.CANCELLED),
         (replace(running(), silent_s=LEASE_S + READER_S - 1), None),
         (replace(running(), silent_s=LEASE_S + READER_S + 1), FinishReason.CANCELLED),

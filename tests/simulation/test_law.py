@@ -20,7 +20,7 @@ PROMPT = (1, 2)
 FIRSTS = 3
 # Tokens of each text, and sessions in one deployment; deployments: of a law that is right, and of one that is not.
 TOKENS, AT_ONCE = 5, 24
-EXACT, BIASED = 8, 14
+EXACT, BIASED = 8, 20
 # Few tokens, each with a chance; a drafter that is right half the time.
 TARGET = Play(5, agree=0.2, vocabulary=4, spread=2.0)
 # Below it a law is refused. One run in a hundred of an exact engine would be; that of these seeds is not.
