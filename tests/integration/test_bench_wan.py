@@ -11,6 +11,7 @@ import pytest
 from bench.wan import run
 from bench.wan.disciplines import DISCIPLINES
 from bench.wan.real_pair import MeasuredPair, measure_pair
+from bench.wan.wire import RULES
 from deploy.processes import descendants
 
 
@@ -31,7 +32,7 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert cell["name"] == "R80-d8-a0.8-s0"
     assert cell["texts_equal"]
     assert len(found["raw"]) == len(DISCIPLINES)
-    assert [one["rule"] for one in found["wire"]] == ["greedy", "coupled", "rejection"]
+    assert [one["rule"] for one in found["wire"]] == list(RULES)
     assert all(len(one["hops"]) == 4 for one in found["wire"])
     held = {bar["name"]: bar["holds"] for bar in found["bars"]}
     # What does not depend on this machine's speed.
