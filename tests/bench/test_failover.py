@@ -7,9 +7,9 @@ import json
 import pytest
 
 from scripts.reliability import pauses_table
-from tests.faults.cells import SILENT, STOPPED_S, Cell
+from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
 from tests.faults.matrix import CELLS
-from tests.faults.measure import HELD_S, STEP_S, UNDISTURBED, held_s, main
+from tests.faults.measure import STEP_S, UNDISTURBED, main
 from tests.faults.measured import NOISE_S, Measured, Play, results, shown
 from tests.faults.streams import LIMIT_S
 

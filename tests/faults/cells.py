@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STOPPED_S = 10.0
+# Of a fault that only keepalive notices: 10 s, as elsewhere, would end just as it does.
+HELD_S = 13.0
 # How long Redis is away where it does not come back at once, and a link is cut.
 AWAY_S = 3.0
 CUT_S = 5.0
@@ -75,3 +77,8 @@ class Cell:
     def over_at_once(self) -> bool:
         """It may be over before anybody has had to do with it."""
         return self.fault == "reset" or (self.where, self.fault) == ("Redis", "restart")
+
+
+def held_s(cell: Cell) -> float:
+    """How long nobody answers."""
+    return HELD_S if cell.silent and cell.noticed.within_s >= SILENT.within_s else STOPPED_S

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench import machine
 from specwire.rpc.process import say
-from tests.faults.cells import SILENT, STOPPED_S, Cell, Notice
+from tests.faults.cells import HELD_S, Cell, Notice, held_s
 from tests.faults.matrix import CELLS
 from tests.faults.measured import Measured, Play, results, shown
 from tests.faults.parts import ROOT
@@ -36,8 +36,6 @@ STEP_S = 0.05
 TARGET = f"scripted:7:vocab=64:delay_ms={1000 * STEP_S:g}"
 # Some forty chunks before the fault, whose longest wait is the stream's usual one.
 BEGUN = 100
-# Of a fault that only keepalive notices: 10 s, as elsewhere, would end just as it does.
-HELD_S = 13.0
 # Nothing happens: the longest wait between two chunks as it is.
 UNDISTURBED = Cell("nobody", "none", "", Notice(0.0, ""), "", None)
 
@@ -143,11 +141,6 @@ class Lane:
         self._over.set()
         self._thread.submit(self._owned.close).result()
         self._thread.shutdown()
-
-
-def held_s(cell: Cell) -> float:
-    """How long nobody answers."""
-    return HELD_S if cell.silent and cell.noticed.within_s >= SILENT.within_s else STOPPED_S
 
 
 if __name__ == "__main__":

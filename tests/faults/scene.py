@@ -130,10 +130,19 @@ class Scene:
                 self.streams = [trial.enter_context(self._ask(asked)) for asked in self._asked]
                 for stream in self.streams:
                     stream.until(self._manner.begun)
+                    if self._drafted:
+                        stream.until_accepted()
                 if self._cell.where != "verifier" or self._serves(self._place.verifiers[0]):
                     stack.enter_context(trial.pop_all())
                     return
             assert time.monotonic() < until, "the verifier never served"
+
+    @property
+    def _drafted(self) -> bool:
+        """Whether the loss of drafting is to be seen: then it must be there before. The controller may see no gain in
+        the demo pair's.
+        """
+        return self._cell.about_drafter and self._manner.left is not False
 
     def _serves(self, verifier: Service) -> bool:
         before = steps_of(verifier.address)

@@ -138,10 +138,20 @@ async def test_completions_of_one_prompt_fit_each(target: str) -> None:
 
 
 def nurseries() -> list[int]:
-    """Of this process's services."""
-    tasks = Path("/proc/self/task").iterdir()
-    found = (int(child) for task in tasks for child in (task / "children").read_text().split())
-    return [child for child in found if b"specwire.text.nursery" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    """Of this process's services. Threads and processes may end while they are looked at."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if b"specwire.text.nursery" in command_of(child)]
+
+
+def command_of(process: int) -> bytes:
+    """Empty for one that has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 # Compiles for hours.
