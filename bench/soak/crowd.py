@@ -26,7 +26,7 @@ class Crowd:
 
     Attributes:
         tokens: received so far, by all.
-        running: sessions that have begun and not ended.
+        running: sessions that have a place, or wait for one at a verifier, and have not ended.
         texts: (prompt, tokens) of some that have ended.
         idle: ids of the sessions that nobody reads on.
     """
@@ -85,10 +85,13 @@ class Crowd:
 
     async def _read(self, events: AsyncGenerator[Event, None], over: Callable[[], bool]) -> list[int]:
         tokens: list[int] = []
-        self.running += 1
+        begun = 0
         try:
             async with aclosing(events):
                 async for event in events:
+                    if isinstance(event, Started) and not begun:
+                        begun = 1
+                        self.running += begun
                     if isinstance(event, Chunk):
                         tokens += event.tokens
                         self.tokens += len(event.tokens)
@@ -98,5 +101,5 @@ class Crowd:
         except SpecwireError as error:
             self.errors.append(str(error))
         finally:
-            self.running -= 1
+            self.running -= begun
         return tokens

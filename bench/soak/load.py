@@ -26,7 +26,7 @@ from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
 from bench.soak.failures import first_failure
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.load_report import LoadReport, Sample
+from bench.soak.load_report import LEAST_RUNNING, LoadReport, Sample
 from bench.soak.pairs import Pair, scripted
 from bench.soak.redis_log import RedisLog
 from bench.soak.service import ANY_PORT, Process, Service
@@ -163,7 +163,7 @@ def _is_still(settings: LoadSettings, before: Sequence[int], now: Sequence[int])
 
 async def _until_all_run(settings: LoadSettings, crowd: Crowd) -> None:
     deadline = time.monotonic() + START_S
-    while crowd.running < settings.sessions or not crowd.tokens:
+    while crowd.running < LEAST_RUNNING * settings.sessions or not crowd.tokens:
         if time.monotonic() > deadline or crowd.errors:
             said = crowd.errors[0] if crowd.errors else f"only {crowd.running} sessions began within {START_S:g} s"
             raise BenchError(f"the crowd did not begin: {said}")

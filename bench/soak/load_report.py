@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.bars import Bar, at_most
+from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
 from bench.report import table
 from bench.soak.growth import MOST_KEPT, Point, kept_bytes
@@ -18,6 +18,8 @@ Sample = tuple[float, int, int, int, dict[str, float]]
 
 GROWING = ("orchestrator", "verifier")
 MOST_SHOWN = 20
+# Of the sessions asked for, at every look: one that ends is followed by another, which takes a moment to begin.
+LEAST_RUNNING = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,9 @@ class LoadReport:
     @property
     def bars(self) -> list[Bar]:
         moved = sum(later > first for first, later in self.idle)
+        fewest = min((running for _, _, running, _, _ in self.samples), default=0) / self.sessions
         return [
+            at_least("fewest sessions at a look / asked for", Estimate(fewest, fewest, fewest, 1.0), LEAST_RUNNING),
             _most("sessions that failed", len(self.errors), 0),
             _most("mismatches", self.mismatches, 0),
             *(at_most(f"bytes kept of an ended session, {name}", kept, MOST_KEPT) for name, kept in self.kept.items()),

@@ -23,7 +23,7 @@ def a_report() -> LoadReport:
     samples = [
         (float(second), 100 * second, 8, 1000 * second, memory(20.0 if second > 2 else 15.0)) for second in range(20)
     ]
-    return LoadReport({}, {}, None, BEFORE, samples, 10, 5, [], 100, 0, [(700, 700)], 4000)
+    return LoadReport({}, {}, None, BEFORE, samples, 8, 5, [], 100, 0, [(700, 700)], 4000)
 
 
 def missed(report: LoadReport) -> list[str]:
@@ -33,7 +33,7 @@ def missed(report: LoadReport) -> list[str]:
 def test_figures(tmp_path: Path) -> None:
     report = a_report()
     assert report.tokens_per_second == 100.0
-    assert report.kib_per_session == {"orchestrator": 1024.0, "verifier": 1024.0}
+    assert report.kib_per_session == {"orchestrator": 1280.0, "verifier": 1280.0}
     assert {name: kept.high for name, kept in report.kept.items()} == {"orchestrator": 0.0, "verifier": 0.0}
     assert report.holds
     report.write(tmp_path / "load.json")
@@ -46,6 +46,7 @@ def test_what_is_missed() -> None:
     leaking = [(*sample[:4], memory(10.0 + sample[0])) for sample in report.samples]
     assert missed(replace(report, samples=leaking)) == ["bytes kept of an ended session, orchestrator"]
     assert missed(replace(report, samples=report.samples[:1])) == ["services whose growth could not be told"]
+    assert missed(replace(report, sessions=10)) == ["fewest sessions at a look / asked for"]
     assert missed(replace(report, errors=["UNAVAILABLE: x"], mismatches=1)) == ["sessions that failed", "mismatches"]
     assert missed(replace(report, idle=[(700, 800)])) == ["unread sessions decided further meanwhile"]
     assert missed(replace(report, idle=[(4000, 4000)])) == ["unread sessions decided to their end"]
