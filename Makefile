@@ -21,6 +21,8 @@ PYTEST := $(BIN)/python -m pytest -q
 
 # Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
 WORKERS ?= 3
+# Faults are mostly waited for, too.
+FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
@@ -68,7 +70,7 @@ test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on t
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults
 	$(PYTEST) --timeout=240 --session-timeout=3600 tests/faults
