@@ -25,7 +25,7 @@ WORKERS ?= 3
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -82,10 +82,13 @@ soak-sim: $(STAMP) ## whole deployments under virtual time and seeded faults (ma
 
 MINUTES ?= 30
 SEED ?= 1
-soak soak-load: MINUTES = 10
+soak soak-demo soak-load: MINUTES = 10
 
 soak: $(STAMP) ## stream to 32 clients while a monkey kills, stops and cuts (make soak MINUTES=10 SEED=1)
 	$(BIN)/python -m bench.soak.run --minutes $(MINUTES) --seed $(SEED)
+
+soak-demo: $(STAMP) ## the same with the demo pair
+	$(BIN)/python -m bench.soak.run --pair demo --minutes $(MINUTES) --seed $(SEED) --out bench/results/soak_demo.json
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
 	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
