@@ -105,7 +105,7 @@ def test_far_drafters_stream_and_nobody_waits() -> None:
 
 
 def test_nobody_drafts_further_than_guesses_are_right_in_a_row() -> None:
-    """Beyond that it is of no use, and a drafter at rest begins a new chain at once; one that is quick needs no rest."""
+    """Beyond that it is of no use, and who is at rest begins a new chain at once. One that is quick needs no rest."""
     poor, good = remote(accepted=2, delay_us=25_000), remote(accepted=7, delay_us=25_000)
     quick = remote(accepted=2, delay_us=25_000, draft_us=300)
     assert poor.pace.run_ahead < good.pace.run_ahead

@@ -149,7 +149,7 @@ def test_a_second_signal_ends_it_at_once(cloud: Service, files: dict[str, str]) 
             command.process.send_signal(signal.SIGINT)
             assert command.wait(LIMIT_S) == 128 + signal.SIGINT
             assert command.nothing_left()
-            reader.process.send_signal(signal.SIGINT)  # it would look for another door for as long as its patience lasts
+            reader.process.send_signal(signal.SIGINT)  # else its patience is waited for
             assert reader.wait(LIMIT_S) == 128 + signal.SIGINT
             assert "Traceback" not in reader.said()
 
