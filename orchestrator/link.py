@@ -209,6 +209,8 @@ class Link(Generic[Request, Response]):
                     await self._gauged(channel)
             except (grpc.RpcError, TimeoutError):
                 continue  # whether the link is alive is for its stream to say
+            except Exception:  # a failure of our own: sessions go on, with the credit that the last measurement gives
+                logger.exception("the round trip to %s could not be measured", self.address)
 
     async def _converse(
         self,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deploy.commands import COMMANDS, Command
 from deploy.settings import Options, told
+from scripts.pages import asked_to_write, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "CLI.md"
@@ -73,26 +74,12 @@ def _said(action: argparse.Action, program: str) -> str:
 TABLES = {"commands": commands_table, "options": options_tables}
 
 
-def with_table(page: str, name: str, table: str) -> str:
-    """Replace what stands between a table's markers; raises ValueError where one is missing."""
-    begin, end = f"<!-- {name}: written by scripts/cli_reference.py -->", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"{PAGE.name}: needs the markers {begin} and {end}, in this order")
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
-
-
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the tables")
-    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    write = parser.parse_args().write
+    write = asked_to_write(__doc__)
     have = want = PAGE.read_text()
     for name, table in TABLES.items():
-        want = with_table(want, name, table())
+        want = with_table(want, name, "cli_reference", table())
     if write:
         PAGE.write_text(want)
     elif have != want:

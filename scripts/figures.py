@@ -4,13 +4,14 @@ python -m scripts.figures --write    put them in
 python -m scripts.figures --check    exit 1 if one that is there differs
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from scripts.pages import asked_to_write, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "results" / "main.json"
@@ -231,29 +232,15 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
 ]
 
 
-def with_table(page: str, name: str, table: str) -> str:
-    """Replace what stands between a table's markers; raises ValueError where one is missing."""
-    begin, end = f"<!-- {name}: written by scripts/figures.py -->", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"needs the markers {begin} and {end}, in this order")
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
-
-
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the tables")
-    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    write = parser.parse_args().write
+    write = asked_to_write(__doc__)
     stale = 0
     for page, name, source, render in TABLES:
         if not source.exists():  # not measured yet
             continue
         have = page.read_text()
-        want = with_table(have, name, render(json.loads(source.read_text())))
+        want = with_table(have, name, "figures", render(json.loads(source.read_text())))
         if write:
             page.write_text(want)
         elif have != want:

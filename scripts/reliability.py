@@ -4,12 +4,12 @@ python -m scripts.reliability --write    put them in
 python -m scripts.reliability --check    exit 1 if one that is there differs
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.pages import asked_to_write, with_table
 from tests.faults.cells import Cell
 from tests.faults.matrix import CELLS, shown_by
 
@@ -69,26 +69,12 @@ def tables() -> dict[str, str]:
     return {"matrix": matrix_table(), "tests": tests_table(), "pauses": pauses}
 
 
-def with_table(page: str, name: str, table: str) -> str:
-    """Replace what stands between a table's markers; raises ValueError where one is missing."""
-    begin, end = f"<!-- {name}: written by scripts/reliability.py -->", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"{PAGE.name}: needs the markers {begin} and {end}, in this order")
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
-
-
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the tables")
-    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    write = parser.parse_args().write
+    write = asked_to_write(__doc__)
     have = want = PAGE.read_text()
     for name, table in tables().items():
-        want = with_table(want, name, table)
+        want = with_table(want, name, "reliability", table)
     if write:
         PAGE.write_text(want)
     elif have != want:

@@ -15,6 +15,7 @@ from deploy.commands import COMMANDS
 from deploy.config import settings_of
 from deploy.settings import DEFAULT
 from scripts import cli_reference
+from scripts.pages import with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "CLI.md").read_text()
@@ -62,7 +63,7 @@ def unwrapped(text: str) -> str:
 def test_the_page_is_what_the_script_writes() -> None:
     page = PAGE
     for name, table in cli_reference.TABLES.items():
-        page = cli_reference.with_table(page, name, table())
+        page = with_table(page, name, "cli_reference", table())
     assert page == PAGE, "run python -m scripts.cli_reference --write"
 
 

@@ -10,7 +10,7 @@ HELD_S = 13.0
 # How long Redis is away where it does not come back at once, and a link is cut.
 AWAY_S = 3.0
 CUT_S = 5.0
-# What the matrix's HTTP client waits for an event: HTTP has no sign of life of its own.
+# What the matrix's HTTP client waits for an event; comments on a silent stream (`--sse-keep-alive`) come later.
 HTTP_SILENT_S = 5.0
 
 NOTHING = "nothing: at most one step takes longer"

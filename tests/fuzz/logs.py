@@ -1,4 +1,4 @@
-"""A session's log, damaged in Redis, as its readers, its next turn and who repeats its request meet it."""
+"""A session's log, damaged in Redis, as its readers and its next turn meet it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,24 @@
+"""Tables that scripts write into pages, between markers that name the script."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def with_table(page: str, name: str, script: str, table: str) -> str:
+    """Replace what stands between a table's markers; raises ValueError where one is missing."""
+    begin, end = f"<!-- {name}: written by scripts/{script}.py -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"needs the markers {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def asked_to_write(description: str | None) -> bool:
+    """Read the command line: --write, or --check."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true", help="write the tables")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    return bool(parser.parse_args().write)
