@@ -17,6 +17,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import Bound, DeletedSession, SessionRecord
+from orchestrator.tenants import check_owner
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import Span
@@ -77,13 +78,13 @@ class Repeats:
         kept = options.session_ttl + options.retention
         asked = (record.tenant, record.request_id, record.session_id, kept, record.request_digest, gone)
         with store_statuses():
-            return await self._orchestrator.store.bind_request(*asked)
+            return check_bound(await self._orchestrator.store.bind_request(*asked), record)
 
     async def _joined_if_bound(self, record: SessionRecord, span: Span) -> SessionDriver | None:
         """No new session is welcome, but one that has begun can be joined."""
         with store_statuses():
             bound = await self._orchestrator.store.bound_request(record.tenant, record.request_id)
-        if bound is None or not await self._is_there(bound):
+        if bound is None or not await self._is_there(check_bound(bound, record)):
             return None
         check_same(bound, record)
         return await self._joined(bound, span)
@@ -103,6 +104,16 @@ class Repeats:
                 return await self._orchestrator.store.tail(bound.session_id, NONE_OF_IT) is not None
             except DeletedSession:
                 return False
+
+
+def check_bound(bound: Bound, record: SessionRecord) -> Bound:
+    """StatusError (DATA_LOSS) where the log has the id stand for what no session of this tenant is called."""
+    try:
+        check_owner(bound.session_id, record.tenant)
+    except StatusError as error:
+        message = f"request_id: what {record.request_id!r} stands for is damaged in the log"
+        raise StatusError(grpc.StatusCode.DATA_LOSS, message) from error
+    return bound
 
 
 def check_same(bound: Bound, record: SessionRecord) -> None:

@@ -41,6 +41,19 @@ async def test_calls_that_cross_join_one_session() -> None:
     assert [list(each.tokens) for each in done] == [plain(SLOW_TARGET, PROMPT, 30)] * 3
 
 
+async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
+    """Neither is one begun under such a name, nor is another tenant's joined."""
+    async with stack(SLOW_TARGET) as running, AsyncClient(running.client.address, patience=0.0) as client:
+        known = running.orchestrator.orchestrator
+        for request_id, forged in (("a", "x"), ("b", new_session_id("somebody else"))):
+            await known.store.bind_request("", request_id, forged, 60.0, "-")
+            with pytest.raises(SpecwireError) as refused:
+                await client.complete(PROMPT, max_tokens=3, request_id=request_id)
+            assert refused.value.code is grpc.StatusCode.DATA_LOSS
+            assert request_id in str(refused.value)
+        assert not known.sessions
+
+
 async def test_the_deadline_is_that_of_the_call_that_began() -> None:
     async with stack(SLOW_TARGET) as running, AsyncClient(running.orchestrator.address, patience=0) as hasty:
         events = running.client.generate(PROMPT, max_tokens=100, ignore_eos=True, request_id="two")
