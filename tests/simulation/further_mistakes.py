@@ -74,6 +74,7 @@ def request_id_joined_across_tenants(patch: Patch) -> None:
         return await original(self, "", *rest)
 
     patch.setattr(MemoryStore, "bind_request", careless)
+    patch.setattr(repeats, "check_bound", lambda bound, _: bound)  # else the second guard refuses what the first let by
 
 
 def cache_shared_across_tenants(patch: Patch) -> None:
