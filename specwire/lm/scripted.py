@@ -43,6 +43,8 @@ SPREAD = 16.0
 NEVER = -64.0
 # Streams of coins and logits, apart from one another.
 AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
+# Of a sleep: what counts of its being late, and over how many sleeps it is averaged.
+MOST_LATE_S, LATE_SPAN = 2e-4, 8
 # What a model with a memory remembers fits in 64 bits.
 TOKEN_BITS, MOST_MEMORY = 21, 3
 
@@ -55,8 +57,8 @@ class Script:
         agree: probability, by prefix, that the logits are those of the plain script of this seed; otherwise its best
             token comes last, so `agree` is the rate of greedy agreement.
         eos: probability, by prefix, that the end-of-sequence token is the best one; it is never drawn otherwise.
-        delay_ms: least time of a forward; it sleeps for what computing leaves of it. An emulation of a slower model,
-            to be called so wherever it is used.
+        delay_ms: time of a forward, on average; it sleeps for what computing leaves of it. An emulation of a slower
+            model, to be called so wherever it is used.
         row_cost: share of delay_ms that each further position of a forward adds, all slots together:
             V(m) = delay_ms (1 + row_cost (m - 1)).
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
@@ -190,6 +192,27 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
+class Metronome:
+    """Waits that end at their time on average.
+
+    A thread that sleeps is woken some 60 us late, which is 6 % of a draft token of 1 ms: that would be charged to the
+    software whose device is emulated. So a sleep is shorter by what sleeps have lately run over.
+    """
+
+    def __init__(self) -> None:
+        self._late = 0.0
+
+    def wait_until(self, due: float) -> None:
+        """Sleep until `due`, by `time.perf_counter`; seconds."""
+        left = due - time.perf_counter()
+        if left <= 0:
+            return
+        time.sleep(max(0.0, left - self._late))
+        # What a busy machine adds once in a while is no property of sleeping.
+        over = min(MOST_LATE_S, time.perf_counter() - due)
+        self._late = min(MOST_LATE_S, max(0.0, self._late + over / LATE_SPAN))
+
+
 class ScriptedLM:
     """A `LanguageModel` that plays a `Script`."""
 
@@ -202,6 +225,7 @@ class ScriptedLM:
         self._table = SlotTable(slots, context, script.vocab)
         # Hash of the text up to and including each position held, by slot.
         self._hashes: list[list[int]] = [[] for _ in range(slots)]
+        self._clock = Metronome()
 
     @classmethod
     def parse(cls, spec: str, *, slots: int, context: int | None = None) -> ScriptedLM:
@@ -233,9 +257,8 @@ class ScriptedLM:
         self._table.check(feeds)
         rows = [row for feed in feeds for row in self._feed(feed)]
         self._table.commit(feeds)
-        left = began + self.script.duration(sum(len(feed.tokens) for feed in feeds)) - time.perf_counter()
-        if self.script.delay_ms and left > 0:
-            time.sleep(left)
+        if self.script.delay_ms:
+            self._clock.wait_until(began + self.script.duration(sum(len(feed.tokens) for feed in feeds)))
         return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.script.vocab)
 
     def _feed(self, feed: Feed) -> list[Row]:

@@ -167,6 +167,22 @@ def test_a_forward_takes_at_least_its_time() -> None:
     assert time.perf_counter() - began >= 0.012
 
 
+def test_forwards_take_their_time_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sleeps is woken late: later sleeps are shorter by that."""
+    now = 0.0
+
+    def late(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 6e-5
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "sleep", late)
+    lm = _load("scripted:3:delay_ms=1")
+    for position in range(400):
+        lm.forward([Feed(0, position, [1], 1)])
+    assert now == pytest.approx(0.4, abs=1e-3)
+
+
 def test_a_device_of_its_own_has_a_name() -> None:
     assert _load("scripted:3").info.device == "cpu"
     assert _load("scripted:3:device=cloud").info.device == "cloud"
