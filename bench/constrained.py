@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from bench import machine
+from bench import record
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
@@ -24,7 +24,6 @@ from draft_service.choice import Row, draw
 from specwire.core.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
-from specwire.rpc.process import say
 from specwire.text.constrained import Grammars
 
 OUT = HERE / "results" / "constrained.json"
@@ -123,9 +122,7 @@ def main() -> int:
     counted = [_sum(pair, prompts, form, rule, args.tokens) for form in FORMS for rule in SAMPLINGS]
     head = ("constraint, rule", "positions", "only one id allowed", "right with the mask", "right without")
     print("\n".join(table(head, [each.cells for each in counted])))
-    found = {"machine": machine.describe(), "commit": machine.commit(), "rows": [asdict(each) for each in counted]}
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    say(f"written to {args.out}")
+    record.write(args.out, {"rows": [asdict(each) for each in counted]}, args, ("prompts", "tokens"))
     return 0
 
 

@@ -7,7 +7,6 @@ target with and without it, by turns in one process.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,15 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from bench import machine
+from bench import record
 from bench.bars import at_most
 from bench.interval import Estimate, estimate
 from bench.mixes import Case, alone, differing, samplings, together
 from bench.report import table
 from bench.settings import HERE
-from demo_pair import TARGET, held_out_prompts
+from demo_pair import TARGET
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import DTYPES, say
 
@@ -86,8 +83,7 @@ def _load(args: argparse.Namespace, dtype: str, deterministic: bool) -> Language
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
-    prompts = [tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in held_out_prompts()]
+    prompts = record.prompts_of(args.target)
     most = CONTEXT - args.tokens - 1
     chosen = [tuple(prompts[index % len(prompts)][:most]) for index in range(args.sessions)]
     return [
@@ -129,23 +125,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    for name in NUMBERS:
-        if getattr(args, name) < 1:
-            say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
-            return 2
+    if record.refused(args, NUMBERS):
+        return 2
     rows = [texts(args, dtype, way) for dtype in args.dtypes for way in WAYS]
     wrong = sum(row["differing"] for row in rows if row["way"] == WAYS[True])
     found: dict[str, Any] = {
-        "name": args.out.stem,
         "bars": [asdict(at_most("deterministic: tokens that differ", Estimate(wrong, wrong, wrong, 1.0), 0))],
         "texts": rows,
         "times": [row for dtype in args.dtypes for row in times(args, dtype)],
-        "machine": machine.describe(),
-        "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in NUMBERS},
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    record.write(args.out, found, args, NUMBERS)
     print(report(found))
     return 0 if wrong == 0 else 1
 

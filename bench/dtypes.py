@@ -7,7 +7,6 @@ drafter's token is the target's, how well both predict held-out text. Ways of co
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 
-from bench import machine
+from bench import record
 from bench.interval import Estimate, estimate
 from bench.report import table
 from bench.settings import HERE
-from demo_pair import DRAFT, TARGET, held_out_prompts
+from demo_pair import DRAFT, TARGET
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import DTYPES, QUANTIZATIONS, say
 
@@ -133,9 +131,7 @@ def measure(args: argparse.Namespace) -> dict[Way, Measured]:
     say("bench: loading")
     pairs = {way: Pair(way, args) for way in ways}
     found = {way: Measured() for way in ways}
-    tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
-    prompts = [tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in held_out_prompts()]
-    for number, prompt in enumerate(prompts[: args.prompts]):
+    for number, prompt in enumerate(record.prompts_of(args.target)[: args.prompts]):
         for way, pair in pairs.items():
             _measure(pair, found[way], prompt, args)
         say(f"bench: prompt {number + 1} of {args.prompts}")
@@ -217,21 +213,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    for name in NUMBERS:
-        if getattr(args, name) < 1:
-            say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
-            return 2
+    if record.refused(args, NUMBERS):
+        return 2
     lines = rows(measure(args))
-    found = {
-        "name": args.out.stem,
-        "bars": [],
-        "rows": lines,
-        "machine": machine.describe(),
-        "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in NUMBERS},
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    record.write(args.out, {"bars": [], "rows": lines}, args, NUMBERS)
     print(report(lines))
     return 0
 

@@ -66,14 +66,13 @@ class Peer:
         return {"threads": request["threads"]}
 
     def generate(self, request: Request) -> Answer:
-        """Greedy generation in a `mode`, with `settings` of what proposes; the end of a text does not stop it."""
+        """Generation in a `mode`, greedy unless the `settings` say otherwise; the end of a text does not stop it."""
         prompt = openvino.Tensor(np.array([request["prompt"]], dtype=np.int64))
         config = openvino_genai.GenerationConfig(
             max_new_tokens=request["tokens"],
             ignore_eos=True,
-            do_sample=False,
             apply_chat_template=False,
-            **request["settings"],
+            **{"do_sample": False, **request["settings"]},
         )
         watch = Stopwatch()
         began = time.perf_counter()

@@ -1,100 +1,95 @@
-"""The same test on transformers' assisted generation: `python -m bench.laws.peer`.
+"""The same test on other engines: `python -m bench.laws.peer`.
 
-A target and an assistant of a few ids, with random weights from fixed seeds, so that the exact law of the first tokens
-can be computed from the target's logits. Plain sampling is the control: what refuses it too is wrong with the test.
+Without options on transformers' assisted generation, and on OpenVINO GenAI where that is installed. On any other engine
+with an HTTP API like OpenAI's in two steps: --write DIR leaves a target and a drafter of four ids, with random weights
+from fixed seeds, so that the exact law of the first tokens can be computed from the target's logits; served by the
+engine, in float32, --url URL asks it. Plain sampling is the control: what refuses it too is wrong with the test.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections import Counter
-from collections.abc import Callable
-from itertools import product
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from scipy.stats import chi2
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench import record
+from bench.laws.engines import FIRSTS, Way, openvino_ways, server_way, transformers_ways
 from bench.laws.exact import chi_square
+from bench.laws.pair import SEEDS, joint, model, write
+from bench.report import table
+from bench.runs import BenchError
+from bench.settings import HERE
+from specwire.rpc.process import say
 
-VOCABULARY = 4
-FIRSTS = 3
-PROMPT = (1, 2)
+OUT = HERE / "results" / "laws_peers.json"
 ALPHA = 1e-5
-# Of the random weights: enough for tokens of unequal probability.
-SCALE = 0.6
-Text = tuple[int, ...]
 
 
-def model(seed: int) -> LlamaForCausalLM:
-    """A Llama of one small layer; no id ends its texts."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=SCALE,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    llama: LlamaForCausalLM = LlamaForCausalLM(config).eval()
-    return llama
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the test says of one way in which an engine decodes."""
+
+    engine: str
+    way: str
+    control: bool
+    texts: int
+    p: float
+
+    @property
+    def refused(self) -> bool:
+        return self.p < ALPHA
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return self.engine, self.way, str(self.texts), f"{self.p:.2g}", "refused" if self.refused else "accepted"
 
 
-@torch.inference_mode()
-def joint(target: LlamaForCausalLM, length: int) -> dict[Text, float]:
-    """The exact law of the first `length` tokens at temperature 1."""
-    law: dict[Text, float] = {}
-    for text in product(range(VOCABULARY), repeat=length):
-        logits = target(torch.tensor([[*PROMPT, *text]])).logits[0].double().log_softmax(dim=1)
-        at = range(len(PROMPT) - 1, len(PROMPT) + length - 1)
-        law[text] = float(torch.stack([logits[row, token] for row, token in zip(at, text, strict=True)]).sum().exp())
-    return law
+def judged(ways: Iterable[Way], count: int) -> list[Verdict]:
+    law, verdicts = joint(model(SEEDS[0]), FIRSTS), []
+    for way in ways:
+        say(f"bench: {way.engine}, {way.name}: {count} texts")
+        statistic, freedom = chi_square(way.texts(count), law, count)
+        verdicts.append(Verdict(way.engine, way.name, way.control, count, float(chi2.sf(statistic, freedom))))
+    return verdicts
 
 
-def texts(target: LlamaForCausalLM, assistant: LlamaForCausalLM | None, count: int) -> Counter[Text]:
-    """The first tokens of so many texts, from the library's own generator."""
-    prompt = torch.tensor([PROMPT])
-    generate = cast(Callable[..., torch.Tensor], cast(Any, target).generate)
-    found: Counter[Text] = Counter()
-    for _ in range(count):
-        answer = generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            assistant_model=assistant,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=2 * FIRSTS,
-        )
-        found[tuple(answer[0, len(PROMPT) : len(PROMPT) + FIRSTS].tolist())] += 1
-    return found
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(prog="python -m bench.laws.peer", description=(__doc__ or "").partition(":")[0])
+    line.add_argument("--sessions", type=int, default=10_000, metavar="N", help="of each (default: %(default)s)")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; not written with --url")
+    line.add_argument("--write", type=Path, metavar="DIR", help="write DIR/target and DIR/draft, and do nothing else")
+    line.add_argument("--url", metavar="URL", help="of a server, up to /v1, that serves what --write has written")
+    line.add_argument("--served", default="target", metavar="NAME", help="of the model there (default: %(default)s)")
+    line.add_argument("--more", type=json.loads, default={}, metavar="JSON", help="more fields of the request to it")
+    return line
 
 
-def main() -> int:
-    """Print the p-values; fails only where the control is refused: what the peer does is for the reader."""
-    parser = argparse.ArgumentParser(prog="bench.laws.peer", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=10_000, metavar="N", help="of each (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the generator (default: %(default)s)")
-    args = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the p-values; fails only where a control is refused: what a peer does is for the reader."""
+    args = parser().parse_args(argv)
+    if record.refused(args, ("sessions",)):
+        return 2
+    if args.write is not None:
+        print("\n".join(map(str, write(args.write))))
+        return 0
     torch.set_num_threads(1)
-    target, assistant = model(1), model(2)
-    law = joint(target, FIRSTS)
-    verdicts = {}
-    for name, helper in (("plain sampling", None), ("assisted generation", assistant)):
-        torch.manual_seed(args.seed)
-        statistic, freedom = chi_square(texts(target, helper, args.sessions), law, args.sessions)
-        verdicts[name] = float(chi2.sf(statistic, freedom))
-        refused = "refused" if verdicts[name] < ALPHA else "accepted"
-        print(f"transformers, {name}: {args.sessions} texts, p of {FIRSTS} tokens {verdicts[name]:.2g}, {refused}")
-    return 1 if verdicts["plain sampling"] < ALPHA else 0
+    own = [server_way(args.url, args.served, args.more)] if args.url else [*transformers_ways(), *openvino_ways()]
+    try:
+        verdicts = judged(own, args.sessions)
+    except BenchError as error:
+        say(f"bench: error: {error}")
+        return 1
+    print("\n".join(table(("engine", "", "texts", f"p, first {FIRSTS}", ""), [each.cells for each in verdicts])))
+    if not args.url:
+        rows = [{**asdict(each), "refused": each.refused} for each in verdicts]
+        record.write(args.out, {"rows": rows, "alpha": ALPHA}, args, ("sessions",))
+    return 1 if any(each.control and each.refused for each in verdicts) else 0
 
 
 if __name__ == "__main__":

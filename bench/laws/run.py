@@ -1,6 +1,7 @@
 """`make statistics`: the law of many short texts through a whole stack, by rule and drafter; and what bias looks like.
 
-Prints a table, and fails where an exact rule's law is refused or a biased drafter's is not.
+Prints tables, writes them as JSON, and fails where an exact rule's law is refused, where a biased drafter's is not, or
+where a seed's text depends on who drafts.
 """
 
 from __future__ import annotations
@@ -8,37 +9,66 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from bench import record
+from bench.bars import Bar, at_least, at_most
+from bench.interval import Estimate
 from bench.laws.biased import BIASED, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
-from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, TARGET, Drafting, Sample, deployment, sample
+from bench.laws.same_seed import WAYS, Way, same_seed
+from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
+from bench.report import table
+from bench.settings import HERE
+from specwire.rpc.process import say
 
+OUT = HERE / "results" / "laws.json"
 RULES = ("coupled", "rejection", "block")
+# What the issue of exactness asks for, of each rule.
+WANTED = 50_000
 # Tokens whose joint law is tested; those behind them are tested one by one.
 FIRSTS = 3
 # Below this a law is refused. Of a dozen tests of an exact engine one in 8,000 runs has one.
 ALPHA = 1e-5
 # One token a chunk, and a verifier that waits for it.
 ONE_BY_ONE = Drafting(TARGET, "stream:1,2,1")
+ALL = "all of them"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tests say of a sample; `exact`: whether its law should be the target's."""
+    """What the tests say of a sample; `exact`: whether its law should be the target's.
 
-    name: str
+    tested, bonus, direct: tokens by how they came to be decided. p_firsts: of the joint law of the first FIRSTS tokens;
+    p_steps: of those behind them.
+    """
+
+    drafter: str
     rule: str
     exact: bool
-    sample: Sample
+    sessions: int
+    tested: int
+    bonus: int
+    direct: int
+    p_firsts: float
+    p_steps: float
 
-    @property
-    def p_firsts(self) -> float:
-        return p_of_firsts(SCRIPT, PROMPT, self.sample.listed, FIRSTS)
-
-    @property
-    def p_steps(self) -> float:
-        return p_of_steps(SCRIPT, PROMPT, self.sample.listed, FIRSTS)
+    @classmethod
+    def of(cls, drafter: str, rule: str, found: Sample, exact: bool = True) -> Verdict:
+        figures, texts = found.figures, found.listed
+        return cls(
+            drafter,
+            rule,
+            exact,
+            sessions=len(texts),
+            tested=figures["accepted"] + figures["recovered"],
+            bonus=figures["bonus"],
+            direct=figures["direct"],
+            p_firsts=p_of_firsts(SCRIPT, PROMPT, texts, FIRSTS),
+            p_steps=p_of_steps(SCRIPT, PROMPT, texts, FIRSTS),
+        )
 
     @property
     def refused(self) -> bool:
@@ -48,55 +78,92 @@ class Verdict:
     def right(self) -> bool:
         return self.refused is not self.exact
 
-    def __str__(self) -> str:
-        figures = self.sample.figures
-        tested = sum(figures[name] for name in ("accepted", "recovered"))
-        return (
-            f"{self.name:24} {self.rule:10} {len(self.sample.texts):8} {tested:8} {figures['bonus']:7} "
-            f"{figures['direct']:8} {self.p_firsts:10.2g} {self.p_steps:10.2g}  "
-            f"{'refused' if self.refused else 'accepted'}{'' if self.right else ', WRONGLY'}"
-        )
+    @property
+    def cells(self) -> tuple[str, ...]:
+        counts = (str(count) for count in (self.sessions, self.tested, self.bonus, self.direct))
+        said = f"{'refused' if self.refused else 'accepted'}{'' if self.right else ', WRONGLY'}"
+        return (self.drafter, self.rule, *counts, f"{self.p_firsts:.2g}", f"{self.p_steps:.2g}", said)
 
 
-HEAD = (
-    f"{'drafter':24} {'rule':10} {'sessions':>8} {'tested':>8} {'bonus':>7} {'direct':>8} {'p, first 3':>10} "
-    f"{'p, others':>10}"
-)
+HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {FIRSTS}", "p, others", "")
 
 
-async def exact(name: str, sessions: int) -> list[Verdict]:
-    """All rules with one kind of drafter."""
+async def exact(name: str, sessions: int) -> dict[str, Sample]:
+    """Each rule's texts with one kind of drafter. No two kinds share a seed: a coupled text is a function of it."""
+    first = list(DRAFTING).index(name) * sessions
     async with deployment(DRAFTING[name]) as client:
-        return [Verdict(name, rule, True, await sample(client, rule, iter(range(sessions)))) for rule in RULES]
+        return {rule: await sample(client, rule, iter(range(first, first + sessions))) for rule in RULES}
 
 
 async def broken(name: str, sessions: int) -> Verdict:
     """A biased drafter, under rejection."""
     with biased(name):
         async with deployment(ONE_BY_ONE) as client:
-            return Verdict(name, "rejection", False, await sample(client, "rejection", iter(range(sessions))))
+            found = await sample(client, "rejection", iter(range(sessions)))
+    return Verdict.of(name, "rejection", found, exact=False)
 
 
-async def run(sessions: int) -> bool:
-    """`sessions` for each rule, over all drafters; returns whether everything is as it should be."""
-    print(HEAD)
-    verdicts: list[Verdict] = []
+async def laws(sessions: int) -> list[Verdict]:
+    """`sessions` for each rule, over all drafters: by drafter, and all together; then the biased ones, a fiftieth."""
+    samples = {}
     for name in DRAFTING:
-        for verdict in await exact(name, -(-sessions // len(DRAFTING))):
-            print(verdict, flush=True)
-            verdicts.append(verdict)
-    for name in BIASED:
-        verdicts.append(await broken(name, max(300, sessions // 50)))
-        print(verdicts[-1], flush=True)
-    return all(verdict.right for verdict in verdicts)
+        samples[name] = await exact(name, -(-sessions // len(DRAFTING)))
+        say(f"bench: the texts of the {name} drafter are there")
+    verdicts = [Verdict.of(name, rule, found[rule]) for name, found in samples.items() for rule in RULES]
+    verdicts += [Verdict.of(ALL, rule, all_of([found[rule] for found in samples.values()])) for rule in RULES]
+    return verdicts + [await broken(name, _part_of(sessions)) for name in BIASED]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.laws.run", description=__doc__)
-    parser.add_argument(
-        "--sessions", type=int, default=50_000, metavar="N", help="for each rule (default: %(default)s)"
-    )
-    return 0 if asyncio.run(run(parser.parse_args().sessions)) else 1
+def _part_of(sessions: int) -> int:
+    """Enough to refuse what is biased, and to compare texts."""
+    return max(300, sessions // 50)
+
+
+def bars(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> list[Bar]:
+    least = min(verdict.sessions for verdict in verdicts if verdict.drafter == ALL)
+    return [
+        at_most("exact laws that are refused", _exactly(sum(v.exact and v.refused for v in verdicts)), 0),
+        at_most(
+            "biased drafters that are not refused", _exactly(sum(not v.exact and not v.right for v in verdicts)), 0
+        ),
+        at_most("coupled texts that depend on who drafts", _exactly(sum(way.differing for way in ways)), 0),
+        at_least("sessions of each exact rule", _exactly(least), WANTED),
+    ]
+
+
+def _exactly(count: int) -> Estimate:
+    return Estimate(count, count, count, 1.0)
+
+
+def report(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> str:
+    head = ("coupled, the same seeds, drafted for by", "sessions", "accepted", "texts that differ")
+    rows = [(way.name, str(way.sessions), str(way.accepted), str(way.differing)) for way in ways]
+    return "\n".join((*table(HEAD, [verdict.cells for verdict in verdicts]), "", *table(head, rows)))
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(prog="python -m bench.laws.run", description=(__doc__ or "").partition("\n")[0])
+    line.add_argument("--sessions", type=int, default=WANTED, metavar="N", help="for each rule (default: %(default)s)")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if record.refused(args, ("sessions",)):
+        return 2
+    verdicts = asyncio.run(laws(args.sessions))
+    ways = asyncio.run(same_seed(WAYS, _part_of(args.sessions)))
+    print(report(verdicts, ways))
+    held = bars(verdicts, ways)
+    found = {
+        "bars": [asdict(bar) for bar in held],
+        "laws": [{**asdict(verdict), "refused": verdict.refused} for verdict in verdicts],
+        "same_seed": [asdict(way) for way in ways],
+        "alpha": ALPHA,
+    }
+    record.write(args.out, found, args, ("sessions",))
+    return 0 if all(bar.holds for bar in held[:-1]) else 1
 
 
 if __name__ == "__main__":

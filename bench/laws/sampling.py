@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -62,6 +62,12 @@ class Sample:
         return [self.texts[seed] for seed in sorted(self.texts)]
 
 
+def all_of(samples: Sequence[Sample]) -> Sample:
+    """Several, of different seeds, as one."""
+    texts = {seed: text for each in samples for seed, text in each.texts.items()}
+    return Sample(texts, sum((each.figures for each in samples), Counter()))
+
+
 @asynccontextmanager
 async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
     """A stack in this process; without a drafter the target decodes alone."""
@@ -88,7 +94,9 @@ async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
         yield await parts.enter_async_context(AsyncClient(orchestrator.address))
 
 
-async def sample(client: AsyncClient, rule: str, seeds: Iterator[int], drafting: bool = True) -> Sample:
+async def sample(
+    client: AsyncClient, rule: str, seeds: Iterator[int], drafting: bool = True, ngram: bool = False
+) -> Sample:
     """One session for each seed, some at a time."""
     found = Sample()
 
@@ -101,7 +109,7 @@ async def sample(client: AsyncClient, rule: str, seeds: Iterator[int], drafting:
                 seed=seed,
                 rule=rule,
                 drafting=drafting,
-                ngram=False,
+                ngram=ngram,
                 timeout=TIMEOUT,
             )
             found.texts[seed] = completion.tokens

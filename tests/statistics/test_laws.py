@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from bench.laws import run
 from bench.laws.biased import BIASED
 from bench.laws.exact import chi_square, joint
-from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Drafting, deployment, sample
+from bench.laws.run import Verdict
+from bench.laws.same_seed import WAYS, Way, same_seed
+from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Sample, all_of
 
 SESSIONS = 60
 BROKEN_SESSIONS = 100
+SEEDS = 16
 
 
 @pytest.mark.parametrize("drafter", DRAFTING)
 async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str) -> None:
-    for verdict in await run.exact(drafter, SESSIONS):
+    for rule, found in (await run.exact(drafter, SESSIONS)).items():
+        verdict = Verdict.of(drafter, rule, found)
         assert not verdict.refused, verdict
-        assert verdict.sample.figures["accepted"] + verdict.sample.figures["recovered"] > 0, "nothing was tested"
+        assert verdict.tested > 0
+        first = list(DRAFTING).index(drafter) * SESSIONS
+        assert sorted(found.texts) == list(range(first, first + SESSIONS)), "no seed is used for two drafters"
 
 
 @pytest.mark.parametrize("name", ["longest of two chains", "value-dependent restart"])
@@ -29,15 +39,17 @@ async def test_what_breaks_a_condition_is_refused(name: str) -> None:
 
 
 async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk() -> None:
-    """Coupled: drafting off and on, right and wrong drafters, chunks of one and of three."""
-    async with deployment(Drafting(DRAFTING["random"].model, "stream:1,4,1")) as client:
-        texts = [
-            (await sample(client, "coupled", iter(range(20)), drafting=drafting)).texts for drafting in (False, True)
-        ]
-    async with deployment(Drafting(DRAFTING["good"].model, "lockstep:3")) as client:
-        texts.append((await sample(client, "coupled", iter(range(20)))).texts)
-    assert len(texts[0]) == 20
-    assert texts[0] == texts[1] == texts[2]
+    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three."""
+    some = {name: WAYS[name] for name in ("good, chunks of 3, in turns", "random, chunks of 1, in turns")}
+    ways = await same_seed(some, SEEDS)
+    assert [(way.sessions, way.differing) for way in ways] == [(SEEDS, 0)] * 4
+    assert ways[0].accepted == 0 < ways[2].accepted
+
+
+def test_a_text_that_differs_is_counted() -> None:
+    known, other = Sample({1: (1, 2), 2: (3,)}), Sample({1: (1, 2), 2: (4,)})
+    assert Way.of("x", other, known) == Way("x", 2, 0, 1)
+    assert all_of([known, Sample({5: (6,)})]).listed == [(1, 2), (3,), (6,)]
 
 
 def test_the_law_that_is_tested_is_one() -> None:
@@ -51,3 +63,43 @@ def test_chi_square_pools_what_is_rare_and_refuses_what_cannot_be() -> None:
     assert chi_square({0: 500, 1: 496, 2: 4}, law, 1000) == pytest.approx((0.0, 1))
     assert chi_square({0: 480, 1: 520}, {0: 0.5, 1: 0.5}, 1000) == pytest.approx((1.6, 1))
     assert chi_square({0: 1, 7: 1}, law, 2)[0] == float("inf")
+
+
+GOOD = Verdict("good", "block", True, 9, 5, 2, 1, p_firsts=0.4, p_steps=0.6)
+POOLED = replace(GOOD, drafter=run.ALL, sessions=run.WANTED)
+BROKEN = replace(GOOD, drafter="value-dependent stop", exact=False, p_firsts=1e-9)
+WAY = Way("good", 9, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "ways", "holds"),
+    [
+        ([GOOD, POOLED, BROKEN], [WAY], [True, True, True, True]),
+        ([replace(GOOD, p_steps=1e-6), POOLED, BROKEN], [WAY], [False, True, True, True]),
+        ([GOOD, POOLED, replace(BROKEN, p_firsts=1e-4)], [WAY], [True, False, True, True]),
+        ([GOOD, POOLED, BROKEN], [replace(WAY, differing=1)], [True, True, False, True]),
+        ([GOOD, replace(POOLED, sessions=49_999), BROKEN], [WAY], [True, True, True, False]),
+    ],
+)
+def test_what_is_wrong_is_said(
+    verdicts: list[Verdict],
+    ways: list[Way],
+    holds: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A record of fewer sessions than are wanted is no failure, and says so."""
+
+    async def told_laws(sessions: int) -> list[Verdict]:
+        return verdicts
+
+    async def told_ways(of: object, sessions: int) -> list[Way]:
+        return ways
+
+    monkeypatch.setattr(run, "laws", told_laws)
+    monkeypatch.setattr(run, "same_seed", told_ways)
+    assert run.main(["--sessions", "9", "--out", str(tmp_path / "laws.json")]) == (0 if all(holds[:3]) else 1)
+    found = json.loads((tmp_path / "laws.json").read_text())
+    assert [bar["holds"] for bar in found["bars"]] == holds
+    assert ("WRONGLY" in capsys.readouterr().out) is not (holds[0] and holds[1])
