@@ -25,7 +25,7 @@ WORKERS ?= 3
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -65,8 +65,11 @@ test-integration: $(STAMP) $(CLIENTS)
 	$(BIN)/python -m tests.documents
 	$(PYTEST) --timeout=240 --session-timeout=1500 -m "not cluster" tests/integration
 
-test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on this machine
-	$(PYTEST) --timeout=600 --session-timeout=900 tests/integration/test_cluster.py
+# Where pauses are written, if anywhere: make test-cluster RECORD=bench/results/cluster_faults.json
+RECORD ?=
+
+test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on this machine, and its faults
+	RECORD=$(RECORD) $(PYTEST) --timeout=600 --session-timeout=1800 -m cluster tests/integration/test_cluster*.py
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
@@ -88,12 +91,12 @@ soak: $(STAMP) ## stream to 32 clients while a monkey kills, stops and cuts (mak
 	$(BIN)/python -m bench.soak.run --minutes $(MINUTES) --seed $(SEED)
 
 soak-demo: $(STAMP) ## the same with the demo pair
-	$(BIN)/python -m bench.soak.run --pair demo --minutes $(MINUTES) --seed $(SEED) --out bench/results/soak_demo.json
+	$(BIN)/python -m bench.soak.run --pair demo --minutes $(MINUTES) --seed $(SEED)
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
 	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
 
-fuzz: $(STAMP) ## tell every service, and write into the log, anything (make fuzz MINUTES=30)
+fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30; then scripts.security --write)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
 SESSIONS ?= 50000
@@ -117,6 +120,7 @@ lint: $(STAMP) ## formatting, types, import order, protocol
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
 	$(BIN)/python -m scripts.reliability --check
+	$(BIN)/python -m scripts.security --check
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
 
@@ -169,6 +173,12 @@ bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of e
 
 bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)
 	$(BIN)/python -m tests.faults.measure
+
+bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestrators on a Ray cluster (emulated forwards, eight minutes)
+	$(BIN)/python -m bench.cluster.run
+
+bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (needs the extra serve, three minutes)
+	$(BIN)/python -m bench.cluster.ingress_run
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
 	$(BIN)/python -m demo_pair.train --work build/pair

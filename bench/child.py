@@ -69,7 +69,7 @@ class Child:
     def cpu_seconds(self) -> float:
         """Processor time of it and of all below it so far."""
         pid = self._process.pid
-        return sum(_cpu_seconds(one) for one in (pid, *descendants(pid)))
+        return sum(cpu_seconds(one) for one in (pid, *descendants(pid)))
 
     def stop(self) -> None:
         """Ask it to end (a signal, the end of its input), then make it. Idempotent."""
@@ -108,7 +108,7 @@ class Child:
         return line
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of a process of Linux; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,0 +1,65 @@
+"""Weigh Ray Serve as the way in: python -m bench.cluster.ingress_run --help."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import machine
+from bench.run import terminable
+from bench.runs import BenchError
+from deploy.processes import environment
+from specwire.rpc.process import say
+
+OUT = Path(__file__).resolve().parents[1] / "results" / "ingress.json"
+REPEATS = 7
+# Of ray[serve]'s packages, those that this project has no other use for.
+NEEDED = ("ray", "fastapi", "aiohttp")
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(
+        prog="python -m bench.cluster.ingress_run",
+        description="Streams over HTTP to an orchestrator, directly and through Ray Serve, in turns.",
+        epilog="Exit code 1: it could not be measured, or a text differed. Needs the extra `serve`.",
+    )
+    line.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help="of both (default: %(default)s)")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.repeats < 1:
+        parser().error(f"--repeats: must be at least 1, not {args.repeats}")
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        say(f"bench-ingress: error: {', '.join(missing)} not installed: python -m pip install -e '.[serve]'")
+        return 1
+    from bench.cluster.ingress import STREAMS, TOKENS, V_MS, measure  # Ray Serve comes with these
+    from bench.cluster.ingress_results import bars, shown, write
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    head = {"machine": machine.describe(), "commit": machine.commit()}
+    try:
+        with terminable():
+            measured = measure(args.repeats, say)
+    except BenchError as error:
+        say(f"bench-ingress: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    asked = {"repeats": args.repeats, "streams": STREAMS, "tokens": TOKENS, "V_ms": V_MS}
+    write(measured, {"arguments": asked, **head}, args.out)
+    print(shown(measured))
+    return 0 if all(bar.holds for bar in bars(measured)) else 1
+
+
+if __name__ == "__main__":
+    # Ray's workers, which import the deployment, are started from here.
+    os.environ.update({**environment(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The figures of `make bench-cluster`, what was needed, and their forms for people and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.bars import Bar, at_least, at_most
+from bench.cluster.clocks import ORCHESTRATORS
+from bench.cluster.measure import Measured, Sample
+from bench.cluster.settings import LEAST_LINEAR, LINEAR, ONE, ROWS, Row
+from bench.interval import Estimate, estimate
+from bench.report import bar_lines, table
+from bench.results import write_object
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """A row's figures.
+
+    to_one: tokens/s over those of the first row in the same repeat, divided by the verifiers; None of what has other
+        devices or guesses.
+    simulated: tokens/s by the simulator. orchestrator_us: processor time of all orchestrators for each decided token.
+    busy: cores that an orchestrator uses. cores: that everything uses, clients and Ray included.
+    """
+
+    name: str
+    verifiers: int
+    orchestrators: int
+    sessions: int
+    tokens_per_second: Estimate
+    to_one: Estimate | None
+    simulated: float | None
+    orchestrator_us: Estimate
+    busy: float
+    cores: float
+
+    @property
+    def tokens_per_core(self) -> float:
+        """What one core's worth of orchestrator would decide in a second."""
+        return 1e6 / self.orchestrator_us.value
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A measurement; simulated: tokens/s by row, None where no device is what limits it."""
+
+    arguments: Mapping[str, object]
+    machine: Mapping[str, object]
+    commit: str | None
+    rows: Sequence[RowResult]
+    bars: Sequence[Bar]
+    samples: Sequence[Sample]
+
+    @property
+    def holds(self) -> bool:
+        return all(bar.holds for bar in self.bars)
+
+
+def row_results(measured: Measured, simulated: Mapping[str, float | None]) -> list[RowResult]:
+    """Of every row that has run."""
+    by_row = {row: [each for each in measured.samples if each.row == row.name] for row in ROWS}
+    firsts = by_row[ONE]
+    return [_row_result(row, found, firsts, simulated[row.name]) for row, found in by_row.items() if found]
+
+
+def bars(measured: Measured, rows: Sequence[RowResult]) -> list[Bar]:
+    linear = [
+        at_least(f"tokens/s over those of {ONE.name}, over the verifiers: {row.name}", row.to_one, LEAST_LINEAR)
+        for row in rows
+        if row.to_one is not None
+    ]
+    wrong = measured.mismatches
+    return [*linear, at_most("sessions whose text changed", Estimate(wrong, wrong, wrong, 1.0), 0)]
+
+
+def _row_result(row: Row, found: Sequence[Sample], firsts: Sequence[Sample], simulated: float | None) -> RowResult:
+    to_one = [
+        each.tokens_per_second / first.tokens_per_second / row.verifiers
+        for each, first in zip(found, firsts, strict=True)
+    ]
+    busy = [each.cpu[ORCHESTRATORS] / each.seconds / row.orchestrators for each in found]
+    return RowResult(
+        name=row.name,
+        verifiers=row.verifiers,
+        orchestrators=row.orchestrators,
+        sessions=row.at_once,
+        tokens_per_second=estimate([each.tokens_per_second for each in found]),
+        to_one=estimate(to_one) if row in LINEAR else None,
+        simulated=simulated,
+        orchestrator_us=estimate([each.us_per_token(ORCHESTRATORS) for each in found]),
+        busy=estimate(busy).value,
+        cores=estimate([each.cores for each in found]).value,
+    )
+
+
+def write(results: Results, path: Path) -> None:
+    head = {
+        "name": path.stem,
+        "bars": [asdict(bar) for bar in results.bars],
+        "rows": [{**asdict(row), "tokens_per_core": row.tokens_per_core} for row in results.rows],
+        "machine": results.machine,
+        "commit": results.commit,
+        "arguments": results.arguments,
+    }
+    write_object(head, [asdict(sample) for sample in results.samples], path)
+
+
+def shown(results: Results) -> str:
+    """The table and the bars."""
+    head = ("row", "sessions", "tokens/s", "linear", "simulated", "us/token", "tokens/s per core", "cores in use")
+    lines = [
+        (
+            row.name,
+            str(row.sessions),
+            f"{row.tokens_per_second.value:.1f}",
+            "" if row.to_one is None else f"{row.to_one.value:.3f}",
+            "" if row.simulated is None else f"{row.simulated:.1f}",
+            f"{row.orchestrator_us.value:.0f}",
+            f"{row.tokens_per_core:.0f}",
+            f"{row.cores:.2f}",
+        )
+        for row in results.rows
+    ]
+    return "\n\n".join("\n".join(part) for part in (table(head, lines), bar_lines(results.bars)))

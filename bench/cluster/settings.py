@@ -1,0 +1,108 @@
+"""What `make bench-cluster` measures: rows, and the deployment on which all of them run.
+
+Forwards are emulated: they sleep V(m) = V (1 + slope (m - 1)), m sessions in a batch, so that what scales is everything
+around them: registry, placement, links, log, orchestrators. V is long because all of it shares one machine's cores;
+with a real target's V the same cores would be what is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+V_MS = 200.0
+SLOPE = 0.02
+# Of each verifier's slots most are in use: it could not take over another one's sessions.
+SESSIONS_PER_VERIFIER, SLOTS = 16, 24
+TOKENS = 24
+REPEATS = 7
+# Of tokens; each session has one of its own.
+PROMPT, VOCABULARY = 3, 64
+AGREE = 0.8
+DRAFT_MS = 20.0
+# A verifier that takes almost no time: what is measured is the orchestrator with as much as one core can do.
+QUICK_MS = 2.0
+FLOOD_SESSIONS, FLOOD_TOKENS = 48, 200
+MOST_VERIFIERS = MOST_ORCHESTRATORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load. verifiers: how many serve its model. orchestrators: among how many its sessions are divided."""
+
+    name: str
+    model: str
+    verifiers: int
+    orchestrators: int = 1
+    sessions: int = 0
+    tokens: int = TOKENS
+    drafting: bool = False
+
+    @property
+    def at_once(self) -> int:
+        return self.sessions or self.verifiers * SESSIONS_PER_VERIFIER
+
+
+def pool_model(verifiers: int) -> str:
+    """The model of the pool of so many; each pool has one of its own, so a request's model names the pool."""
+    return f"scripted:{verifiers}"
+
+
+FLOOD_MODEL = "scripted:100"
+ONE = Row("1 verifier, 1 orchestrator", pool_model(1), 1)
+TWO = Row("2 verifiers, 1 orchestrator", pool_model(2), 2)
+FOUR = Row("4 verifiers, 1 orchestrator", pool_model(4), 4)
+TWO_BY_TWO = Row("2 verifiers, 2 orchestrators", pool_model(2), 2, orchestrators=2)
+FOUR_BY_FOUR = Row("4 verifiers, 4 orchestrators", pool_model(4), 4, orchestrators=4)
+DRAFTED = Row("4 verifiers, 1 orchestrator, drafting", pool_model(4), 4, tokens=2 * TOKENS, drafting=True)
+FLOOD = Row("1 verifier of 2 ms, 1 orchestrator", FLOOD_MODEL, 1, sessions=FLOOD_SESSIONS, tokens=FLOOD_TOKENS)
+ROWS = (ONE, TWO, FOUR, TWO_BY_TWO, FOUR_BY_FOUR, DRAFTED, FLOOD)
+# Of these the sessions are told to be as fast as so many times the first row's.
+LINEAR = (TWO, FOUR, TWO_BY_TWO, FOUR_BY_FOUR)
+LEAST_LINEAR = 0.9
+
+_VERIFY = """\
+  {name}:
+    kind: verify
+    model: "{model}"
+    resources: {{verify: 1}}
+    num_cpus: 0
+    min_replicas: {replicas}
+    max_replicas: {replicas}
+    options: {{slots: {slots}, ngram: false, insecure: true}}
+"""
+_DRAFT = """\
+  draft:
+    kind: draft
+    model: "{model}:agree={agree}:delay_ms={delay}:device=small"
+    resources: {{draft: 1}}
+    num_cpus: 0
+    options: {{slots: {slots}, insecure: true}}
+"""
+_REST = """\
+orchestrators:
+  count: {orchestrators}
+  num_cpus: 0
+  resources: {{orchestrate: 1}}
+  options: {{insecure: true}}
+"""
+HEAD = {"orchestrate": float(MOST_ORCHESTRATORS)}
+NODES = ({"verify": 4.0, "draft": 1.0}, {"verify": 4.0})
+
+
+def config(redis: str) -> str:
+    """The file that is deployed. redis: HOST:PORT."""
+    pools = [
+        _VERIFY.format(
+            name=f"pool-{count}",
+            model=f"{pool_model(count)}:delay_ms={V_MS:g}:row_cost={SLOPE:g}:device=large",
+            replicas=count,
+            slots=SLOTS,
+        )
+        for count in (1, 2, 4)
+    ]
+    pools.append(
+        _VERIFY.format(name="flood", model=f"{FLOOD_MODEL}:delay_ms={QUICK_MS:g}", replicas=1, slots=FLOOD_SESSIONS)
+    )
+    pools.append(_DRAFT.format(model=DRAFTED.model, agree=AGREE, delay=f"{DRAFT_MS:g}", slots=DRAFTED.at_once))
+    rest = _REST.format(orchestrators=MOST_ORCHESTRATORS)
+    return f"redis: redis://{redis}/0\npools:\n{''.join(pools)}{rest}"

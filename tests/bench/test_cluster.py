@@ -1,0 +1,144 @@
+"""What `make bench-cluster` deploys, what it expects, and its figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.cluster import run
+from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
+from bench.cluster.crowd import prompt
+from bench.cluster.expected import simulated
+from bench.cluster.measure import EXPECTED, Measured, Sample, Texts
+from bench.cluster.results import Results, bars, row_results, shown, write
+from bench.cluster.settings import (
+    DRAFTED,
+    FLOOD,
+    FOUR,
+    HEAD,
+    LINEAR,
+    NODES,
+    ONE,
+    ROWS,
+    SESSIONS_PER_VERIFIER,
+    SLOTS,
+    TOKENS,
+    V_MS,
+    config,
+)
+from bench.interval import Estimate
+from bench.runs import BenchError
+from deploy.cluster.schema import parse
+
+
+def test_what_is_deployed() -> None:
+    deployed = parse(config("127.0.0.1:1"))
+    replicas = {kind: 0 for kind in ("verify", "draft", "orchestrate")}
+    asked: dict[str, float] = {}
+    for group in deployed.groups:
+        replicas[group.words[0]] += group.least
+        assert group.least == group.most
+        for name, amount in group.resources.items():
+            asked[name] = asked.get(name, 0.0) + amount * group.least
+    assert replicas == dict(
+        zip(replicas, (EXPECTED[VERIFIERS], EXPECTED[DRAFTERS], EXPECTED[ORCHESTRATORS]), strict=True)
+    )
+    had = {name: sum(node.get(name, 0.0) for node in (HEAD, *NODES)) for name in asked}
+    assert asked == had
+
+
+def test_no_verifier_could_do_with_less() -> None:
+    """Nor take over another one's sessions; and every session has a prompt of its own."""
+    assert SESSIONS_PER_VERIFIER <= SLOTS < 2 * SESSIONS_PER_VERIFIER
+    prompts = [prompt(turn) for turn in range(max(row.at_once for row in ROWS))]
+    assert len(set(prompts)) == len(prompts)
+    assert all(2 <= token < 64 for each in prompts for token in each)
+
+
+def test_what_is_expected() -> None:
+    one, four = simulated(ONE), simulated(FOUR)
+    assert one is not None
+    assert four is not None
+    step_s = V_MS / 1000 * (1 + 0.02 * (SESSIONS_PER_VERIFIER - 1))
+    assert one == pytest.approx(SESSIONS_PER_VERIFIER / step_s, rel=1 / TOKENS)
+    assert four == pytest.approx(4 * one, rel=0.02)
+    assert simulated(FLOOD) is None
+
+
+def test_kinds_of_processes() -> None:
+    lines = {
+        "python3 -m deploy orchestrate --insecure --listen=127.0.0.1:0": ORCHESTRATORS,
+        "python3 -m deploy verify scripted:4 --slots=24": VERIFIERS,
+        "python3 -m deploy draft scripted:4:agree=0.8": DRAFTERS,
+        "ray::Replica": REST,
+        "python3 -m deploy status --json": REST,
+    }
+    assert {line: kind_of(line) for line in lines} == lines
+
+
+def test_texts_may_end_early_but_not_part() -> None:
+    texts = Texts()
+    texts.add("a", [(1, 2), (3, 4)])
+    texts.add("a", [(1, 2, 5), (3,)])
+    texts.add("b", [(9,)])
+    assert texts.mismatches == 0
+    texts.add("a", [(1, 2, 6), (3, 4)])
+    assert texts.mismatches == 1
+
+
+def sample(name: str, repeat: int, speed: float) -> Sample:
+    cpu = {ORCHESTRATORS: 0.1, VERIFIERS: 0.2, DRAFTERS: 0.0, REST: 0.1, CLIENTS: 0.1}
+    return Sample(name, repeat, int(10 * speed), 10.0, cpu)
+
+
+def measured(four: float = 395.0) -> Measured:
+    speeds = {row.name: 100.0 * row.verifiers for row in ROWS} | {FOUR.name: four}
+    samples = [sample(name, repeat, speed) for repeat in range(7) for name, speed in speeds.items()]
+    return Measured(samples, 0)
+
+
+def results(found: Measured) -> Results:
+    rows = row_results(found, {row.name: 100.0 if row == ONE else None for row in ROWS})
+    return Results(run.arguments(7), {}, None, rows, bars(found, rows), found.samples)
+
+
+def test_figures(tmp_path: Path) -> None:
+    found = results(measured())
+    assert found.holds
+    by_name = {row.name: row for row in found.rows}
+    assert by_name[FOUR.name].to_one == Estimate(0.9875, 0.9875, 0.9875, by_name[FOUR.name].to_one.coverage)  # type: ignore[union-attr]
+    assert by_name[DRAFTED.name].to_one is None
+    assert by_name[ONE.name].orchestrator_us.value == pytest.approx(100.0)
+    assert by_name[ONE.name].tokens_per_core == pytest.approx(10_000.0)
+    assert by_name[ONE.name].cores == pytest.approx(0.05)
+    write(found, tmp_path / "cluster.json")
+    told = json.loads((tmp_path / "cluster.json").read_text())
+    assert [row["name"] for row in told["rows"]] == [row.name for row in ROWS]
+    assert len(told["raw"]) == 7 * len(ROWS)
+    assert FOUR.name in shown(found)
+
+
+def test_what_is_missed() -> None:
+    slow = [bar.name for bar in results(measured(four=350.0)).bars if not bar.holds]
+    assert [FOUR.name in name for name in slow] == [True]
+    wrong = [bar.name for bar in results(replace(measured(), mismatches=1)).bars if not bar.holds]
+    assert wrong == ["sessions whose text changed"]
+    assert len(results(measured()).bars) == len(LINEAR) + 1
+
+
+def test_repeats_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--repeats", "0"])
+    assert "--repeats" in capsys.readouterr().err
+
+
+def test_who_listens_where() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in ports_of(os.getpid())
+    with pytest.raises(BenchError, match="no process of ours listens"):
+        Clocks(["127.0.0.1:1"])

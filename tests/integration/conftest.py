@@ -1,0 +1,50 @@
+"""Which of these tests run beside which: `make test` has two at a time, and they share two cores.
+
+Workers get groups of tests, the next one to whoever is free. What takes long is dealt out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pauses import Pause, record
+
+HERE = Path(__file__).parent
+GROUPS = {
+    # A Ray cluster keeps both cores busy while it starts: one at a time.
+    "ray": ("test_stack", "test_stack_ends", "test_stack_demo", "test_drafters"),
+    "documents": ("test_documents",),
+    # Networks of their own.
+    "line": ("test_bench_wan", "test_wan"),
+    "benches": ("test_bench", "test_bench_copy", "test_bench_step", "test_bench_ways"),
+}
+
+
+def group_of(path: Path) -> str:
+    """A file that is in no group is one by itself."""
+    return next((name for name, files in GROUPS.items() if path.stem in files), path.stem)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the names of groups become part of the tests' own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = list(GROUPS)
+    ours = [item for item in items if item.path.parent == HERE]
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    ours.sort(key=lambda item: order.index(group) if (group := group_of(item.path)) in order else len(order))
+    items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
+
+
+@pytest.fixture(scope="session")
+def pauses(pytestconfig: pytest.Config) -> Iterator[list[Pause]]:
+    """Take what a cluster's tests saw of streams; told when all tests are over."""
+    found: list[Pause] = []
+    yield found
+    record(found)
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        for line in ("", *map(str, found)):
+            reporter.write_line(line)
