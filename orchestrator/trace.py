@@ -44,6 +44,7 @@ class Judged:
     Attributes:
         tested: draft tokens that it was about; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
         forward_us, waited_us, sessions, rows: of the verifier's step.
+        ended_us: when its forward ended, by the verifier's clock: such instants say how far apart forwards were.
         round_trip_us: to the verifier and back, as last measured.
         plan: how the drafters draft by now, and why.
     """
@@ -55,6 +56,7 @@ class Judged:
     kind: str
     source: int
     forward_us: int
+    ended_us: int
     waited_us: int
     sessions: int
     rows: int
@@ -75,6 +77,7 @@ class Judged:
             kind=event.kind.name if verdict.tested else "",
             source=verdict.source,
             forward_us=step.forward_us,
+            ended_us=step.forward_ended_ns // 1000,
             waited_us=step.waited_us,
             sessions=step.sessions,
             rows=step.rows,

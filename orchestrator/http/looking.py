@@ -23,7 +23,8 @@ from orchestrator.http.service import Call, Served, Service
 from orchestrator.http.shapes import finite
 from orchestrator.http.streams import DONE, EventStream, event
 from orchestrator.http.wishes import take_completion
-from orchestrator.peers import VerifierPeer
+from orchestrator.link import Link
+from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.replies import Part
 from orchestrator.trace import Judged, Proposed, Traced, now_us
 from specwire.core.sampling import InvalidParameter
@@ -70,10 +71,7 @@ class Looking:
                 "context": served.target.info.context,
                 "durability": orchestrator.store.durability,
                 "verifiers": [_verifier(each) for each in pool.verifiers],
-                "drafters": [
-                    {"model": each.info.model if each.info else "", "up": each.up, "sessions": len(each.subjects)}
-                    for each in pool.drafters
-                ],
+                "drafters": [_peer(each) for each in pool.drafters],
                 "running": len(running),
                 "sessions": [_session(each) for each in own[-MOST_SESSIONS:]],
             }
@@ -81,12 +79,18 @@ class Looking:
 
 
 def _verifier(peer: VerifierPeer) -> Json:
+    return {**_peer(peer), "draining": peer.draining, "forward_us": round(peer.forward_times.at(1))}
+
+
+def _peer(peer: VerifierPeer | DrafterPeer) -> Json:
+    """round_trip_us: 0 for one that has dialled in, and before the link was ever up."""
+    link = peer.link if isinstance(peer.link, Link) else None
     return {
+        "model": peer.info.model if peer.info else "",
         "up": peer.up,
-        "draining": peer.draining,
         "sessions": len(peer.subjects),
-        "round_trip_us": round(peer.link.round_trip_us),
-        "forward_us": round(peer.forward_times.at(1)),
+        "slots": peer.info.slots if peer.info else 0,
+        "round_trip_us": round(link.round_trip_us) if link is not None else 0,
     }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from scripts.screenshots import browser, chromium
 from specwire.client import Client
@@ -17,7 +19,24 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium (`chr
 
 PROMPT = "1 2 3"
 LIMIT_MS = 60_000
-PAIR = ("--target", "scripted:7:delay_ms=20", "--draft", "scripted:7:agree=0.8:delay_ms=2")
+# Four draft tokens at a time, whatever pays: what there is to see does not hang on how busy the machine is.
+AT_WORK = json.dumps({"model": "scripted:7:agree=0.8:delay_ms=2", "num_speculative_tokens": 4})
+PAIR = ("--target", "scripted:7:delay_ms=40", "--speculative-config", AT_WORK)
+KINDS = ("accepted", "recovered", "bonus", "direct")
+# The W3C's least contrast of text (WCAG 2.2, 1.4.3), and how it is computed.
+LEAST_CONTRAST = 4.5
+CONTRAST = """(element) => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => parts(colour).slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (one) => {
+    const colour = getComputedStyle(one).backgroundColor;
+    return parts(colour)[3] === 0 ? behind(one.parentElement) : colour;
+  };
+  const [low, high] = [light(getComputedStyle(element).color), light(behind(element))].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +48,31 @@ def ready() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def page(ready: dict[str, str]) -> Iterator[Page]:
-    """One page for all tests: a browser's start is slow. What it complains of fails them."""
+def opened() -> Iterator[Browser]:
+    """One browser for all tests: its start is slow."""
+    with browser() as running_browser:
+        yield running_browser
+
+
+@pytest.fixture(scope="module")
+def page(opened: Browser, ready: dict[str, str]) -> Iterator[Page]:
+    """One page for all tests. What it complains of fails them, and so does whatever it asks of anybody else."""
     complaints: list[str] = []
-    with browser() as opened:
-        page = opened.new_page()
-        page.set_default_timeout(LIMIT_MS)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.goto(ready["http"])
-        yield page
-        assert complaints == []
+    asked: list[str] = []
+    page = opened.new_page()
+    page.set_default_timeout(LIMIT_MS)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(ready["http"])
+    yield page
+    assert complaints == []
+    assert [url for url in asked if not url.startswith(ready["http"])] == []
 
 
 def ask(page: Page, tokens: int) -> None:
-    page.fill("#prompt", PROMPT)
+    page.fill("#prompt", "")
+    page.locator("#prompt").press_sequentially(PROMPT)
     page.fill("#max_tokens", str(tokens))
     page.keyboard.press("Control+Enter")
 
@@ -52,18 +81,24 @@ def state(page: Page, text: str) -> None:
     page.locator("#state").get_by_text(text, exact=True).wait_for()
 
 
+def told(page: Page) -> str:
+    return page.locator("#inspector").text_content() or ""
+
+
 def test_a_prompt_becomes_the_text_that_grpc_has(page: Page, ready: dict[str, str]) -> None:
+    state(page, "ready")
     with Client(ready["address"]) as client:
         done = client.complete(PROMPT, max_tokens=60)
     ask(page, 60)
     state(page, "done")
     assert page.locator("#on .tokens").text_content() == done.text
-    spans = page.locator("#on .tokens span")
-    assert spans.count() == len(done.tokens)
-    kinds = {name: page.locator(f"#on .tokens span.{name}").count() for name in ("accepted", "recovered", "bonus")}
-    assert sum(kinds.values()) + page.locator("#on .tokens span.direct").count() == len(done.tokens)
+    assert page.locator("#on .tokens span").count() == len(done.tokens)
+    kinds = {name: page.locator(f"#on .tokens span.{name}").count() for name in KINDS}
+    assert sum(kinds.values()) == len(done.tokens)
     assert kinds["accepted"] > 0
     assert page.locator("#legend .accepted b").text_content() == str(kinds["accepted"])
+    assert page.locator("#timeline .decided").count() == len(done.tokens)
+    assert page.locator("#timeline .decided.accepted").count() == kinds["accepted"]
 
 
 def test_charts_and_timeline_show_what_happened(page: Page) -> None:
@@ -71,25 +106,49 @@ def test_charts_and_timeline_show_what_happened(page: Page) -> None:
     state(page, "done")
     assert page.locator("#rates polyline").count() == 1
     assert page.locator("#places rect.bar:not(.back)").count() > 0
-    assert "window" in (page.locator("#plan").text_content() or "")
-    assert page.locator("#timeline rect.draft").count() > 0
-    assert page.locator("#timeline rect.forward").count() > 0
+    assert page.locator("#windows .part.held").count() > 0
+    assert page.locator("#windows .ribbon").count() > 0
+    assert "lockstep" in (page.locator("#plan").text_content() or "")
+    assert page.locator("#delays polyline").count() == 2
+    assert float(page.locator("#rtt").text_content() or "0") > 0
+    assert page.locator("#occupancy .part.own").count() > 0
+    assert page.locator("#batch").text_content() == "1 session"
+    assert page.locator("#timeline .draft.accepted").count() > 0
     assert page.locator("#timeline .rollback").count() > 0
     before = page.locator("#timeline svg").get_attribute("width")
     page.locator("#zoom").fill("80")
     page.locator(f'#timeline svg:not([width="{before}"])').wait_for()
 
 
+def test_forwards_stand_one_behind_the_other(page: Page) -> None:
+    """As in a verifier, however long their verdicts took: in a batch of one no two of them overlap."""
+    page.locator("#zoom").fill("50")
+    ask(page, 40)
+    state(page, "done")
+    forwards = page.locator("#timeline .forward")
+    boxes = forwards.evaluate_all("all => all.map((one) => [one.x.baseVal.value, one.width.baseVal.value])")
+    assert len(boxes) > 5
+    assert all(begin + width <= following + 1 for (begin, width), (following, _) in pairwise(boxes))
+
+
 def test_a_token_tells_its_story(page: Page) -> None:
     ask(page, 20)
     state(page, "done")
     page.locator("#on .tokens span").nth(3).hover()
-    told = page.locator("#inspector").text_content() or ""
-    assert "position 6" in told
-    assert "probability" in told
+    assert "position 6" in told(page)
+    assert "probability" in told(page)
+    assert page.locator("#timeline .verdict.current").count() == 1
+    accepted = page.locator("#on .tokens span.accepted")
+    chains = set()
+    for index in range(accepted.count()):
+        accepted.nth(index).hover()
+        chains |= set(re.findall(r"chain (\d+) of drafter 1verdict \d+ of \d+ accepted", told(page)))
+    assert chains
     page.focus("#on .tokens")
     page.keyboard.press("End")
-    assert "position 22" in (page.locator("#inspector").text_content() or "")
+    assert "position 22" in told(page)
+    page.keyboard.press("ArrowLeft")
+    assert "position 21" in told(page)
 
 
 def test_beside_drafting_off_the_text_is_the_same(page: Page) -> None:
@@ -98,16 +157,39 @@ def test_beside_drafting_off_the_text_is_the_same(page: Page) -> None:
     state(page, "done")
     assert "the texts are identical" in (page.locator("#versus").text_content() or "")
     assert page.locator("#off .tokens").text_content() == page.locator("#on .tokens").text_content()
+    assert page.locator("#off .tokens span.accepted").count() == 0
+    assert page.locator("#rates polyline").count() == 2
     page.uncheck("#compare")
 
 
-def test_escape_cancels_the_session(page: Page) -> None:
+def test_what_drafters_guess_stands_behind_the_text(page: Page) -> None:
+    page.check("#provisional")
+    ask(page, 60)
+    page.locator("#on .tokens span.guess").wait_for()
+    state(page, "done")
+    assert page.locator("#on .tokens span.guess").count() == 0
+    page.uncheck("#provisional")
+
+
+def test_charts_move_while_text_comes_and_a_key_cancels(page: Page) -> None:
     ask(page, 2000)
     page.locator("#on .tokens span").nth(10).wait_for()
+    before = page.locator("#rates polyline").get_attribute("points")
+    page.locator(f'#rates polyline:not([points="{before}"])').wait_for()
+    state(page, "generating")
+    assert page.locator("#sessions tr").count() <= 1
+    page.locator("#sessions tr").wait_for()
     page.keyboard.press("Escape")
     state(page, "cancelled")
-    count = page.locator("#on .tokens span").count()
-    assert 10 < count < 2000
+    assert 10 < page.locator("#on .tokens span").count() < 2000
+    page.locator("#sessions:not(:has(tr))").wait_for(state="attached")
+
+
+def test_a_button_cancels_too(page: Page) -> None:
+    ask(page, 2000)
+    page.locator("#on .tokens span").nth(3).wait_for()
+    page.click("#stop")
+    state(page, "cancelled")
     page.locator("#sessions:not(:has(tr))").wait_for(state="attached")
 
 
@@ -117,3 +199,45 @@ def test_what_is_refused_is_said(page: Page) -> None:
     page.locator("#state.bad").wait_for()
     assert "rule" in (page.locator("#state").text_content() or "")
     page.select_option("#rule", "")
+
+
+def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    page.focus("#prompt")
+    seen = []
+    for _ in range(14):
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.parentElement.id"))
+        page.keyboard.press("Tab")
+    wanted = "prompt max_tokens temperature top_p seed rule drafting provisional compare go on zoom timeline"
+    assert [each for each in seen if each in wanted.split()] == wanted.split()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_be_read(scheme: str, page: Page) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light", reduced_motion="reduce")
+    ask(page, 40)
+    state(page, "done")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", paper)[:3])) > 384) == (scheme == "light")
+    texts = ["#state", "#plan", "#legend li", "#inspector p", "#ask label", "figcaption", "#parts td", "th", "#go"]
+    texts += [f"#on .tokens .{kind}" for kind in KINDS if page.locator(f"#on .tokens .{kind}").count()]
+    low = {each: page.locator(each).first.evaluate(CONTRAST) for each in texts}
+    assert {each: ratio for each, ratio in low.items() if ratio < LEAST_CONTRAST} == {}
+
+
+def test_on_a_phone(opened: Browser, ready: dict[str, str]) -> None:
+    """Nothing is wider than the screen, and fingers do all of it."""
+    with opened.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as context:
+        phone = context.new_page()
+        phone.set_default_timeout(LIMIT_MS)
+        phone.goto(ready["http"])
+        phone.fill("#prompt", PROMPT)
+        phone.fill("#max_tokens", "40")
+        phone.tap("#go")
+        state(phone, "done")
+        phone.locator("#on .tokens span").nth(3).tap()
+        assert "position 6" in told(phone)
+        assert phone.evaluate("document.documentElement.scrollWidth") == 390
+        go, stop = phone.locator("#go").bounding_box(), phone.locator("#stop").bounding_box()
+        assert go is not None
+        assert stop is not None
+        assert min(go["height"], stop["height"]) >= 40

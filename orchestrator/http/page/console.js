@@ -1,23 +1,18 @@
 // The page: takes what is asked, runs sessions, shows them while they come.
 
-import { bars, curves } from "./charts.js";
+import { figures, legend } from "./figures.js";
+import { look } from "./services.js";
 import { Session } from "./session.js";
-import { Refused, follow, status } from "./stream.js";
+import { Refused, follow } from "./stream.js";
 import { TokenText, explained } from "./text.js";
-import { draw } from "./timeline.js";
+import { draw, names } from "./timeline.js";
 
 const of = (id) => document.getElementById(id);
-const LEGEND = [
-  ["accepted", "accepted draft tokens"],
-  ["recovered", "recovered"],
-  ["bonus", "bonus"],
-  ["direct", "direct"],
-];
-const STATUS_MS = 2000;
+// Text is shown with the next frame, charts seldomer: they are drawn anew as a whole.
+const CHARTS_MS = 80;
 
-const inspect = (session, index, text) => (of("inspector").textContent = explained(session, index, text));
 const texts = { on: new TokenText(of("on"), inspect), off: new TokenText(of("off"), inspect) };
-let shown = new Session(), plain = null, running = null, drawing = false;
+let shown = new Session(), plain = null, running = null, current = null, drawing = false, waiting = 0, drawnMs = 0;
 
 // Asking
 
@@ -45,7 +40,7 @@ async function generate() {
     say("done");
   } catch (error) {
     if (error.name === "AbortError") say("cancelled");
-    else say(error instanceof Refused ? error.message : `the page failed: ${error.message}`, true);
+    else say(error instanceof Refused ? error.message : `the page failed: ${error.message}`, "bad");
   } finally {
     running = null;
     of("go").disabled = false;
@@ -56,16 +51,15 @@ async function generate() {
 
 function begin(beside) {
   shown = new Session();
-  plain = null;
+  plain = current = null;
   texts.on.clear();
   texts.off.clear();
   of("off").hidden = !beside;
   of("texts").classList.toggle("two", beside);
   of("versus").textContent = "";
-  of("plans").replaceChildren();
   of("go").disabled = true;
   of("stop").disabled = false;
-  say("generating");
+  say("generating", "busy");
   later();
 }
 
@@ -88,93 +82,55 @@ function compare() {
 function later() {
   if (drawing) return;
   drawing = true;
-  requestAnimationFrame(() => {
-    drawing = false;
-    for (const text of Object.values(texts)) {
-      if (text.dirty) text.show(text.dirty);
-      text.dirty = null;
-    }
-    figures();
-  });
+  requestAnimationFrame(show);
 }
 
-function figures() {
-  const session = shown.startedUs || !plain ? shown : plain, last = session.judged.at(-1);
-  of("rate").value = session.lastUs ? session.tokensPerSecond.toFixed(0) : "";
-  curves(of("rates"), [{ points: shown.rates() }, ...(plain ? [{ points: plain.rates(), plain: true }] : [])], "s");
-  bars(of("places"), session.places.map(({ tested, accepted }, i) => ({ label: `${i + 1}`, value: accepted / tested, title: `${accepted} of ${tested}` })));
-  const judged = session.judged.slice(-200);
-  curves(of("occupancy"), [{ points: judged.map((one, i) => ({ x: i + 1, y: one.sessions })) }], "steps");
-  of("batch").value = last ? last.sessions : "";
-  of("plan").textContent = session.plans.at(-1)?.plan ?? (last ? "nothing drafts" : "no session yet");
-  of("plans").replaceChildren(...session.plans.slice(0, -1).reverse().slice(0, 20).map(earlier));
-  of("rtt").textContent = last ? `${(last.round_trip_us / 1000).toFixed(1)} ms` : "–";
-  of("forward").textContent = last ? `${(last.forward_us / 1000).toFixed(1)} ms` : "–";
-  of("per_forward").textContent = session.forwards ? session.tokensPerForward.toFixed(2) : "–";
-  of("first").textContent = session.firstUs ? `${((session.firstUs - session.startedUs) / 1000).toFixed(0)} ms` : "–";
-  legend(session);
-  draw(of("timeline"), session, Number(of("zoom").value));
-
-  function earlier({ atUs, plan }) {
-    const item = document.createElement("li");
-    item.textContent = `${((atUs - session.startedUs) / 1000).toFixed(0)} ms: ${plan}`;
-    return item;
+function show(nowMs) {
+  drawing = false;
+  for (const text of Object.values(texts)) {
+    if (text.dirty) text.show(text.dirty);
+    text.dirty = null;
   }
+  const session = seen();
+  legend(of, session);
+  if (running && nowMs - drawnMs < CHARTS_MS) {
+    waiting ||= setTimeout(again, CHARTS_MS);
+    return;
+  }
+  drawnMs = nowMs;
+  figures(of, session, shown, plain);
+  draw(of("timeline"), session, Number(of("zoom").value), current);
 }
 
-function legend(session) {
-  of("legend").replaceChildren(
-    ...[...LEGEND, ...(session.guess ? [["guess", "a drafter's guess"]] : [])].map(([name, label]) => {
-      const item = document.createElement("li"), mark = document.createElement("i"), count = document.createElement("b");
-      item.className = name;
-      count.textContent = session.counts[name] ?? "";
-      item.append(mark, `${label} `, count);
-      return item;
-    }),
-  );
+function again() {
+  waiting = 0;
+  later();
 }
 
-function say(message, bad = false) {
+// What the figures are of: the session without drafting, until the other one begins.
+function seen() {
+  return shown.startedUs || !plain ? shown : plain;
+}
+
+function inspect(session, index, text) {
+  const { text: quoted, outcome, why, facts } = explained(session, index, text);
+  const head = made("p", [made("b", quoted, outcome), ` ${why}`]), list = made("dl");
+  for (const [name, value] of facts) list.append(made("div", [made("dt", `${name} `), made("dd", value)]));
+  of("inspector").replaceChildren(head, list);
+  current = session === seen() ? session.tokens[index].verdict : null;
+  later();
+}
+
+function made(name, content = [], kind = "") {
+  const element = document.createElement(name);
+  element.append(...[content].flat());
+  if (kind) element.className = kind;
+  return element;
+}
+
+function say(message, kind = "") {
   of("state").textContent = message;
-  of("state").classList.toggle("bad", bad);
-}
-
-// Services and sessions
-
-async function look() {
-  if (!document.hidden) {
-    try {
-      services(await status(of("key").value));
-    } catch (error) {
-      if (!running) say(error instanceof Refused ? error.message : "the orchestrator does not answer", true);
-    }
-  }
-  setTimeout(look, STATUS_MS);
-}
-
-function services(known) {
-  const up = known.drafters.filter((one) => one.up).length;
-  const bad = of("state").classList.contains("bad") || of("state").textContent === "connecting";
-  if (!running && bad) say(`${known.target.model}, ${up} of ${known.drafters.length} drafters, log: ${known.durability}`);
-  of("parts").replaceChildren(
-    ...known.verifiers.map((one) => part(one, `verifier: ${one.up ? (one.draining ? "draining" : "up") : "down"}, ${one.sessions} sessions, round trip ${(one.round_trip_us / 1000).toFixed(1)} ms, forward ${(one.forward_us / 1000).toFixed(1)} ms`)),
-    ...known.drafters.map((one) => part(one, `drafter ${one.model}: ${one.up ? "up" : "down"}, ${one.sessions} sessions`)),
-    part({ up: true }, `session log: ${known.durability}`),
-  );
-  of("sessions").replaceChildren(...known.sessions.map(row));
-}
-
-function part(one, text) {
-  const item = document.createElement("li");
-  item.textContent = text;
-  if (!one.up) item.className = "down";
-  return item;
-}
-
-function row(one) {
-  const made = document.createElement("tr");
-  for (const value of [one.id, one.state, `${one.tokens}`, one.plan]) made.insertCell().textContent = value;
-  return made;
+  of("state").className = kind;
 }
 
 of("ask").addEventListener("submit", (event) => {
@@ -190,5 +146,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) of("ask").requestSubmit();
 });
+addEventListener("resize", later);
+names(of("names"));
 later();
-look();
+look(of, () => running !== null, say);

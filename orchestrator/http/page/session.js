@@ -1,12 +1,15 @@
 // What is known of one session: its tokens with their fates, its verdicts, its figures. No page in it.
 
+// Clocks that differ by more than they did before are another verifier's.
+const OTHER_CLOCK_US = 5e6;
+
 export class Session {
   constructor() {
     this.points = []; // the released text, by code points
     this.tokens = []; // {position, id, outcome, end, logprob, verdict, atUs}
     this.guess = "";
-    this.proposed = [];
-    this.judged = [];
+    this.proposed = []; // as told, with `fates`, one for each token: pending, accepted, refused or late
+    this.judged = []; // as told, with `chain`, and `clock`, which all verdicts of one verifier share
     this.plans = [];
     this.places = []; // by place in the window: {tested, accepted}
     this.counts = { accepted: 0, recovered: 0, bonus: 0, direct: 0 };
@@ -15,7 +18,7 @@ export class Session {
     this.lastUs = null;
     this.finished = null;
     this.promptTokens = 0;
-    this.forwards = 0;
+    this.settled = 0; // proposals before this one have no pending token
   }
 
   take(event) {
@@ -31,7 +34,7 @@ export class Session {
         this.guess = event.text;
         break;
       case "proposed":
-        this.proposed.push({ ...event, fate: "pending" });
+        this.proposed.push({ ...event, fates: event.tokens.map(() => "pending") });
         break;
       case "judged":
         this.#judge(event);
@@ -58,37 +61,64 @@ export class Session {
     });
   }
 
-  #judge(verdict) {
+  #judge(told) {
+    const accepted = told.outcomes.filter((one) => one === "accepted").length;
+    const verdict = { ...told, accepted: Math.min(accepted, told.tested), clock: this.#clockOf(told), chain: null };
+    if (verdict.kind === "DRAFTER") verdict.chain = this.#chainOf(verdict);
     this.judged.push(verdict);
-    this.forwards += 1;
     if (verdict.plan && verdict.plan !== this.plans.at(-1)?.plan) this.plans.push({ atUs: verdict.at_us, plan: verdict.plan });
-    const accepted = verdict.outcomes.filter((one) => one === "accepted").length;
-    const tested = Math.max(accepted, Math.min(verdict.tested, accepted + 1));
+    const tested = Math.min(verdict.tested, verdict.accepted + 1);
     for (let place = 0; place < tested; place++) {
       const known = (this.places[place] ??= { tested: 0, accepted: 0 });
       known.tested += 1;
-      known.accepted += place < accepted ? 1 : 0;
+      known.accepted += place < verdict.accepted ? 1 : 0;
     }
     this.#settle(verdict);
   }
 
-  // Proposals whose tokens are decided by now held or did not.
-  #settle(verdict) {
-    const decided = new Map(verdict.tokens.map((token, i) => [verdict.position + i, token]));
-    for (const one of this.proposed) {
-      if (one.fate !== "pending") continue;
-      const from = one.base + one.offset;
-      const fates = one.tokens.map((token, i) => (decided.has(from + i) ? decided.get(from + i) === token : null));
-      if (fates.includes(false)) this.#refuse(one);
-      else if (fates.includes(true)) one.fate = "accepted";
-      else if (from + one.tokens.length <= verdict.position) one.fate = "late";
-    }
+  // How far the verifier's clock is behind ours, by the quickest of its verdicts: the others waited somewhere.
+  #clockOf(verdict) {
+    const behind = verdict.at_us - verdict.ended_us, known = this.judged.at(-1)?.clock;
+    if (!known || Math.abs(behind - known.behind) > OTHER_CLOCK_US) return { behind };
+    known.behind = Math.min(known.behind, behind);
+    return known;
   }
 
-  #refuse(proposal) {
-    for (const one of this.proposed) {
-      const same = one.source === proposal.source && one.chain === proposal.chain && one.offset >= proposal.offset;
-      if (same && one.fate === "pending") one.fate = "refused";
+  // The chain that the window was of: the newest one of its source that holds what was accepted, and reaches the window.
+  #chainOf(verdict) {
+    const wrong = new Set();
+    for (const one of this.proposed.toReversed()) {
+      const from = verdict.position - one.base - one.offset;
+      if (one.source !== verdict.source || wrong.has(one.chain) || from + verdict.tested <= 0 || from >= one.tokens.length) continue;
+      const differs = verdict.tokens.slice(0, verdict.accepted).some((token, i) => (one.tokens[from + i] ?? token) !== token);
+      if (!differs) return one.chain;
+      wrong.add(one.chain);
+    }
+    return null;
+  }
+
+  // Of proposals what becomes of each token once its position is decided.
+  #settle(verdict) {
+    const end = verdict.position + verdict.tokens.length;
+    for (const one of this.proposed.slice(this.settled)) {
+      const from = one.base + one.offset;
+      one.fates.forEach((fate, i) => {
+        const at = from + i - verdict.position;
+        if (fate !== "pending" || from + i >= end) return;
+        if (at < 0) one.fates[i] = "late";
+        else if (verdict.tokens[at] !== one.tokens[i]) this.#refuse(one, i);
+        else one.fates[i] = verdict.outcomes[at] === "accepted" ? "accepted" : "late";
+      });
+    }
+    while (this.settled < this.proposed.length && !this.proposed[this.settled].fates.includes("pending")) this.settled++;
+  }
+
+  // Whatever a chain holds behind a refused token is void.
+  #refuse(proposal, from) {
+    for (const one of this.proposed.slice(this.settled)) {
+      if (one.source !== proposal.source || one.chain !== proposal.chain || one.offset < proposal.offset) continue;
+      const first = one === proposal ? from : 0;
+      one.fates = one.fates.map((fate, i) => (i >= first && fate === "pending" ? "refused" : fate));
     }
   }
 
@@ -99,7 +129,7 @@ export class Session {
 
   get tokensPerForward() {
     const decided = this.judged.reduce((sum, one) => sum + one.tokens.length, 0);
-    return this.forwards ? decided / this.forwards : 0;
+    return this.judged.length ? decided / this.judged.length : 0;
   }
 
   // Tokens per second around each of `count` instants, over a window of its own width.
@@ -112,4 +142,15 @@ export class Session {
       return { x: (until - begin) / 1e6, y: (within * 1e6) / (until - from) };
     });
   }
+}
+
+// When a verdict's forward ended, by the orchestrator's clock: a message takes half of the round trip.
+export function endedUs(verdict) {
+  const taken = verdict.round_trip_us / 2;
+  return verdict.ended_us ? verdict.ended_us + verdict.clock.behind - taken : verdict.at_us - taken;
+}
+
+// How a verdict's plan begins: stream, lockstep or off; "" where nothing drafts.
+export function discipline(verdict) {
+  return verdict.plan.split(":")[0];
 }

@@ -79,22 +79,24 @@ const WHY = {
   direct: "the target's own, with no draft token to test",
 };
 
+// What is to be told of a token: its text and kind, and [name, value] of the rest.
 export function explained(session, index, text) {
-  const token = session.tokens[index], verdict = token.verdict;
-  const parts = [`${JSON.stringify(text)}: ${WHY[token.outcome]}`, `position ${token.position}`, `id ${token.id}`];
-  if (token.logprob !== undefined) parts.push(`probability ${percent(Math.exp(token.logprob))}`);
-  if (verdict) {
-    parts.push(verdict.tested ? `verdict over a window of ${verdict.tested} from ${source(session, token)}` : "verdict without a window");
-    parts.push(`forward ${(verdict.forward_us / 1000).toFixed(1)} ms`);
-  }
-  return parts.join(" · ");
+  const token = session.tokens[index], facts = [["position", `${token.position}`]];
+  if (token.logprob !== undefined) facts.push(["probability", percent(Math.exp(token.logprob))]);
+  if (token.verdict) facts.push(["chain", source(token)], ["verdict", judged(token.verdict)]);
+  facts.push(["id", `${token.id}`]);
+  return { text: JSON.stringify(text), outcome: token.outcome, why: WHY[token.outcome], facts };
 }
 
-function source(session, token) {
-  const { kind, source } = token.verdict;
+function judged(verdict) {
+  const forward = `in a forward of ${(verdict.forward_us / 1000).toFixed(1)} ms`;
+  return verdict.tested ? `${verdict.accepted} of ${verdict.tested} accepted, ${forward}` : `one token, ${forward}`;
+}
+
+function source({ outcome, verdict: { tested, kind, source, chain } }) {
+  if (!tested) return outcome === "accepted" || outcome === "recovered" ? "one that arrived during the forward" : "none";
   if (kind !== "DRAFTER") return kind === "NGRAM" ? "the text itself (n-grams)" : "the request's prediction";
-  const one = session.proposed.findLast((p) => p.source === source && p.base + p.offset <= token.position);
-  return `drafter ${source}${one ? `, chain ${one.chain}` : ""}`;
+  return `${chain === null ? "one" : chain} of drafter ${source}`;
 }
 
 function percent(p) {

@@ -1,62 +1,103 @@
-// A session's proposals, verdicts and rollbacks over time, in three lanes: drafter, link, verifier.
+// A session's proposals, verdicts and rollbacks over time: what drafters sent, the link, what the verifier computed, and
+// below each forward the tokens that it decided.
 //
-// Instants are those at which messages reached the orchestrator. When a draft began is told by the drafter, how long a
-// forward took by the verifier; that a message takes half of the round trip is assumed.
+// Proposals and verdicts stand at the instants at which they reached the orchestrator. When a draft began is told by the
+// drafter; how long a forward took, and how far it was from the one before, by the verifier.
 
 import { element } from "./charts.js";
+import { endedUs } from "./session.js";
 
-const HEIGHT = 176, TOP = 10, LANE = 34, DRAFTER = 30, VERIFIER = 128, LEFT = 70, MOST = 700;
+const TICKS = 14, DRAFTER = 26, LANE = 26, VERIFIER = 112, DECIDED = VERIFIER + LANE + 6, CELL = 6, RIGHT = 24;
+// At most as tall as a window and the token behind it; higher ones are cut.
+const MOST_CELLS = 17;
+export const HEIGHT = DECIDED + MOST_CELLS * CELL + 4;
+// While text comes so much is drawn anew again and again; at the end there is time for all of it.
+const MOST_RUNNING = 150, MOST = 600;
 
-export function draw(box, session, zoom) {
-  const judged = session.judged.slice(-MOST), proposed = session.proposed.slice(-MOST);
-  const starts = [...judged.map((one) => one.at_us - one.round_trip_us - one.forward_us), ...proposed.map((one) => one.at_us - one.draft_us)];
+export function draw(box, session, zoom, current) {
+  const most = session.finished ? MOST : MOST_RUNNING;
+  const judged = session.judged.slice(-most), proposed = session.proposed.slice(-most);
+  const starts = [...judged.map((one) => endedUs(one) - one.forward_us), ...proposed.map((one) => one.at_us - one.draft_us)];
   const began = Math.min(...starts), ended = Math.max(judged.at(-1)?.at_us ?? 0, proposed.at(-1)?.at_us ?? 0);
   if (!(ended > began)) return box.replaceChildren();
   // In the middle of its range the zoom shows all, but no more than a second and a half.
-  const fitting = (box.clientWidth - LEFT - 40) / Math.min(1.5e6, ended - began);
-  const scale = fitting * 10 ** ((zoom - 50) / 25), x = (us) => LEFT + (us - began) * scale;
-  const svg = element("svg", { width: Math.max(box.clientWidth, x(ended) + 30), height: HEIGHT });
-  lanes(svg, svg.getAttribute("width"), began, ended, scale);
-  for (const one of proposed) proposal(svg, one, x, judged.at(-1)?.round_trip_us ?? 0);
-  for (const one of judged) verdict(svg, one, x);
+  const fitting = (box.clientWidth - RIGHT) / Math.min(1.5e6, ended - began);
+  const scale = fitting * 10 ** ((zoom - 50) / 25), x = (us) => (us - began) * scale;
+  const width = Math.max(box.clientWidth, x(ended) + RIGHT);
+  const svg = element("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` });
+  ground(svg, width, began - (session.startedUs ?? began), scale);
+  for (const one of proposed) svg.append(...proposal(one, x, judged.at(-1)?.round_trip_us ?? 0));
+  judged.forEach((one, i) => {
+    const next = judged[i + 1];
+    const room = next ? x(endedUs(next)) - x(endedUs(one)) : 10;
+    svg.append(...verdict(one, x, room, one === current));
+  });
   const follow = box.scrollLeft + box.clientWidth >= box.scrollWidth - 40;
   box.replaceChildren(svg);
-  if (follow) box.scrollLeft = box.scrollWidth;
+  if (session.finished && current && judged.includes(current)) reveal(box, x(endedUs(current)));
+  else if (follow) box.scrollLeft = box.scrollWidth;
 }
 
-function lanes(svg, width, began, ended, scale) {
-  for (const [name, y] of [["drafter", DRAFTER], ["link", (DRAFTER + VERIFIER + LANE) / 2 - LANE / 2 + 6], ["verifier", VERIFIER]]) {
-    svg.append(element("text", { class: "name", x: 4, y: y + LANE / 2 + 4 }, name));
+function reveal(box, at) {
+  if (at < box.scrollLeft + 20 || at > box.scrollLeft + box.clientWidth - 20) box.scrollLeft = at - box.clientWidth / 2;
+}
+
+function ground(svg, width, offset, scale) {
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((ms) => ms * 1000 * scale > 64) ?? 10000;
+  for (let ms = Math.ceil(offset / 1000 / step) * step; ; ms += step) {
+    const at = (ms * 1000 - offset) * scale;
+    if (at > width - RIGHT) break;
+    svg.append(element("line", { class: "tick", x1: at, x2: at, y1: TICKS + 4, y2: HEIGHT - 4 }));
+    svg.append(element("text", { x: at + 3, y: TICKS }, `${ms} ms`));
   }
-  for (const y of [DRAFTER + LANE, VERIFIER]) svg.append(element("line", { class: "lane", x1: LEFT, x2: width, y1: y, y2: y }));
-  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((ms) => ms * 1000 * scale > 60) ?? 10000;
-  for (let ms = 0; ms * 1000 <= ended - began; ms += step) {
-    svg.append(element("text", { x: LEFT + ms * 1000 * scale, y: TOP + 2 }, `${ms} ms`));
-  }
+  for (const y of [DRAFTER + LANE, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
 }
 
-function proposal(svg, one, x, roundTrip) {
-  const end = x(one.at_us), begin = x(one.at_us - one.draft_us), fate = one.fate === "late" ? "pending" : one.fate;
-  const block = element("rect", { class: `draft ${fate}`, x: begin, y: DRAFTER, width: Math.max(2, end - begin), height: LANE, rx: 3 });
-  const what = `${one.texts.map((text) => JSON.stringify(text)).join(" ")}\nproposed by drafter ${one.source}, chain ${one.chain}, at ${one.base + one.offset}: ${one.fate}`;
-  block.append(element("title", {}, what));
-  svg.append(block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: VERIFIER }));
-  if (one.offset === 0 && one.chain > 0) rollback(svg, begin, DRAFTER, `the drafter rolled back to ${one.base}`);
+const MEANINGS = { accepted: "held", refused: "refused", late: "right or wrong, too late to be tested", pending: "not tested yet" };
+
+// A block, divided by its tokens, and its way up to the verifier.
+function proposal(one, x, roundTrip) {
+  const end = x(one.at_us), begin = Math.min(end - 3, x(one.at_us - one.draft_us)), cell = (end - begin) / one.tokens.length;
+  const block = element("g", { class: "proposal" });
+  one.fates.forEach((fate, i) => {
+    block.append(element("rect", { class: `draft ${fate}`, x: begin + i * cell, y: DRAFTER, width: Math.max(1, cell - 0.5), height: LANE, rx: Math.min(2, cell / 3) }));
+  });
+  const fates = one.texts.map((text, i) => `${JSON.stringify(text)} ${MEANINGS[one.fates[i]]}`).join("\n");
+  block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.base + one.offset}\n${fates}`));
+  const made = [block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: VERIFIER })];
+  if (one.offset === 0 && one.chain > 0) made.push(rollback(begin, DRAFTER, `the drafter rolled back to ${one.base}`));
+  return made;
 }
 
-function verdict(svg, one, x) {
-  const ended = one.at_us - one.round_trip_us / 2, end = x(ended), begin = x(ended - one.forward_us);
-  const block = element("rect", { class: "forward", x: begin, y: VERIFIER, width: Math.max(2, end - begin), height: LANE, rx: 3 });
-  const what = `${one.texts.map((text) => JSON.stringify(text)).join(" ")}\n${one.outcomes.join(", ")}\nwindow of ${one.tested}, ${one.rows} rows of ${one.sessions} session${one.sessions === 1 ? "" : "s"}`;
-  block.append(element("title", {}, what));
-  svg.append(block, element("line", { class: "down", x1: end, y1: VERIFIER, x2: x(one.at_us), y2: DRAFTER + LANE }));
+// A forward, its verdict's way down, and what it decided. room: pixels until the next one.
+function verdict(one, x, room, isCurrent) {
+  const ended = endedUs(one), end = x(ended), begin = x(ended - one.forward_us);
+  const block = element("g", { class: isCurrent ? "verdict current" : "verdict" });
+  block.append(element("rect", { class: "forward", x: begin, y: VERIFIER, width: Math.max(2, end - begin), height: LANE, rx: 3 }));
+  const wide = Math.max(2, Math.min(10, room - 1, Math.max(4, end - begin)));
+  one.outcomes.slice(0, MOST_CELLS).forEach((outcome, i) => {
+    block.append(element("rect", { class: `decided ${outcome}`, x: end - wide, y: DECIDED + i * CELL, width: wide, height: CELL - 1, rx: 1 }));
+  });
+  const tokens = one.texts.map((text, i) => `${JSON.stringify(text)} ${one.outcomes[i]}`).join("\n");
+  block.append(element("title", {}, `forward of ${(one.forward_us / 1000).toFixed(1)} ms, window of ${one.tested}${one.tested ? ` from ${KINDS[one.kind] ?? one.kind}` : ""}\n${tokens}`));
+  const made = [block, element("line", { class: "down", x1: end, y1: VERIFIER, x2: x(one.at_us), y2: DRAFTER + LANE })];
   if (one.outcomes.includes("recovered")) {
-    rollback(svg, end, VERIFIER, `the verifier rolled back to ${one.position + one.outcomes.indexOf("recovered")}`);
+    made.push(rollback(end, VERIFIER, `the verifier rolled back to ${one.position + one.outcomes.indexOf("recovered")}`));
   }
+  return made;
 }
 
-function rollback(svg, x, y, what) {
+const KINDS = { DRAFTER: "a drafter", NGRAM: "the text itself", PREDICTION: "the request's prediction" };
+
+function rollback(x, y, what) {
   const mark = element("path", { class: "rollback", d: `M${x + 3} ${y - 3} h-9 m3 -3 l-3 3 l3 3` });
   mark.append(element("title", {}, what));
-  svg.append(mark);
+  return mark;
+}
+
+// The lanes' names, which stay where they are while the rest is scrolled.
+export function names(svg) {
+  svg.setAttribute("viewBox", `0 0 62 ${HEIGHT}`);
+  const lanes = [["drafter", DRAFTER + LANE / 2], ["link", (DRAFTER + LANE + VERIFIER) / 2], ["verifier", VERIFIER + LANE / 2], ["decided", DECIDED + 12]];
+  svg.replaceChildren(...lanes.map(([name, y]) => element("text", { class: "name", x: 0, y: y + 4 }, name)));
 }

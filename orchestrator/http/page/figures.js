@@ -1,0 +1,82 @@
+// The charts and numbers beside a session's text.
+
+import { bars, columns, curves } from "./charts.js";
+import { discipline } from "./session.js";
+
+// Charts of forwards show so many of the newest; lines more than columns.
+const NEWEST = 200;
+const LEGEND = [
+  ["accepted", "accepted draft tokens"],
+  ["recovered", "recovered"],
+  ["bonus", "bonus"],
+  ["direct", "direct"],
+];
+
+// of: an element by its id. session: what the figures are of; shown, plain: with drafting, and without.
+export function figures(of, session, shown, plain) {
+  const last = session.judged.at(-1), judged = session.judged.slice(-NEWEST);
+  of("rate").value = session.lastUs ? session.tokensPerSecond.toFixed(0) : "";
+  const rates = [{ points: shown.rates(), kind: "main" }, ...(plain ? [{ points: plain.rates(), kind: "plain" }] : [])];
+  curves(of("rates"), rates, "s");
+  acceptance(of, session);
+  controller(of, session, last);
+  delays(of, judged, last);
+  batch(of, judged, last);
+  of("per_forward").textContent = session.judged.length ? session.tokensPerForward.toFixed(2) : "–";
+  of("first").textContent = session.firstUs ? `${((session.firstUs - session.startedUs) / 1000).toFixed(0)} ms` : "–";
+}
+
+function acceptance(of, session) {
+  const shares = session.places.map(({ tested, accepted }, i) => ({ label: `${i + 1}`, value: accepted / tested, title: `place ${i + 1}: ${accepted} of ${tested}` }));
+  bars(of("places"), shares);
+  const tested = session.places.reduce((sum, one) => sum + one.tested, 0), held = session.places.reduce((sum, one) => sum + one.accepted, 0);
+  of("acceptance").value = tested ? `${((100 * held) / tested).toFixed(0)} %` : "";
+}
+
+// The window that each forward tested, and how the drafters were told to draft then.
+function controller(of, session, last) {
+  const items = session.judged.map((one) => ({
+    parts: [{ value: one.accepted, kind: "held" }, { value: one.tested - one.accepted, kind: "unheld" }],
+    ribbon: discipline(one),
+    title: `window of ${one.tested}, ${one.accepted} accepted\n${one.plan || "nothing drafts"}`,
+  }));
+  columns(of("windows"), items, 4);
+  of("plan").textContent = session.plans.at(-1)?.plan ?? (last ? "nothing drafts" : "no session yet");
+  of("plans").replaceChildren(...session.plans.slice(0, -1).reverse().slice(0, 20).map(earlier));
+
+  function earlier({ atUs, plan }) {
+    const item = document.createElement("li");
+    item.textContent = `${((atUs - session.startedUs) / 1000).toFixed(0)} ms: ${plan}`;
+    return item;
+  }
+}
+
+function delays(of, judged, last) {
+  const line = (name) => judged.map((one, i) => ({ x: i + 1, y: one[name] / 1000 }));
+  curves(of("delays"), [{ points: line("forward_us"), kind: "took" }, { points: line("round_trip_us"), kind: "trip" }], "forwards");
+  of("rtt").value = last ? (last.round_trip_us / 1000).toFixed(1) : "–";
+  of("forward").value = last ? (last.forward_us / 1000).toFixed(1) : "–";
+}
+
+// A session's own rows are its window's and one more; others' are what is left.
+function batch(of, judged, last) {
+  const items = judged.map((one) => {
+    const own = Math.min(one.rows, one.tested + 1);
+    const sessions = `${one.sessions} session${one.sessions === 1 ? "" : "s"}`;
+    return { parts: [{ value: own, kind: "own" }, { value: one.rows - own, kind: "others" }], title: `${one.rows} rows of ${sessions}` };
+  });
+  columns(of("occupancy"), items, 4);
+  of("batch").value = last ? `${last.sessions} session${last.sessions === 1 ? "" : "s"}` : "";
+}
+
+export function legend(of, session) {
+  of("legend").replaceChildren(
+    ...[...LEGEND, ...(session.guess ? [["guess", "provisional: a drafter's guess"]] : [])].map(([name, label]) => {
+      const item = document.createElement("li"), mark = document.createElement("i"), count = document.createElement("b");
+      item.className = name;
+      count.textContent = session.counts[name] ?? "";
+      item.append(mark, `${label} `, count);
+      return item;
+    }),
+  );
+}
