@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from orchestrator import completions, generating, repeats, replies, turns
 from orchestrator.access import Access
@@ -16,7 +14,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.ownership import Ownership
 from orchestrator.restoring import Replay
 from orchestrator.sessions import Orchestrator
-from orchestrator.store import SessionRecord, StoredSession
+from orchestrator.store import StoredSession
 from orchestrator.store.memory import MemoryStore
 from orchestrator.sweeping import Sweeper
 from specwire.core import judging
@@ -24,18 +22,14 @@ from specwire.core.admission import Waiting
 from specwire.core.effects import EmitEnd
 from specwire.core.history import History
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.weights import Draft
 from specwire.lm.choose import RowSampling
 from specwire.lm.noise import Key
 from specwire.v1 import generation_pb2 as pb
 from tests.simulation import occasions
 from tests.simulation.mistakes import Mistake
-from tests.simulation.occasions import always
+from tests.simulation.patches import Patch, always_awaited, always_returning, with_awaited, with_result
 from verify_service import service, waiting
 from verify_service.slots import Slots
-
-Patch = pytest.MonkeyPatch
-
 
 # Processes that stop
 
@@ -53,18 +47,18 @@ def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
 
 
 def begins_sessions_while_it_stops(patch: Patch) -> None:
-    patch.setattr(Orchestrator, "_check_welcome", lambda self: None)
+    always_returning(patch, Orchestrator, "_check_welcome", None)
 
 
 def opens_sessions_while_it_stops(patch: Patch) -> None:
-    patch.setattr(service, "turned_away", lambda message: [])
+    always_returning(patch, service, "turned_away", [])
 
 
 # Tenants
 
 
 def parent_of_another_tenant_taken(patch: Patch) -> None:
-    patch.setattr(turns, "check_owner", lambda *_: None)
+    always_returning(patch, turns, "check_owner", None)
 
 
 def request_id_joined_across_tenants(patch: Patch) -> None:
@@ -78,23 +72,18 @@ def request_id_joined_across_tenants(patch: Patch) -> None:
 
 
 def cache_shared_across_tenants(patch: Patch) -> None:
-    patch.setattr(Access, "cache_scope", lambda self, tenant: b"everybody's")
+    always_returning(patch, Access, "cache_scope", b"everybody's")
 
 
 # What is asked for
 
 
 def request_id_joined_with_another_body(patch: Patch) -> None:
-    patch.setattr(repeats, "check_same", lambda *_: None)
+    always_returning(patch, repeats, "check_same", None)
 
 
 def parent_s_last_token_left_out(patch: Patch) -> None:
-    original = turns.tokens_of
-
-    async def careless(*args: Any) -> tuple[int, ...]:
-        return (await original(*args))[:-1]
-
-    patch.setattr(generating, "tokens_of", careless)
+    with_awaited(patch, generating, "tokens_of", lambda tokens: tokens[:-1])
 
 
 def completions_without_a_number(patch: Patch) -> None:
@@ -111,14 +100,11 @@ def completions_share_their_noise(patch: Patch) -> None:
 
 
 def lossy_not_marked(patch: Patch) -> None:
-    original = replies.started
-
-    def quiet(driver: SessionDriver, prompt: pb.Prompt | None = None) -> pb.Started:
-        started = original(driver, prompt)
+    def quiet(started: pb.Started) -> pb.Started:
         started.lossy = False
         return started
 
-    patch.setattr(replies, "started", quiet)
+    with_result(patch, replies, "started", quiet)
 
 
 def log_probabilities_lost_in_a_replay(patch: Patch) -> None:
@@ -141,7 +127,7 @@ def penalties_forget_the_log(patch: Patch) -> None:
 
 
 def ends_too_early(patch: Patch) -> None:
-    patch.setattr(Ending, "banned", lambda self, position: ())
+    always_returning(patch, Ending, "banned", ())
 
 
 def stop_string_cut_on_the_wrong_side_after_a_takeover(patch: Patch) -> None:
@@ -156,23 +142,17 @@ def stop_string_cut_on_the_wrong_side_after_a_takeover(patch: Patch) -> None:
 
 
 def end_of_a_replay_cut_elsewhere(patch: Patch) -> None:
-    original = Replay.end
-
-    def careless(self: Replay, reason: FinishReason, text_length: int) -> EmitEnd:
-        end = original(self, reason, text_length)
+    def longer(end: EmitEnd) -> EmitEnd:
         return replace(end, text=end.text + " ")
 
-    patch.setattr(Replay, "end", careless)
+    with_result(patch, Replay, "end", longer)
 
 
 # The verifier
 
 
 def refused_draft_token_accepted(patch: Patch) -> None:
-    def blind(target: judging.Target, row: int, draft: Draft) -> int | None:
-        return None
-
-    patch.setattr(judging, "_replacement", blind)
+    always_returning(patch, judging, "_replacement", None)
 
 
 def copied_prefix_too_long(patch: Patch) -> None:
@@ -196,35 +176,20 @@ def living_sessions_swept(patch: Patch) -> None:
     async def everybody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
         return list(self._rolls.get(roll, {}))
 
-    def due(self: Sweeper, log: StoredSession) -> FinishReason:
-        return FinishReason.CANCELLED
-
     patch.setattr(MemoryStore, "missed", everybody)
-    patch.setattr(Sweeper, "due", due)
+    always_returning(patch, Sweeper, "due", FinishReason.CANCELLED)
 
 
 def orphans_left_alone(patch: Patch) -> None:
-    async def nobody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
-        return []
-
-    patch.setattr(MemoryStore, "missed", nobody)
+    always_awaited(patch, MemoryStore, "missed", [])
 
 
 def cancellation_in_the_log_overlooked(patch: Patch) -> None:
-    original: Callable[..., Any] = Appender._attempt
-
-    async def deaf(self: Appender, effect: Any) -> bool:
-        await original(self, effect)
-        return False
-
-    patch.setattr(Appender, "_attempt", deaf)
+    with_awaited(patch, Appender, "_attempt", lambda _: False)
 
 
 def cancellation_lost_with_the_log(patch: Patch) -> None:
-    async def nothing(self: Cancellations) -> None:
-        return
-
-    patch.setattr(Cancellations, "repeat", nothing)
+    always_awaited(patch, Cancellations, "repeat", None)
 
 
 def deleted_session_written_again(patch: Patch) -> None:
@@ -239,54 +204,52 @@ def deleted_session_written_again(patch: Patch) -> None:
 
 
 def deadline_forgotten_by_the_next_owner(patch: Patch) -> None:
-    original = MemoryStore.claim
+    def endless(log: StoredSession) -> StoredSession:
+        return replace(log, record=replace(log.record, deadline=0.0))
 
-    async def careless(self: MemoryStore, session_id: str, owner: str) -> StoredSession:
-        log = await original(self, session_id, owner)
-        record: SessionRecord = replace(log.record, deadline=0.0)
-        return replace(log, record=record)
-
-    patch.setattr(MemoryStore, "claim", careless)
+    with_awaited(patch, MemoryStore, "claim", endless)
 
 
 FURTHER_MISTAKES = [
-    Mistake(emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", always, occasions.told_to_stop),
-    Mistake(begins_sessions_while_it_stops, "was begun by an orchestrator that stops", always, occasions.told_to_stop),
+    Mistake(emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", scenarios=occasions.told_to_stop),
     Mistake(
-        opens_sessions_while_it_stops, "was opened at a verifier that stops", always, occasions.verifier_told_to_stop
+        begins_sessions_while_it_stops, "was begun by an orchestrator that stops", scenarios=occasions.told_to_stop
     ),
-    Mistake(parent_of_another_tenant_taken, "another tenant's session", always, occasions.two_tenants),
-    Mistake(request_id_joined_across_tenants, "a client reads a session of", always, occasions.two_tenants),
-    Mistake(cache_shared_across_tenants, "cached, and never had", always, occasions.two_tenants),
-    Mistake(request_id_joined_with_another_body, "the prompt, asked for", always, occasions.two_bodies),
-    Mistake(parent_s_last_token_left_out, "the prompt, asked for", always, occasions.next_turns),
-    Mistake(completions_without_a_number, "sampling, asked for", always, occasions.several_completions),
-    Mistake(completions_share_their_noise, "a verifier decided what cannot be", always, occasions.several_completions),
-    Mistake(lossy_not_marked, "lossy, by rule", always, occasions.lossy),
-    Mistake(log_probabilities_lost_in_a_replay, "log-probabilities, due", always, occasions.reported_and_taken_over),
-    Mistake(penalties_forget_the_log, "a verifier decided what cannot be", always, occasions.penalised_and_moved),
-    Mistake(ends_too_early, "a verifier decided what cannot be", always, occasions.not_to_end_early),
+    Mistake(
+        opens_sessions_while_it_stops, "was opened at a verifier that stops", scenarios=occasions.verifier_told_to_stop
+    ),
+    Mistake(parent_of_another_tenant_taken, "another tenant's session", scenarios=occasions.two_tenants),
+    Mistake(request_id_joined_across_tenants, "a client reads a session of", scenarios=occasions.two_tenants),
+    Mistake(cache_shared_across_tenants, "cached, and never had", scenarios=occasions.two_tenants),
+    Mistake(request_id_joined_with_another_body, "the prompt, asked for", scenarios=occasions.two_bodies),
+    Mistake(parent_s_last_token_left_out, "the prompt, asked for", scenarios=occasions.next_turns),
+    Mistake(completions_without_a_number, "sampling, asked for", scenarios=occasions.several_completions),
+    Mistake(
+        completions_share_their_noise, "a verifier decided what cannot be", scenarios=occasions.several_completions
+    ),
+    Mistake(lossy_not_marked, "lossy, by rule", scenarios=occasions.lossy),
+    Mistake(log_probabilities_lost_in_a_replay, "log-probabilities, due", scenarios=occasions.reported_and_taken_over),
+    Mistake(penalties_forget_the_log, "a verifier decided what cannot be", scenarios=occasions.penalised_and_moved),
+    Mistake(ends_too_early, "a verifier decided what cannot be", scenarios=occasions.not_to_end_early),
     Mistake(
         stop_string_cut_on_the_wrong_side_after_a_takeover,
         "text, of tokens",
-        always,
-        occasions.stopped_by_strings_and_taken_over,
+        scenarios=occasions.stopped_by_strings_and_taken_over,
     ),
-    Mistake(end_of_a_replay_cut_elsewhere, "text, of tokens", always, occasions.taken_over),
+    Mistake(end_of_a_replay_cut_elsewhere, "text, of tokens", scenarios=occasions.taken_over),
     Mistake(
-        refused_draft_token_accepted, "a verifier decided what cannot be", always, occasions.weighed_and_badly_drafted
+        refused_draft_token_accepted, "a verifier decided what cannot be", scenarios=occasions.weighed_and_badly_drafted
     ),
-    Mistake(copied_prefix_too_long, "cache", always, occasions.shared_prompts),
-    Mistake(urgent_sessions_passed_over, "whose turn it was", always, occasions.a_queue),
-    Mistake(living_sessions_swept, "cancelled by nobody", always, occasions.long_lived),
-    Mistake(orphans_left_alone, "runs for ever", always, occasions.orphaned),
-    Mistake(cancellation_in_the_log_overlooked, "it goes on, cancelled", always, occasions.cancelled_elsewhere),
-    Mistake(cancellation_lost_with_the_log, "it goes on, cancelled", always, occasions.cancelled_elsewhere_and_lost),
-    Mistake(deleted_session_written_again, "that was deleted is written", always, occasions.deleted_elsewhere),
+    Mistake(copied_prefix_too_long, "cache", scenarios=occasions.shared_prompts),
+    Mistake(urgent_sessions_passed_over, "whose turn it was", scenarios=occasions.a_queue),
+    Mistake(living_sessions_swept, "cancelled by nobody", scenarios=occasions.long_lived),
+    Mistake(orphans_left_alone, "runs for ever", scenarios=occasions.orphaned),
+    Mistake(cancellation_in_the_log_overlooked, "it goes on, cancelled", scenarios=occasions.cancelled_elsewhere),
+    Mistake(cancellation_lost_with_the_log, "it goes on, cancelled", scenarios=occasions.cancelled_elsewhere_and_lost),
+    Mistake(deleted_session_written_again, "that was deleted is written", scenarios=occasions.deleted_elsewhere),
     Mistake(
         deadline_forgotten_by_the_next_owner,
         "goes on after its deadline",
-        always,
-        occasions.passed_on_before_its_deadline,
+        scenarios=occasions.passed_on_before_its_deadline,
     ),
 ]

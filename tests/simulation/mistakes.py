@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
-
 from orchestrator.appender import Appender
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Output
@@ -38,11 +36,9 @@ from tests.simulation.occasions import (
     short_and_well_drafted,
     taken_over,
 )
+from tests.simulation.patches import Patch, always_returning, with_result
 from tests.simulation.scenario import Scenario, random_scenario
-from verify_service.commands import Opening, Refusal
 from verify_service.reception import Reception
-
-Patch = pytest.MonkeyPatch
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Mistake:
 
     make: Callable[[Patch], None]
     by: str
-    shows: Callable[[Scenario], bool]
+    shows: Callable[[Scenario], bool] = always
     scenarios: Callable[[int], Scenario] = random_scenario
 
     @property
@@ -129,28 +125,24 @@ def append_repeated(patch: Patch) -> None:
     patch.setattr(MemoryStore, "_write", repeating)
 
 
-def unknown_outcome_taken_for_success(patch: Patch) -> None:
+def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
     original = Appender._write_once
 
-    async def guessing(self: Appender, effect: fx.Append) -> Appended:
+    async def believing(self: Appender, effect: fx.Append) -> Appended:
         try:
             return await original(self, effect)
-        except StoreUnavailable:
+        except refusal:
             return Appended(effect.position + len(effect.tokens), False)
 
-    patch.setattr(Appender, "_write_once", guessing)
+    patch.setattr(Appender, "_write_once", believing)
+
+
+def unknown_outcome_taken_for_success(patch: Patch) -> None:
+    taken_for_success(patch, StoreUnavailable)
 
 
 def fenced_owner_goes_on(patch: Patch) -> None:
-    original = Appender._write_once
-
-    async def deaf(self: Appender, effect: fx.Append) -> Appended:
-        try:
-            return await original(self, effect)
-        except Fenced:
-            return Appended(effect.position + len(effect.tokens), False)
-
-    patch.setattr(Appender, "_write_once", deaf)
+    taken_for_success(patch, Fenced)
 
 
 def lost_log_begun_anew(patch: Patch) -> None:
@@ -179,14 +171,11 @@ def credit_ignored(patch: Patch) -> None:
 
 
 def stale_attach_accepted(patch: Patch) -> None:
-    def welcoming(self: Reception, opening: Opening) -> Refusal | None:
-        return None
-
-    patch.setattr(Reception, "_stale", welcoming)
+    always_returning(patch, Reception, "_stale", None)
 
 
 def chain_outlives_its_contradiction(patch: Patch) -> None:
-    patch.setattr(Chains, "advance", lambda self, position, tokens: [])
+    always_returning(patch, Chains, "advance", [])
 
 
 def rollback_off_by_one(patch: Patch) -> None:
@@ -208,12 +197,7 @@ def tail_delivered_from_its_start(patch: Patch) -> None:
 
 
 def tail_kept_to_itself(patch: Patch) -> None:
-    original = Tail.behind
-
-    def silent(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
-        return None if original(self, position, end) is None else ()
-
-    patch.setattr(Tail, "behind", silent)
+    with_result(patch, Tail, "behind", lambda verdicts: None if verdicts is None else ())
 
 
 def resumed_beyond_the_log(patch: Patch) -> None:
@@ -279,30 +263,30 @@ def tasks_left_behind(patch: Patch) -> None:
 
 
 MISTAKES = [
-    Mistake(emit_before_append, "emitted is not what was shown", always),
-    Mistake(flow_control_ignored, "credit beyond what is earned", always),
-    Mistake(undurable_tokens_half_forgotten, "the verifier decided", always, links_cut_and_a_slow_log),
-    Mistake(stop_string_overlooked_at_an_append_s_end, "the log ends", always),
+    Mistake(emit_before_append, "emitted is not what was shown"),
+    Mistake(flow_control_ignored, "credit beyond what is earned"),
+    Mistake(undurable_tokens_half_forgotten, "the verifier decided", scenarios=links_cut_and_a_slow_log),
+    Mistake(stop_string_overlooked_at_an_append_s_end, "the log ends"),
     Mistake(
-        tokens_after_the_end_of_an_accepted_run, "a verifier decided what cannot be", always, short_and_well_drafted
+        tokens_after_the_end_of_an_accepted_run, "a verifier decided what cannot be", scenarios=short_and_well_drafted
     ),
-    Mistake(fence_not_checked, "under fence", always, taken_over),
+    Mistake(fence_not_checked, "under fence", scenarios=taken_over),
     Mistake(append_repeated, "the log holds what cannot be", has("acks_lost")),
     Mistake(unknown_outcome_taken_for_success, "durable, acknowledged", has("effects_lost", "log_down")),
-    Mistake(fenced_owner_goes_on, "prefix_hash|acknowledged", always, taken_over),
+    Mistake(fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=taken_over),
     Mistake(lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", has("log_emptied", "log_behind")),
-    Mistake(same_fence_granted_twice, "was granted before", always, taken_over),
-    Mistake(credit_ignored, "a verifier decided, its credit", always),
-    Mistake(stale_attach_accepted, "generation served", always, late_openings),
+    Mistake(same_fence_granted_twice, "was granted before", scenarios=taken_over),
+    Mistake(credit_ignored, "a verifier decided, its credit"),
+    Mistake(stale_attach_accepted, "generation served", scenarios=late_openings),
     Mistake(chain_outlives_its_contradiction, "a chain lives", drafted),
     Mistake(rollback_off_by_one, "cache", drafted),
-    Mistake(tail_delivered_from_its_start, "the verifier decided", always, links_cut_and_a_slow_log),
-    Mistake(tail_kept_to_itself, "nothing more has happened|the verifier decided", always, links_cut_and_a_slow_log),
-    Mistake(resumed_beyond_the_log, "the verifier decided", always, away_and_back),
+    Mistake(tail_delivered_from_its_start, "the verifier decided", scenarios=links_cut_and_a_slow_log),
+    Mistake(tail_kept_to_itself, "nothing more has happened|the verifier decided", scenarios=links_cut_and_a_slow_log),
+    Mistake(resumed_beyond_the_log, "the verifier decided", scenarios=away_and_back),
     Mistake(drafter_s_cache_not_rolled_back, "cache is not its text's", drafted),
     Mistake(run_ahead_ignored, "drafted ahead", drafted),
-    Mistake(lost_verifier_not_told, "nothing more has happened", always, links_cut_and_a_slow_log),
+    Mistake(lost_verifier_not_told, "nothing more has happened", scenarios=links_cut_and_a_slow_log),
     Mistake(reader_s_place_off_by_the_withheld_text, "a client reads", LINK_LOST),
-    Mistake(library_s_hash_a_token_behind, "prefix_hash", always, taken_over),
-    Mistake(tasks_left_behind, "left running", always, left_behind),
+    Mistake(library_s_hash_a_token_behind, "prefix_hash", scenarios=taken_over),
+    Mistake(tasks_left_behind, "left running", scenarios=left_behind),
 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
 from tests.simulation.asks import Ask
-from tests.simulation.run import Outcome, run
+from tests.simulation.run import Outcome, Violation, run
 from tests.simulation.scenario import Fault, Scenario
 
 T = TypeVar("T")
 
 # Runs that making it small may take.
 MOST_RUNS = 400
+# And seconds, in a test, which is ended after a minute: less is left out then.
+IN_A_TEST_S = 20.0
 PLAIN_ASK = Ask(0.0, 0, (), 0)
 PLAIN = Scenario(0)
 # What a scenario is, apart from its script.
@@ -23,20 +27,21 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool] | None = None) -> Scenario:
+def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool] | None = None, limit_s: float = math.inf) -> Scenario:
     """A scenario from which nothing can be left out (Zeller's ddmin, one piece at a time at the end).
 
     Args:
         fails: whether a smaller one still shows the failure; by default, anything that does not hold.
+        limit_s: then it is small enough.
     """
     still = fails or (lambda smaller: bool(run(smaller).found))
-    runs = 0
+    runs, until = 0, time.monotonic() + limit_s
     progress = True
     while progress:
         progress = False
         for smaller in candidates(scenario):
             runs += 1
-            if runs > MOST_RUNS:
+            if runs > MOST_RUNS or time.monotonic() > until:
                 return scenario
             if still(smaller):
                 scenario, progress = smaller, True
@@ -94,6 +99,13 @@ def possible(scenario: Scenario) -> bool:
     named = {fault.target for fault in scenario.faults if fault.target}
     tenants = {ask.tenant for ask in scenario.asks}
     return named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
+
+
+def check_and_shrink(scenario: Scenario) -> None:
+    """For tests. Violation where something did not hold: what, and a small program that shows it."""
+    outcome = run(scenario)
+    if outcome.found:
+        raise Violation(report(outcome, shrunk(scenario, limit_s=IN_A_TEST_S)))
 
 
 def report(outcome: Outcome, smaller: Scenario) -> str:
