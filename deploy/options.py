@@ -19,6 +19,7 @@ from orchestrator.options import (
     check_sse_keep_alive,
 )
 from specwire.core.sampling import InvalidParameter
+from specwire.rpc.options import exposure
 from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
@@ -27,7 +28,6 @@ from specwire.rpc.process import (
     add_runtime_argument,
     check_exposure,
     check_listen,
-    check_metrics,
 )
 from specwire.rpc.tls import ServerTls
 
@@ -60,7 +60,8 @@ class StackOptions:
         ngram: the verifier proposes from the text itself, too.
         insecure, tls, access, http, chat_template, sse_keep_alive, log_prompts: see OrchestratorOptions; only it is
             reached remotely.
-        metrics: HOST:PORT of the orchestrator's figures, the other services' at the ports behind it; "" for nowhere.
+        metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
+            it, plain. "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
@@ -146,7 +147,7 @@ class StackOptions:
         services = {VERIFIER: self.verifier(), **self.drafters()}
         if not self.metrics:
             return services
-        check_metrics(self.metrics, self.insecure)
+        self._check_figures()
         host, _, first = self.metrics.rpartition(":")
         if int(first) == 0:
             raise InvalidParameter("metrics", f"{self.metrics}: name the first port, services take those behind it")
@@ -154,6 +155,13 @@ class StackOptions:
             role: replace(options, metrics=f"{host}:{int(first) + number}", insecure=self.insecure)
             for number, (role, options) in enumerate(services.items(), 1)
         }
+
+    def _check_figures(self) -> None:
+        """InvalidParameter if others would read along: what stands behind the front doors does not encrypt."""
+        check_listen(self.metrics, "metrics")
+        if exposure(self.metrics, encrypted=False, insecure=self.insecure) is not None:
+            why = "can be reached from other machines, and verifier and drafter do not encrypt here"
+            raise InvalidParameter("metrics", f"{self.metrics} {why}; use a loopback address, or --insecure")
 
 
 def kind_of(role: str) -> str:

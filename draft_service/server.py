@@ -106,7 +106,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options.metrics, started)
+        metrics = await _listen(registry, options, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         info = reception.info
         registrar = register_model(registration, Role.DRAFTER, info, server.address, lambda: meter.read())
@@ -117,7 +117,9 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
 async def dial_in(
     options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = "", region: str = ""
 ) -> DiallingDrafter:
-    """Load the model, then dial the orchestrator at `address` until it has joined. `options` about listening are void.
+    """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
+
+    Of `options` about listening only those of figures count.
 
     Args:
         region: where the drafter is.
@@ -131,20 +133,20 @@ async def dial_in(
     reception.info.region = region
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options.metrics, started)
-        running = DiallingDrafter(drafter, address, tls, reception, token, metrics)
+        metrics = await _listen(registry, options, started)
+        running = DiallingDrafter(drafter, address, tls, reception, token, metrics, also)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
     return running
 
 
-async def _listen(registry: Registry, address: str, started: AsyncExitStack) -> MetricsListener | None:
+async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:
     """Raises ListenError."""
     registry.add(DRAFTER, process_families)
-    if not address:
+    if not options.metrics:
         return None
-    metrics = await listen(registry, address)
+    metrics = await listen(registry, options.metrics, options.tls)
     started.push_async_callback(metrics.stop)
     return metrics
 
@@ -240,3 +242,5 @@ def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: 
     if options.listen != ANY_PORT or options.tls or options.insecure or options.keys or args.registry:
         message = "a drafter that dials in does not listen: leave out --listen, its flags and --registry"
         raise InvalidParameter("connect", message)
+    if (options.tls or options.insecure) and not options.metrics:
+        raise InvalidParameter("connect", "a drafter that dials in listens for --metrics only: leave out flags of TLS")

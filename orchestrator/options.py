@@ -124,7 +124,8 @@ class OrchestratorOptions:
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.
     http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
-    metrics: where figures are read in plain HTTP by whoever asks; with `http` they are read there, too. "" for nowhere.
+    metrics: where figures are read by HTTP, with the same `tls`, by whoever can connect; with `http` they are read
+        there, too. "" for nowhere.
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
@@ -169,7 +170,7 @@ class OrchestratorOptions:
         self._check_tokens()
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
-        check_metrics(self.metrics, self.insecure)
+        check_metrics(self.metrics, self.insecure, self.tls)
         check_sse_keep_alive(self.sse_keep_alive)
         if not (self.verifiers or self.registration.url):
             raise ValueError("verifiers: at least one address is needed, or --registry")

@@ -17,6 +17,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import Bound, DeletedSession, SessionRecord
+from orchestrator.store.base import NONE_OF_IT
 from orchestrator.tenants import check_owner
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
@@ -24,8 +25,6 @@ from specwire.telemetry.tracing import Span
 
 # Times that an id may turn out to stand for a session that is gone meanwhile.
 ATTEMPTS = 3
-# Tokens of an output, more than any has: to learn whether there is a log, none need be read.
-NONE_OF_IT = 1 << 31
 
 
 class Repeats:
@@ -91,13 +90,13 @@ class Repeats:
 
     async def _joined(self, bound: Bound, span: Span) -> SessionDriver | None:
         """None where it has no log yet."""
-        driver = await self._orchestrator.find(bound.session_id)
+        driver = await self._orchestrator.roster.find(bound.session_id)
         if driver is None and await self._is_there(bound):
             driver = await self._orchestrator.join(bound.session_id, traceparent=span.traceparent)
         return driver
 
     async def _is_there(self, bound: Bound) -> bool:
-        if self._orchestrator.knows(bound.session_id):
+        if self._orchestrator.roster.knows(bound.session_id):
             return True
         with store_statuses():
             try:

@@ -102,7 +102,7 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     orchestrator.registry.add(ORCHESTRATOR, process_families)
     async with AsyncExitStack() as started:
         started.push_async_callback(orchestrator.stop)
-        metrics = await listen(orchestrator.registry, options.metrics) if options.metrics else None
+        metrics = await listen(orchestrator.registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         await orchestrator.start()

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.ownership import must_end
@@ -33,7 +33,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
-from orchestrator.store.base import CALLED_WITHIN_S
+from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT
 from specwire.core.limits import FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
@@ -115,13 +115,31 @@ class Sweeper:
             await self.store.call_roll(roll, sorted(sessions), CALLED_WITHIN_S, self.kept)
         ended, self._ended = self._ended, {}
         for roll, sessions in ended.items():
-            await self.store.strike(roll, sorted(sessions))
+            await self._strike(roll, sorted(sessions))
         for roll in driven:
             await self._look_for_missed(roll, driven[roll])
 
     def note_end(self, roll: str, session_id: str) -> None:
         """The log has the session's end: it need not be called any more."""
         self._ended.setdefault(roll, set()).add(session_id)
+
+    async def _strike(self, roll: str, session_ids: Sequence[str]) -> None:
+        """Those whose end the log has. Who runs in one that has lost the end will be missed. Raises StoreError."""
+        found = await asyncio.gather(*map(self._has_end, session_ids), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        over = [session_id for session_id, ended in zip(session_ids, found, strict=True) if ended]
+        if over:
+            await self.store.strike(roll, over)
+
+    async def _has_end(self, session_id: str) -> bool:
+        """Whether the log does not say that the session runs. Raises StoreError."""
+        try:
+            log = await self.store.tail(session_id, NONE_OF_IT)
+        except (DeletedSession, DamagedLog):
+            return True
+        return log is None or log.reason is not None
 
     async def _look_for_missed(self, roll: str, driven: set[str]) -> None:
         if asyncio.get_running_loop().time() < self._quiet_until:

@@ -126,7 +126,7 @@ async def start(
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(worker.stop)
-        metrics = await listen(registry, options.metrics) if options.metrics else None
+        metrics = await listen(registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)

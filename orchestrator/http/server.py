@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -62,7 +59,7 @@ class HttpServer:
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
         config.load()
-        config.ssl = None if tls is None else _context(tls)
+        config.ssl = None if tls is None else tls.context()
         self._server = _Server(config)
         self._listening = listening
         self._serving = asyncio.create_task(self._server.serve([listening]))
@@ -127,18 +124,3 @@ def _bind(listen: str) -> socket.socket:
         bound.close()
         raise ListenError(f"http: cannot listen on {listen}: {error.strerror}") from error
     return bound
-
-
-def _context(tls: ServerTls) -> ssl.SSLContext:
-    """Python reads certificates from files only; these are private and gone when this returns."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory(prefix="specwire-tls-") as folder:
-        certificate, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
-        certificate.write_bytes(tls.certificate)
-        key.touch(mode=0o600)
-        key.write_bytes(tls.key)
-        context.load_cert_chain(certificate, key)
-    if tls.client_ca is not None:
-        context.load_verify_locations(cadata=tls.client_ca.decode("ascii", "ignore"))
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

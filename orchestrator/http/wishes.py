@@ -209,6 +209,7 @@ def _template(
         stop=fields.texts("stop"),
         drafting=DRAFTING[drafting or "auto"],
         request_id=request_id,
+        take_over=fields.flag("take_over"),
         provisional=fields.flag("provisional"),
         parent=fields.text("parent"),
         priority=fields.whole("priority", least=-100, most=100),

@@ -31,6 +31,8 @@ from specwire.core.sampling import Sampling
 LEASE_S = 10.0
 # Seconds within which a session is to be called again, or is missed: three calls, of which two may be lost.
 CALLED_WITHIN_S = 15.0
+# Tokens of an output, more than any has: to learn what else a log says, none need be read.
+NONE_OF_IT = 1 << 31
 # A request id is bound before its session's log is written. So long nobody else may have it, though there is no log.
 BEGINNING_S = 60.0
 

@@ -81,8 +81,8 @@ class ModelServiceOptions:
         slots: sessions held at once. kv_memory: bytes for their keys and values; the slots are then as many as fit.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
-        tls: encrypt what is listened on.
-        metrics: HOST:PORT where figures are read in plain HTTP (docs/OPERATIONS.md); "" for nowhere.
+        tls: encrypt what is listened on, for figures too.
+        metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         quantization: of the linear layers' weights, none or int8.
@@ -115,7 +115,7 @@ class ModelServiceOptions:
             raise InvalidParameter("model", "must not be empty")
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
-        check_metrics(self.metrics, self.insecure)
+        check_metrics(self.metrics, self.insecure, self.tls)
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not self.device:
@@ -165,13 +165,13 @@ def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
         raise InvalidParameter("listen", exposed)
 
 
-def check_metrics(address: str, insecure: bool) -> str:
-    """`address`, of figures in plain HTTP, "" for nowhere; InvalidParameter if others would read along."""
+def check_metrics(address: str, insecure: bool, tls: ServerTls | None = None) -> str:
+    """`address`, of figures, "" for nowhere; InvalidParameter if others would read along."""
     if address:
         check_listen(address, "metrics")
-        if not insecure and exposure(address, encrypted=False, insecure=False) is not None:
-            message = f"{address} can be reached from other machines; use a loopback address, or --insecure"
-            raise InvalidParameter("metrics", message)
+        exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
+        if exposed is not None:
+            raise InvalidParameter("metrics", exposed)
     return address
 
 
@@ -235,7 +235,10 @@ def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> No
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
     parser.add_argument(
-        "--metrics", default="", metavar="ADDR", help="HOST:PORT for Prometheus, plain HTTP (default: nowhere)"
+        "--metrics",
+        default="",
+        metavar="ADDR",
+        help="HOST:PORT for Prometheus, encrypted where the service is (default: nowhere)",
     )
     parser.add_argument(
         "--grace",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ssl
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,20 @@ class ServerTls:
     def credentials(self) -> grpc.ServerCredentials:
         pair = [(self.key, self.certificate)]
         return grpc.ssl_server_credentials(pair, self.client_ca, require_client_auth=self.client_ca is not None)
+
+    def context(self) -> ssl.SSLContext:
+        """For servers that speak HTTP. Python reads certificates from files only; these are private, and soon gone."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory(prefix="specwire-tls-") as folder:
+            certificate, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
+            certificate.write_bytes(self.certificate)
+            key.touch(mode=0o600)
+            key.write_bytes(self.key)
+            context.load_cert_chain(certificate, key)
+        if self.client_ca is not None:
+            context.load_verify_locations(cadata=self.client_ca.decode("ascii", "ignore"))
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,12 @@ def client_tls(args: argparse.Namespace) -> ClientTls | None:
     if not (args.tls or args.tls_ca is not None or pair):
         return None
     return ClientTls(_certificates("--tls-ca", args.tls_ca), *(pair or (None, None)))
+
+
+def check_client_files(prefix: str, ca: str | None, cert: str | None, key: str | None) -> None:
+    """For somebody else to read: InvalidParameter names prefix + ca, cert or key, and the file that is wrong."""
+    _certificates(f"{prefix}ca", ca)
+    _pair(f"{prefix}cert", cert, f"{prefix}key", key)
 
 
 def _pair(cert_flag: str, cert: str | None, key_flag: str, key: str | None) -> tuple[bytes, bytes] | None:

@@ -1,6 +1,7 @@
 """A small HTTP listener for figures: GET /metrics, and /health. Its own, for services that speak gRPC otherwise.
 
-It shows no text and no prompt, and asks nobody for a token: the loopback rule of all listeners holds.
+It shows no text and no prompt, and asks nobody for a token. Where the service encrypts, so does it, and asks for the
+same certificates; the loopback rule of all listeners holds.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import Any
 
 from specwire.rpc.server import ListenError, parse_listen
+from specwire.rpc.tls import ServerTls
 from specwire.telemetry.metrics import CONTENT_TYPE, Registry
 
 logger = logging.getLogger(__name__)
@@ -18,6 +21,8 @@ logger = logging.getLogger(__name__)
 REQUEST_LIMIT_S = 5.0
 MOST_HEAD_BYTES = 8 * 1024
 MOST_CONNECTIONS = 32
+# For the other end's goodbye, which TLS waits for.
+GOODBYE_S = 1.0
 
 PLAIN = "text/plain; charset=utf-8"
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
@@ -25,13 +30,19 @@ HEAD_END = b"\r\n\r\n"
 
 
 class MetricsListener:
-    """`address` is HOST:PORT as a client on this machine dials it. Owns its connections: `stop` ends them."""
+    """`address` is HOST:PORT as a client on this machine dials it, `url` the same with its scheme.
 
-    def __init__(self, registry: Registry, server: asyncio.Server, connections: set[asyncio.Task[None]]) -> None:
+    Owns its connections: `stop` ends them.
+    """
+
+    def __init__(
+        self, registry: Registry, server: asyncio.Server, connections: set[asyncio.Task[None]], scheme: str
+    ) -> None:
         self.registry = registry
         host, port = server.sockets[0].getsockname()[:2]
         dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+        self.url = f"{scheme}://{self.address}"
         self._server = server
         self._connections = connections
 
@@ -43,8 +54,11 @@ class MetricsListener:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
 
-async def listen(registry: Registry, address: str) -> MetricsListener:
-    """Raises ListenError: the address cannot be used."""
+async def listen(registry: Registry, address: str, tls: ServerTls | None = None) -> MetricsListener:
+    """Serve figures at HOST:PORT; tls: of the service whose they are, None for plain HTTP.
+
+    Raises ListenError: the address cannot be used.
+    """
     host, port = parse_listen(address)
     connections: set[asyncio.Task[None]] = set()
 
@@ -57,12 +71,19 @@ async def listen(registry: Registry, address: str) -> MetricsListener:
         task.add_done_callback(connections.discard)
 
     try:
-        server = await asyncio.start_server(connected, host, port, limit=MOST_HEAD_BYTES)
+        server = await asyncio.start_server(connected, host, port, limit=MOST_HEAD_BYTES, **_encryption(tls))
     except OSError as error:
         raise ListenError(f"metrics: cannot listen on {address}: {error.strerror}") from error
-    listener = MetricsListener(registry, server, connections)
-    logger.info("figures are at http://%s/metrics", listener.address)
+    listener = MetricsListener(registry, server, connections, "http" if tls is None else "https")
+    logger.info("figures are at %s/metrics", listener.url)
     return listener
+
+
+def _encryption(tls: ServerTls | None) -> dict[str, Any]:
+    """What asyncio takes of it. Who does not come to an end with its handshake is no scraper either."""
+    if tls is None:
+        return {}
+    return {"ssl": tls.context(), "ssl_handshake_timeout": REQUEST_LIMIT_S, "ssl_shutdown_timeout": GOODBYE_S}
 
 
 async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -69,14 +69,30 @@ def test_it_is_not_reached_from_elsewhere_unencrypted(
     )
 
 
+def accepted(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> bool:
+    """Whether nothing is wrong with these: what is refused then is an option that is looked at after them."""
+    last = ("--traces", "nowhere") if command == "up" else ("--grace", "-1")
+    said = refused(capsys, command, *COMMANDS[command], *arguments, *last)
+    return said.startswith(f"specwire {command}: error: {'traces' if command == 'up' else '--grace'}: must be ")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_with_tls_or_where_told_so_it_may_be(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is refused then is the file of tokens, which is read after the address."""
     cert, key = Authority().sign().save(tmp_path, "server")
-    none = str(tmp_path / "none")
+    assert not accepted(capsys, command, "--listen", "0.0.0.0:0")
     for allowed in (("--tls-cert", cert, "--tls-key", key), ("--insecure",)):
-        said = refused(capsys, command, *COMMANDS[command], "--listen", "0.0.0.0:0", *allowed, "--api-keys", none)
-        assert said == f"specwire {command}: error: --api-keys: {none} cannot be read: No such file or directory"
+        assert accepted(capsys, command, "--listen", "0.0.0.0:0", *allowed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_figures_are_a_door_like_the_others(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of `up` only the orchestrator encrypts: the services behind it have figures, too."""
+    cert, key = Authority().sign().save(tmp_path, "server")
+    figures = ("--metrics", "0.0.0.0:9400")
+    said = refused(capsys, command, *COMMANDS[command], *figures)
+    assert said.startswith(f"specwire {command}: error: metrics: 0.0.0.0:9400 can be reached from other machines")
+    assert accepted(capsys, command, *figures, "--tls-cert", cert, "--tls-key", key) == (command != "up")
+    assert accepted(capsys, command, *figures, "--insecure")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -129,3 +145,13 @@ def test_a_token_stays_on_the_machine_or_is_encrypted(
     monkeypatch.delenv(TOKEN_VARIABLE)
     said = refused(capsys, "generate", "x", "--token-file", str(file))
     assert said == "specwire generate: error: --token-file: is shown to a running stack: give --address"
+
+
+def test_who_dials_in_listens_for_figures_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cert, key = Authority().sign().save(tmp_path, "server")
+    dialling, figures = ("--connect", "127.0.0.1:1"), ("--metrics", "0.0.0.0:9400")
+    for flags in (("--tls-cert", cert, "--tls-key", key), ("--insecure",)):
+        said = refused(capsys, "draft", *COMMANDS["draft"], *dialling, *flags)
+        assert said.startswith("specwire draft: error: connect: a drafter that dials in listens for --metrics only")
+        assert accepted(capsys, "draft", *dialling, *flags, *figures)
+    assert not accepted(capsys, "draft", *dialling, *figures)

@@ -33,6 +33,8 @@ ENDED = Notice(1.0, "the connection ends")
 SILENT = Notice(11.0, "keepalive, 10 s (ping every 5 s, answered within 5 s)")
 NO_ANSWER = Notice(3.0, "a round trip that is not answered within 2 s")
 NO_EVENT = Notice(HTTP_SILENT_S + 1.0, f"the client's own read timeout, here {HTTP_SILENT_S:g} s")
+LOOK = Notice(2.0, "the next look at it, within 1 s")
+NO_LOOK = Notice(6.0, "a look, within 1 s, that is not answered within 2 s, twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Cell:
     @property
     def about_drafter(self) -> bool:
         return "drafter" in self.where
+
+    @property
+    def unseen(self) -> bool:
+        """No client's text is to wait for it."""
+        return self.bound_s is None
 
     @property
     def silent(self) -> bool:

@@ -11,8 +11,10 @@ from tests.faults.cells import (
     CUT_S,
     ENDED,
     HTTP_SILENT_S,
+    LOOK,
     NO_ANSWER,
     NO_EVENT,
+    NO_LOOK,
     NOTHING,
     PAUSE,
     SILENT,
@@ -24,7 +26,8 @@ from tests.faults.cells import (
 PARTIES = ("drafter", "verifier", "orchestrator", "Redis")
 PARTY_FAULTS = ("SIGKILL", "SIGSTOP", "graceful stop", "restart")
 CLIENTS_LINE, HTTP_LINE, JOINED_LINE = "client-orchestrator", "HTTP client-orchestrator", "drafter-orchestrator"
-# JOINED_LINE is that of a drafter that dials in.
+# JOINED_LINE is that of a drafter that dials in, REGISTRYS_LINE all those to the registry, at once.
+REGISTRYS_LINE = "services-registry"
 LINKS = (
     CLIENTS_LINE,
     HTTP_LINE,
@@ -32,6 +35,7 @@ LINKS = (
     "orchestrator-drafter",
     JOINED_LINE,
     "orchestrator-Redis",
+    REGISTRYS_LINE,
 )
 LINK_FAULTS = ("cut", "stall", "reset")
 # What `make test` plays, every place and every fault at least once; the last two, which take longest, at the same time.
@@ -44,6 +48,7 @@ QUICK = (
     ("orchestrator-verifier", "reset"),
     ("orchestrator-drafter", "reset"),
     (JOINED_LINE, "reset"),
+    (REGISTRYS_LINE, "reset"),
 )
 QUICK_SILENT = (("orchestrator", "SIGSTOP"), ("orchestrator-Redis", "stall"))
 
@@ -361,6 +366,25 @@ CELLS = (
         1.0,
         ("test_log.py::test_a_line_to_the_log_that_breaks_between_two_sessions",),
     ),
+    Cell(
+        REGISTRYS_LINE,
+        "cut",
+        NOTHING,
+        LOOK,
+        "whoever is known stays in use, for new sessions too; services register again by themselves",
+        None,
+        ("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
+    ),
+    Cell(
+        REGISTRYS_LINE,
+        "stall",
+        NOTHING,
+        NO_LOOK,
+        "as cut; who has expired meanwhile is used as long as its connection is up",
+        None,
+        ("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
+    ),
+    Cell(REGISTRYS_LINE, "reset", NOTHING, LOOK, "as cut", None),
 )
 
 

@@ -1,9 +1,9 @@
 """Measures every cell of the failover matrix: python -m tests.faults.measure --help.
 
-How soon is the fault noticed, and for how long does text pause? Cells of drafters come first, one after the other,
-beside nothing else: of them a step's difference counts. The others share the machine in two lanes: those whose fault
-is that nobody answers for seconds, which mostly wait, and the rest. All are repeated in turn, so that a change of the
-machine's load meets all of them. Exit code 1: a bound was missed, or a text was not the target's.
+How soon is the fault noticed, and for how long does text pause? Cells that no text is to wait for come first, one after
+the other, beside nothing else: of them a step's difference counts. The others share the machine in two lanes: those
+whose fault is that nobody answers for seconds, which mostly wait, and the rest. All are repeated in turn, so that a
+change of the machine's load meets all of them. Exit code 1: a bound was missed, or a text was not the target's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
     """Play every cell so often; `measured` hears of each play."""
     for one in ASKED:  # now, for it takes a core
         plain(PLAIN, LONG, one.prompt, one.sampling)
-    fine = [cell for cell in cells if cell.about_drafter]
+    fine = [cell for cell in cells if cell.unseen]
     silent = [cell for cell in cells if cell.silent and cell not in fine]
     others = [cell for cell in cells if cell not in fine and cell not in silent]
     with ExitStack() as owned:

@@ -60,7 +60,7 @@ class Measured:
     def bound_s(self, cell: Cell, play: Play) -> float:
         """How long the longest wait of this play may be."""
         if cell.bound_s is None:
-            return max(self.usual_s, play.usual_s) + self.step_s + NOISE_S
+            return self.usual_s + self.step_s + NOISE_S
         return cell.bound_s + (play.stopped_s - STOPPED_S if cell.outlasted else 0.0)
 
     def noticed_s(self, cell: Cell) -> list[float]:

@@ -1,8 +1,8 @@
 """Where the failover matrix is played: two of everything that can have a successor, and a relay on every kind of link.
 
 `apart` reaches everything through relays and knows one verifier; `first` and `second` reach everything directly and
-know both; `hub` is dialled by a drafter of its own, through a relay. All share one log. Every process is there before
-a cell begins (`mend`).
+know both, `second` from a registry that it and they reach through a relay; `hub` is dialled by a drafter of its own,
+through a relay. All share one log. Every process is there before a cell begins (`mend`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ HTTP = ("--http", ANY_PORT)
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The relays: of clients to `apart`, of `apart` to everybody else, and of the drafter that dials `hub`."""
+    """The relays: of clients to `apart`, of `apart` to everybody else, of the drafter that dials `hub`, of verifiers,
+    drafter and `second` to the registry.
+    """
 
     client: Link
     http: Link
@@ -39,6 +41,7 @@ class Lines:
     drafter: Link
     joined: Link
     redis: Link
+    registry: Link
 
     def of(self, where: str) -> Link:
         """The one that a cell of the matrix is about."""
@@ -49,11 +52,12 @@ class Lines:
             "orchestrator-drafter": self.drafter,
             "drafter-orchestrator": self.joined,
             "orchestrator-Redis": self.redis,
+            "services-registry": self.registry,
         }[where]
 
     @property
     def all(self) -> tuple[Link, ...]:
-        return (self.client, self.http, self.verifier, self.drafter, self.joined, self.redis)
+        return (self.client, self.http, self.verifier, self.drafter, self.joined, self.redis, self.registry)
 
 
 class Place:
@@ -62,8 +66,10 @@ class Place:
     def __init__(self, owned: Parts, stack: ExitStack, target: str, draft: str, words: tuple[str, ...]) -> None:
         self._owned = owned
         self.redis = stack.enter_context(RedisServer(port=free_port()))
-        self.verifiers = [owned.start("verify", target, "--grace", GRACE_S, *words) for _ in range(2)]
-        self.drafter = owned.start("draft", draft, "--grace", GRACE_S, *words)
+        registry = stack.enter_context(Link(stack.enter_context(RedisServer(port=free_port())).tcp))
+        found = ("--registry", f"redis://{registry.address}")
+        self.verifiers = [owned.start("verify", target, "--grace", GRACE_S, *found, *words) for _ in range(2)]
+        self.drafter = owned.start("draft", draft, "--grace", GRACE_S, *found, *words)
         for service in (*self.verifiers, self.drafter):
             service.ready()
         verifier, drafter, redis = (
@@ -72,7 +78,7 @@ class Place:
         known = [each.address for each in self.verifiers]
         self.apart = self._orchestrate([verifier.address], redis.address, "--drafter", drafter.address, *HTTP)
         self.first = self._orchestrate(known, self.redis.tcp, "--drafter", self.drafter.address)
-        self.second = self._orchestrate(known, self.redis.tcp, "--drafter", self.drafter.address, *HTTP)
+        self.second = self._orchestrate([], self.redis.tcp, *found, *HTTP)
         self.hub = self._orchestrate(known[:1], self.redis.tcp, "--accept-drafters")
         for service in (self.apart, self.first, self.second, self.hub):
             service.ready()
@@ -81,7 +87,7 @@ class Place:
         )
         self.joined = owned.start("draft", draft, "--connect", joined.address, "--grace", GRACE_S, *words)
         self.joined.ready()
-        self.lines = Lines(client, http, verifier, drafter, joined, redis)
+        self.lines = Lines(client, http, verifier, drafter, joined, redis, registry)
         self.over_http = [http.address, self.second.http]
 
     def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> Service:

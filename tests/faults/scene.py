@@ -12,7 +12,7 @@ from specwire.client.requests import Options
 from specwire.core.sampling import Sampling
 from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
 from tests.faults.http_streams import HttpStream
-from tests.faults.matrix import HTTP_LINE, JOINED_LINE
+from tests.faults.matrix import HTTP_LINE, JOINED_LINE, REGISTRYS_LINE
 from tests.faults.noticing import noticed
 from tests.faults.parts import Service
 from tests.faults.place import Place
@@ -29,6 +29,8 @@ LONG = 4000
 # Behind the fault's end; what a lost drafter proposed before is used up by then.
 OLD = 100
 PATIENCE_S = 30.0
+# What a machine that does other things may add to any pause.
+BUSY_S = 5.0
 # Every target step takes as long at least, so that there is text left when the fault comes.
 TARGET = "scripted:7:vocab=64:delay_ms=10"
 DRAFT = "scripted:7:vocab=64:agree=0.7"
@@ -55,7 +57,7 @@ class Manner:
     """How a scene is played.
 
     length: of the texts; None for what suits the cell. begun: tokens before the fault.
-    left: the texts are left once they have gone on for a while behind the fault; None where a drafter comes back.
+    left: the texts are left once they have gone on for a while behind the fault; None for what suits the cell.
     stopped_s: how long nobody answers where the cell says so.
     """
 
@@ -68,8 +70,8 @@ class Manner:
 class Scene:
     """A cell and its streams, which all go through the same orchestrator.
 
-    Greedy and sampled, and as two verifiers share sessions evenly, one of them at each. Where a drafter comes back
-    while text streams, that is waited for, and the texts are then left (`left`).
+    Greedy and sampled, and as two verifiers share sessions evenly, one of them at each. Where text streams on through
+    the fault, and what is lost comes back, the end of it is waited for, and the texts are then left (`left`).
 
     Attributes, once it was played:
         pause: the longest wait for a chunk of any stream since the fault. usual: the same before it.
@@ -83,7 +85,8 @@ class Scene:
         self._asked = asked
         self._manner = manner or Manner()
         self.comes_back = cell.about_drafter and cell.fault not in ("SIGKILL", "graceful stop")
-        self.left = self.comes_back if self._manner.left is None else self._manner.left
+        outlasts = self.comes_back or cell.where == REGISTRYS_LINE
+        self.left = outlasts if self._manner.left is None else self._manner.left
         self.length = self._manner.length or (LONG if self.left else LENGTH)
         self.streams: list[Stream] = []
         self.pause = self.usual = 0.0
@@ -115,6 +118,15 @@ class Scene:
         stream.until(len(stream.tokens) + OLD)
         if self.comes_back:
             stream.until_accepted()
+
+    def check_pause(self) -> None:
+        """Raise AssertionError where text paused so much longer than it may that no busy machine explains it.
+
+        What the bounds themselves are held against is measured (`tests.faults.measure`).
+        """
+        bound_s = 0.0 if self._cell.bound_s is None else self._cell.bound_s
+        longer = max(0.0, self._manner.stopped_s - STOPPED_S)
+        assert self.pause <= 2 * (bound_s + longer) + BUSY_S, f"no text for {self.pause:.1f} s: {self._cell.name}"
 
     def expected(self) -> list[list[int]]:
         """What the target alone writes for each stream, as far as it was read."""
@@ -177,6 +189,8 @@ def addresses(place: Place, cell: Cell) -> list[str]:
             return [place.first.address]
         case where, _ if where == JOINED_LINE:
             return [place.hub.address]
+        case where, _ if where == REGISTRYS_LINE:
+            return [place.second.address]
         case _:
             return [place.apart.address]
 

@@ -60,6 +60,7 @@ def test_a_fault(running: Place, cell: Cell) -> None:
     running.mend()
     scene = Scene(running, cell, asked(), Played(length=LENGTH, left=False))
     scene.play()
+    scene.check_pause()
     for one, stream in zip(asked(), scene.streams, strict=True):
         assert stream.error is None
         assert stream.finished is not None

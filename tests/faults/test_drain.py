@@ -16,7 +16,9 @@ import orchestrator.server
 import verify_service.server
 from bench.soak.service import ANY_PORT
 from orchestrator.options import OrchestratorOptions
+from orchestrator.store.opening import MEMORY
 from specwire.client import AsyncClient, Client, SpecwireError
+from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.process import ModelServiceOptions
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
@@ -169,12 +171,21 @@ def test_what_is_handed_over_goes_on_at_another_orchestrator(owned: Parts, log: 
     check_keys_expire(log)
 
 
-async def test_no_task_is_left_by_any_service() -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["in memory", "with Redis and a registry"])
+async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer) -> None:
     """In this process, where tasks can be counted."""
-    verifier = await verify_service.server.start(ModelServiceOptions(TARGET, metrics=ANY_PORT))
-    drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY_PORT))
+    url, registration = (MEMORY, NOWHERE) if alone else (log.url, RegistryOptions(log.url))
+    figures = ModelServiceOptions(TARGET, metrics=ANY_PORT), ModelServiceOptions(DRAFT, metrics=ANY_PORT)
+    verifier = await verify_service.server.start(figures[0], registration=registration)
+    drafter = await draft_service.server.start(figures[1], registration)
     known = OrchestratorOptions(
-        (verifier.address,), (drafter.address,), accept_drafters=True, http=ANY_PORT, metrics=ANY_PORT
+        (verifier.address,) if alone else (),
+        (drafter.address,) if alone else (),
+        url,
+        accept_drafters=True,
+        http=ANY_PORT,
+        metrics=ANY_PORT,
+        registration=registration,
     )
     serving = await orchestrator.server.start(known)
     joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT, metrics=ANY_PORT), serving.address, None)
@@ -185,7 +196,7 @@ async def test_no_task_is_left_by_any_service() -> None:
         events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="left", timeout=LIMIT_S)
         await anext(events)
         await serving.stop(0.0)
-        with pytest.raises(SpecwireError) as left:  # a log in memory goes with its process
+        with pytest.raises(SpecwireError) as left:  # this client waits for nobody to go on with it
             async for _ in events:
                 pass
         assert left.value.code is grpc.StatusCode.UNAVAILABLE

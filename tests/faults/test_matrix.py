@@ -56,6 +56,7 @@ def check(played: Place, cell: Cell) -> None:
     manner = Manner(stopped_s=held_s(cell)) if is_claimed(cell) else Manner()
     scene = Scene(played, cell, manner=manner)
     scene.play()
+    scene.check_pause()
     for stream, expected, fence in zip(scene.streams, scene.expected(), scene.fences, strict=True):
         assert stream.tokens == expected
         assert stream.error is None

@@ -88,20 +88,20 @@ def roll(service: Service) -> None:
 
 
 def test_a_rolling_restart_fails_no_request(owned: Parts) -> None:
+    """One drafter dials in, the other and the verifiers are found by a registry, in the same Redis as the log."""
     with RedisServer() as log:
-        peers = [*(owned.start("verify", TARGET, *GRACE) for _ in "12"), *(owned.start("draft", DRAFT) for _ in "12")]
-        flags = ("--verifier", "--verifier", "--drafter", "--drafter")
-        named = [word for flag, peer in zip(flags, peers, strict=True) for word in (flag, peer.ready())]
-        serving = [
-            owned.start("orchestrate", *named, "--redis-url", log.url, "--http", f"127.0.0.1:{free_port()}", *GRACE)
-            for _ in "12"
-        ]
-        for each in serving:
+        found = ("--registry", log.url)
+        peers = [*(owned.start("verify", TARGET, *found, *GRACE) for _ in "12"), owned.start("draft", DRAFT, *found)]
+        known = (*found, "--accept-drafters", "--redis-url", log.url, *GRACE)
+        serving = [owned.start("orchestrate", *known, "--http", f"127.0.0.1:{free_port()}") for _ in "12"]
+        for each in (*peers, *serving):
             each.ready()
+        joined = owned.start("draft", DRAFT, "--connect", serving[0].address)
+        joined.ready()
         load = Load(serving)
         try:
             load.more(len(KINDS))
-            for service in (*peers, *serving):
+            for service in (*peers, joined, *serving):
                 roll(service)
                 load.more(len(KINDS))
             log.end()  # saves everything first
@@ -110,7 +110,7 @@ def test_a_rolling_restart_fails_no_request(owned: Parts) -> None:
             load.stop()
         finally:
             load.close()
-        for service in (*serving, *peers):
+        for service in (*serving, *peers, joined):
             service.send(signal.SIGTERM)
             assert service.wait() == 0
             assert "Traceback" not in service.said()

@@ -124,7 +124,7 @@ def read(case: Written) -> Counter[str]:
         except caught as error:
             return _said(error)
         except SystemExit as end:
-            return Counter({f"EXIT {end.code}": 1})
+            return Counter({f"EXIT_{end.code}": 1})
     return Counter({"OK": 1})
 
 

@@ -1,18 +1,19 @@
 """`python -m tests.fuzz.long MINUTES`: messages and values that were not tried before, for as long as that.
 
-Ends with a table of how often each was tried and how it was answered. Where something fails, hypothesis says how to
-repeat it, it is left out from then on, and the exit code is 1.
+Says how often each was tried and how it was answered; a run of 30 minutes or more is recorded (`--out`). Where
+something fails, hypothesis says how to repeat it, it is left out from then on, and the exit code is 1.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.fuzz import configs, registry
 from tests.fuzz.http import tell
 from tests.fuzz.logs import meet
 from tests.fuzz.messages import Values
+from tests.fuzz.record import MINUTES, OUT, Record, lines, started
 from tests.fuzz.requests import endpoints
 from tests.fuzz.services import Services, services
 from tests.fuzz.targets import Target, targets
@@ -38,31 +40,58 @@ FRESH = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-Tallies = dict[str, Counter[str]]
-# Bytes that this process, which holds all services, may grow by after its first round.
-MOST_GROWTH = 256 << 20
+MOST_TOLD = 200
 
 
-def main() -> None:
-    until = time.monotonic() + 60 * float(sys.argv[1])
-    tallies: Tallies = {}
-    sizes: list[int] = []
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    asked = parser().parse_args(arguments)
+    ran_on, record = started(), Record(EXAMPLES)
+    began = time.monotonic()
+    try:
+        with RedisServer() as log, services(log.url, registered=True) as running:
+            try_until(began + 60 * asked.minutes, log, running, record)
+    finally:
+        record.minutes = (time.monotonic() - began) / 60
+        print("\n".join(lines(record)))
+    out = asked.out or (OUT if asked.minutes >= MINUTES else None)
+    if out is not None:
+        record.write(out, *ran_on)
+    return 0 if record.clean else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.long", description="Tell every service, and write into Redis, anything."
+    )
+    line.add_argument("minutes", type=float, metavar="MINUTES", help="the first round is whole, however long it takes")
+    line.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"JSON (default: {OUT.name} in bench/results/ from {MINUTES:g} minutes on)",
+    )
+    return line
+
+
+def try_until(until: float, log: RedisServer, running: Services, record: Record) -> None:
+    """until: on the monotonic clock."""
     failed: set[str] = set()
-    with RedisServer() as log, services(log.url) as running:
+    while not record.sizes or time.monotonic() < until:
+        for name, strategy, call in _everything(log, running):
+            late = record.sizes and time.monotonic() > until  # the first round is whole
+            if late or name in failed:
+                continue
+            found = _found(strategy, call, record.tallies.setdefault(name, Counter()))
+            if found:
+                failed.add(name)
+                record.findings.append(f"{name}: {found}")
+        record.sizes.append(_resident())
         try:
-            while time.monotonic() < until:
-                for name, strategy, call in _everything(log, running):
-                    late = sizes and time.monotonic() > until  # the first round is whole
-                    if not (late or name in failed or _holds(strategy, call, tallies.setdefault(name, Counter()))):
-                        failed.add(name)
-                running.check()
-                sizes.append(_resident())
-                assert sizes[-1] < sizes[0] + MOST_GROWTH, f"memory grew: {sizes}"
-        finally:
-            print(table(tallies))
-    print(f"{len(sizes)} rounds; failed: {', '.join(sorted(failed)) or 'none'}")
-    print(f"resident memory after the first {sizes[0] >> 20} MiB, after the last {sizes[-1] >> 20} MiB")
-    sys.exit(1 if failed else 0)
+            running.check()
+        except AssertionError as error:
+            record.findings.append(f"after a round the services did not serve as before: {error}"[:MOST_TOLD])
+            return
 
 
 def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, Callable[[Any], Counter[str]]]]:
@@ -74,10 +103,11 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
     return [
         *said,
         *asked,
-        ("values in Redis", cases, lambda damage: try_all(log.url, damage)),
-        ("logs that are met", cases, partial(meet, running, log.url)),
-        ("roll in Redis", members, partial(spoil_roll, log.url, running.weights)),
-        ("registry in Redis", registry.cases, partial(registry.try_all, log.url)),
+        ("keys of the log in Redis", cases, lambda damage: try_all(log.url, damage)),
+        ("a session's damaged log, met by calls", cases, partial(meet, running, log.url)),
+        ("the roll of sessions in Redis", members, partial(spoil_roll, log.url, running.weights)),
+        ("keys of the registry in Redis", registry.cases, partial(registry.try_all, log.url)),
+        ("the registry beside services that use it", registry.cases, partial(registry.meet, running, log.url)),
         ("config file and environment", configs.written(), configs.read),
         ("--speculative-config", configs.speculative(), configs.say),
     ]
@@ -88,13 +118,14 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _holds(strategy: Values, call: Callable[[Any], Counter[str]], tally: Counter[str]) -> bool:
+def _found(strategy: Values, call: Callable[[Any], Counter[str]], tally: Counter[str]) -> str:
+    """What is wrong, "" for nothing."""
     try:
         _explore(strategy, call, tally)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        return False
-    return True
+        return f"{type(error).__name__}: {error}"[:MOST_TOLD]
+    return ""
 
 
 def _explore(strategy: Values, call: Callable[[Any], Counter[str]], tally: Counter[str]) -> None:
@@ -108,16 +139,5 @@ def _explore(strategy: Values, call: Callable[[Any], Counter[str]], tally: Count
     explore()
 
 
-def table(tallies: Tallies) -> str:
-    """Of the statuses only: fields of answers are written in small letters."""
-    lines = ["| what | tried | answers |", "| --- | --- | --- |"]
-    for name, tally in tallies.items():
-        answers = ", ".join(
-            f"{code} {n}" for code, n in sorted(tally.items()) if code.isupper() or code.isdecimal() or " " in code
-        )
-        lines.append(f"| {name} | {tally['tried']} | {answers} |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
 from specwire.registry.entry import MOST_BYTES, Entry, Load, Role, ServedModel, encode
+from tests.fuzz.services import Services
 from tests.fuzz.values import LIMIT_S, junk, parts
 
 ID = "0" * 32
@@ -69,6 +70,36 @@ def try_all(url: str, written: list[Written]) -> Counter[str]:
     return asyncio.run(_try_all(url, written))
 
 
+def meet(services: Services, url: str, written: list[Written]) -> Counter[str]:
+    """Write these beside and in place of what running services have said, and have their orchestrator look.
+
+    AssertionError where that fails anybody. What was an entry that names an address names a drafter's, as a verifier's.
+    """
+    asyncio.run(_spoil(url, services.drafter, written))
+    services.see_registry()
+    services.complete()
+    asyncio.run(_clear(url))
+    logged = services.failures.take()
+    assert not logged, f"{written}: {logged}"
+    return Counter({"LOOKED AT": 1})
+
+
+async def _spoil(url: str, address: str, written: list[Written]) -> None:
+    async with redis.asyncio.Redis.from_url(url) as client:
+        listed = await client.type(INDEX) == b"zset"
+        others: list[Any] = await client.zrange(INDEX, 0, -1) if listed else []
+        for each in written:
+            value = each.value and each.value.replace(ENTRY.address.encode(), address.encode())
+            spoilt = replace(each, value=value)
+            await _write(client, spoilt)
+            if each.key == SERVICE:
+                for other in others:
+                    await _write(client, spoilt, PREFIX.encode() + other)
+        if await client.type(INDEX) in (b"zset", b"none"):
+            await client.zadd(INDEX, {ID: 1 << 60})
+            await client.pexpire(INDEX, round(LIMIT_S * 1000))
+
+
 async def _try_all(url: str, written: list[Written]) -> Counter[str]:
     client = redis.asyncio.Redis.from_url(url)
     directory = Directory.at(url)
@@ -106,8 +137,16 @@ async def _outcome(call: Callable[[], Awaitable[object]]) -> str:
     return "done"
 
 
-async def _write(client: redis.asyncio.Redis, written: Written) -> None:
-    key = KEYS[written.key]
+async def _clear(url: str) -> None:
+    """What no service takes back by itself."""
+    async with redis.asyncio.Redis.from_url(url) as client:
+        await client.delete(KEYS[SERVICE], KEYS[AT])
+        if await client.type(INDEX) != b"zset":
+            await client.delete(INDEX)
+
+
+async def _write(client: redis.asyncio.Redis, written: Written, at: bytes = b"") -> None:
+    key = at or KEYS[written.key].encode()
     if written.other_type or written.value is None:
         await client.delete(key)
         if written.other_type:

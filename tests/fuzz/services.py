@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import grpc
 
@@ -17,6 +18,8 @@ import orchestrator.server
 import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Client
+from specwire.registry.directory import Directory, Listing
+from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import open_blocking_channel
 from specwire.rpc.process import ModelServiceOptions
 from tests.faults.streams import PROMPT, plain
@@ -24,6 +27,8 @@ from tests.faults.streams import PROMPT, plain
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
 DRAFT = "scripted:7:vocab=64:agree=0.7"
 LIMIT_S = 30.0
+# Seconds between two looks at the registry.
+LOOK_S = 0.05
 # What messages say, and no more.
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 T = TypeVar("T")
@@ -67,9 +72,14 @@ class Failures(logging.Handler):
 
 
 class Services:
-    """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses."""
+    """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses.
 
-    def __init__(self) -> None:
+    registration: where the orchestrator finds the others; NOWHERE, and it is told.
+    """
+
+    def __init__(self, registration: RegistryOptions) -> None:
+        self._registration = registration
+        self._looks = 0
         self.failures = Failures()
         self.verifier = self.drafter = self.orchestrator = self.http = ""
         self.fingerprint = self.weights = ""
@@ -91,14 +101,16 @@ class Services:
 
     async def _start(self, redis_url: str) -> None:
         options = ModelServiceOptions(TARGET, context=CONTEXT, slots=8)
-        verifier = await verify_service.server.start(options, detach_grace=0.0)
+        registration = self._registration
+        verifier = await verify_service.server.start(options, detach_grace=0.0, registration=registration)
         self._own(verifier.stop)
-        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, context=CONTEXT))
+        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, context=CONTEXT), registration)
         self._own(drafter.stop)
         known = OrchestratorOptions(
-            (verifier.address,),
-            (drafter.address,),
+            () if registration.url else (verifier.address,),
+            () if registration.url else (drafter.address,),
             redis_url,
+            registration=registration,
             accept_drafters=True,
             drafters_per_session=2,
             http="127.0.0.1:0",
@@ -118,6 +130,28 @@ class Services:
         """Let in again whoever flooded: the next caller comes from the same host."""
         hub = self._serving._hub
         self._loop.call_soon_threadsafe(hub._barred.clear)
+
+    def see_registry(self) -> None:
+        """Until the orchestrator has looked at it as it is now."""
+        self._run(self._seen_since(self._looks + 2))
+
+    async def _seen_since(self, looks: int) -> None:
+        while self._looks < looks:  # noqa: ASYNC110 # nothing tells of it
+            await asyncio.sleep(LOOK_S / 5)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Have the orchestrator look at the registry often, and count its looks."""
+        listing = Directory.listing
+
+        async def counted(directory: Directory) -> Listing:
+            try:
+                return await listing(directory)
+            finally:
+                self._looks += 1
+
+        with patch.object(Directory, "listing", counted), patch("orchestrator.feed.LOOK_S", LOOK_S):
+            yield
 
     def stop(self) -> None:
         self._run(self._parts.aclose())
@@ -143,10 +177,12 @@ class Services:
 
 
 @contextmanager
-def services(redis_url: str = "memory:") -> Iterator[Services]:
-    running = Services()
-    running.start(redis_url)
-    try:
-        yield running
-    finally:
-        running.stop()
+def services(redis_url: str = "memory:", registered: bool = False) -> Iterator[Services]:
+    """registered: they find each other in that Redis, too."""
+    running = Services(RegistryOptions(redis_url) if registered else NOWHERE)
+    with running.looking():
+        running.start(redis_url)
+        try:
+            yield running
+        finally:
+            running.stop()

@@ -56,6 +56,18 @@ def test_whoever_meets_a_damaged_log_is_told_a_status() -> None:
         running.check()
 
 
+def test_services_that_look_into_a_damaged_registry_serve_on() -> None:
+    with RedisServer() as log, services(log.url, registered=True) as running:
+
+        @settings(max_examples=FEW, suppress_health_check=[HealthCheck.too_slow])
+        @given(registry.cases)
+        def damage(what: list[registry.Written]) -> None:
+            registry.meet(running, log.url, what)
+
+        damage()
+        running.check()
+
+
 def test_a_damaged_log_is_data_loss_to_its_reader_and_nothing_to_others() -> None:
     with RedisServer() as log, services(log.url) as running:
         _spoil(log, running)

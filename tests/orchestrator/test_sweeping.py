@@ -120,15 +120,23 @@ async def test_who_is_called_is_not_missed() -> None:
 async def test_who_ended_is_struck_off() -> None:
     """By its owner, or by whoever finds that it has ended, or is gone."""
     now = Scene()
-    await now.begun("ours")
+    for name in ("ours", "theirs"):
+        await now.log.finish(name, await now.begun(name), 3, (), (), FinishReason.EOS, 0)
     now.sweeper.note_end("w", "ours")
-    fence = await now.begun("theirs")
-    await now.log.finish("theirs", fence, 3, (), (), FinishReason.EOS, 0)
     await now.begun("deleted")
     await now.log.delete("deleted")
     await now.log.call_roll("w", ["never was"], 0.0, 60.0)
     assert await now.after(100.0) == []
     assert await now.entered() == []
+
+
+async def test_who_ended_in_a_log_that_has_lost_it_is_not_struck_off() -> None:
+    """Redis came back as it was before: nobody drives the session, and it would be said to run for ever."""
+    now = Scene()
+    await now.begun("ours")
+    now.sweeper.note_end("w", "ours")
+    assert await now.after(1.0) == []
+    assert await now.after(1000.0) == [("ours", FinishReason.CANCELLED)]
 
 
 async def test_who_cannot_be_ended_here_is_told_again() -> None:

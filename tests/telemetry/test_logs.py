@@ -114,9 +114,9 @@ def test_a_stack_logs_json_of_all_its_services_and_no_prompt() -> None:
 
 
 async def test_an_orchestrator_that_is_told_to_logs_prompts_and_outputs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "orchestrator.sessions")
+    caplog.set_level(logging.INFO, "orchestrator.books")
     async with observed(log_prompts=True) as stack:
         completion = await stack.client.complete(PROMPT, max_tokens=6, ignore_eos=True)
-    begun, ended = [made for made in caplog.records if made.name == "orchestrator.sessions"]
+    begun, ended = [made for made in caplog.records if made.name == "orchestrator.books"]
     assert begun.__dict__["prompt"]
     assert ended.__dict__["output"] == completion.text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from specwire.rpc.server import ListenError
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
 from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram
 from specwire.telemetry.process import process_families
+from tests.certificates import Authority
 
 
 def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() -> None:
@@ -68,11 +71,12 @@ def test_and_elsewhere_only_where_somebody_says_so(address: str) -> None:
         check_metrics(address, insecure=False)
     if address.endswith(":9400"):
         assert check_metrics(address, insecure=True) == address
+        assert check_metrics(address, insecure=False, tls=Authority().server()) == address
 
 
-async def ask(address: str, request: bytes) -> bytes:
+async def ask(address: str, request: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
     try:
         writer.write(request)
         async with asyncio.timeout(10):
@@ -110,6 +114,35 @@ async def test_the_listener_answers_one_request_a_connection() -> None:
         assert (await ask(listener.address, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
     finally:
         await listener.stop()
+
+
+async def test_where_the_service_encrypts_both_sides_show_certificates(tmp_path: Path) -> None:
+    ours, others = Authority(), Authority("another authority")
+    trusting, certified, strange = (ssl.create_default_context(cadata=ours.pem.decode()) for _ in range(3))
+    certified.load_cert_chain(*ours.sign().save(tmp_path, "ours"))
+    strange.load_cert_chain(*others.sign().save(tmp_path, "others"))
+    request = b"GET /health HTTP/1.1\r\n\r\n"
+    open_to_all = await listen(Registry(), "127.0.0.1:0", ours.server())
+    closed = await listen(Registry(), "127.0.0.1:0", ours.server(client_ca=ours))
+    try:
+        assert closed.url == f"https://{closed.address}"
+        assert (await ask(open_to_all.address, request, trusting)).startswith(b"HTTP/1.1 200 ")
+        assert (await ask(closed.address, request, certified)).startswith(b"HTTP/1.1 200 ")
+        for refused in (trusting, strange):
+            assert await refusal(closed.address, request, refused)
+        assert await refusal(open_to_all.address, request)
+        assert await refusal(open_to_all.address, request, ssl.create_default_context(cadata=others.pem.decode()))
+    finally:
+        await open_to_all.stop()
+        await closed.stop()
+
+
+async def refusal(address: str, request: bytes, tls: ssl.SSLContext | None = None) -> bool:
+    """Whether the connection ends without an answer. A client's certificate is looked at after its own handshake."""
+    try:
+        return await ask(address, request, tls) == b""
+    except OSError:  # ssl's errors are such, too
+        return True
 
 
 async def test_a_taken_port_is_an_error_that_names_it() -> None:

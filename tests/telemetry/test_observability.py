@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.options import StackOptions
 from specwire.client import Chunk, Finished
 from specwire.core.chain import SourceKind
-from specwire.core.controller import Discipline
+from specwire.core.plan import Discipline
 from tests.orchestrator.stack import PROMPT
 from tests.telemetry.promql import ADDED, PREFIX, grouped, selected
 from tests.telemetry.stack import Observed, observed

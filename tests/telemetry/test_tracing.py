@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from opentelemetry import trace
@@ -21,10 +25,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.telemetry import tracing
+from specwire.telemetry.options import Telemetry
 from specwire.telemetry.tracing import NO_SPAN, LinkSpans, Side, begin, metadata_of, parent_in
 from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, stack
 from tests.telemetry.stack import Observed, ask, observed
@@ -200,22 +207,39 @@ def test_with_no_provider_nothing_is_recorded_or_sent() -> None:
 
 
 SENDER = """
-import sys
-from specwire.telemetry.options import Telemetry
+import argparse, sys
+from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.telemetry.tracing import Side, begin
 
-Telemetry(traces=sys.argv[1]).start("verifier")
+parser = argparse.ArgumentParser()
+add_telemetry_arguments(parser)
+telemetry_of(parser.parse_args()).start("verifier")
 begin("a span", Side.SERVER).end()
 """
 
 
-class Collector(BaseHTTPRequestHandler):
-    """Keeps what is posted."""
+def send(folder: Path, *words: str) -> None:
+    """A process of its own has a span, and ends; paths among the words are below `folder`."""
+    command, environment = [sys.executable, "-c", SENDER, *words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=40, capture_output=True)
 
-    posted: ClassVar[list[tuple[str, bytes]]] = []
+
+def issuer_of(connection: Any) -> str:
+    """Whose certificate the other end has shown; "" where it has shown none."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return ""
+    shown: Any = connection.getpeercert()
+    return str(dict(part for (part,) in shown["issuer"])["commonName"])
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what is posted: its path, itself, and by whose certificate."""
+
+    posted: ClassVar[list[tuple[str, bytes, str]]] = []
 
     def do_POST(self) -> None:
-        self.posted.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.posted.append((self.path, data, issuer_of(self.connection)))
         self.send_response(200)
         self.end_headers()
 
@@ -223,13 +247,47 @@ class Collector(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_process_sends_its_spans_to_the_collector_before_it_ends() -> None:
+@contextmanager
+def collecting(tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Give HOST:PORT of a collector."""
+    Collector.posted.clear()
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        subprocess.run([sys.executable, "-c", SENDER, url], cwd=ROOT, check=True, timeout=40)
-        server.shutdown()
-    ((path, data),) = Collector.posted
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join(10)
+
+
+def test_a_process_sends_its_spans_to_the_collector_before_it_ends(tmp_path: Path) -> None:
+    with collecting() as address:
+        send(tmp_path, "--traces", f"http://{address}")
+    ((path, data, _),) = Collector.posted
     assert path == "/v1/traces"
     assert b"specwire-verifier" in data
     assert b"a span" in data
+
+
+def test_a_collector_is_shown_a_certificate_over_tls(tmp_path: Path) -> None:
+    ours, theirs = Authority("ours"), Authority("theirs")
+    ca, (cert, key) = theirs.save(tmp_path, "ca"), ours.sign().save(tmp_path, "shown")
+    files = ["--traces-ca", "ca.pem", "--traces-cert", "shown.pem", "--traces-key", "shown.key"]
+    with collecting(theirs.server(client_ca=ours).context()) as address:
+        send(tmp_path, "--traces", f"https://{address}", *files[:2])
+        assert Collector.posted == []
+        send(tmp_path, "--traces", f"https://{address}", *files)
+    ((_, data, issuer),) = Collector.posted
+    assert b"a span" in data
+    assert issuer == "ours"
+    for wrong, said in (
+        ({"traces": f"http://{address}", "traces_ca": ca}, "traces-ca: needs an https:// URL"),
+        ({"traces_cert": cert, "traces_key": key}, "traces-cert: needs an https:// URL"),
+        ({"traces": f"https://{address}", "traces_cert": cert}, "traces-key: must come with traces-cert"),
+        ({"traces": f"https://{address}", "traces_ca": key}, "traces-ca: .* holds no certificate"),
+    ):
+        with pytest.raises(InvalidParameter, match=said):
+            Telemetry(**wrong)

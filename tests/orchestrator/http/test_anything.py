@@ -59,6 +59,7 @@ FIELDS = [
     "logprobs_of",
     "details",
     "provisional",
+    "take_over",
     "response_format",
     "structured_outputs",
     "guided_regex",

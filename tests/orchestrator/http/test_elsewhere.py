@@ -23,6 +23,23 @@ WISH: dict[str, Any] = {
 }
 
 
+async def test_who_has_lost_its_connection_may_have_the_session_driven_elsewhere() -> None:
+    """Also before its first event, where there is no place in the stream that it could name."""
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url, http="127.0.0.1:0") as parts:
+            options = OrchestratorOptions((parts.verifier.address,), redis_url=redis.url, http="127.0.0.1:0")
+            other = await server.start(options)
+            try:
+                await _begin(str(parts.orchestrator.http))
+                async with httpx.AsyncClient(base_url=str(other.http), timeout=LIMIT_S) as client:
+                    for more, claims in (({"take_over": True}, 1), ({}, 1)):
+                        answer = await client.post(COMPLETIONS, json={**WISH, **more})
+                        assert text_of(parsed(answer.text)) == " ".join(map(str, plain(TARGET, PROMPT, 80)))
+                        assert other.orchestrator.tally.claims == claims
+            finally:
+                await other.stop(0.0)
+
+
 async def test_a_stream_goes_on_where_its_orchestrator_left_it() -> None:
     with RedisServer() as redis:
         await _moved(redis.url)
