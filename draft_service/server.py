@@ -117,7 +117,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
 async def dial_in(
     options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = "", region: str = ""
 ) -> DiallingDrafter:
-    """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
+    """Load the model, then dial the orchestrator at `address` until it has joined.
 
     Of `options` about listening only those of figures count.
 
@@ -134,7 +134,7 @@ async def dial_in(
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
-        running = DiallingDrafter(drafter, address, tls, reception, token, metrics, also)
+        running = DiallingDrafter(drafter, address, tls, reception, token, metrics)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
@@ -239,7 +239,7 @@ def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: 
         return
     check_listen(args.connect, "connect")
     check_token_is_safe(args.connect, tls, token)
-    if options.listen != ANY_PORT or options.tls or options.insecure or options.keys or args.registry:
+    if options.listen != ANY_PORT or options.keys or args.registry:
         message = "a drafter that dials in does not listen: leave out --listen, its flags and --registry"
         raise InvalidParameter("connect", message)
     if (options.tls or options.insecure) and not options.metrics:
