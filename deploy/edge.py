@@ -26,6 +26,7 @@ from orchestrator.options import (
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
+from specwire.registry.options import add_registry_arguments, registry_of
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import (
     DTYPES,
@@ -44,7 +45,7 @@ from specwire.telemetry.options import add_prompts_argument, add_telemetry_argum
 
 @dataclass(frozen=True, slots=True)
 class EdgeOptions:
-    """`serving` is the orchestrator's part, with nothing to dial but verifiers."""
+    """`serving` is the orchestrator's part."""
 
     drafting: ModelServiceOptions
     serving: OrchestratorOptions
@@ -88,7 +89,9 @@ async def start(options: EdgeOptions) -> RunningEdge:
     share_interpreter()
     async with AsyncExitStack() as parts:
         figures = Registry()
-        local = LocalDrafter(*await draft_service.server.load(options.drafting, figures))
+        drafter, reception = await draft_service.server.load(options.drafting, figures)
+        reception.info.region = serving.registration.region
+        local = LocalDrafter(drafter, reception)
         parts.push_async_callback(local.stop)
         running = await orchestrator.server.start(serving)
         parts.push_async_callback(running.stop, 0.0)
@@ -98,7 +101,7 @@ async def start(options: EdgeOptions) -> RunningEdge:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verifier", action="append", required=True, metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--verifier", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument("--draft", required=True, metavar="MODEL", help="path or hub id of the draft model")
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT for clients (default: %(default)s)"
@@ -117,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_registry_arguments(parser, "verifiers are found")
     add_serving_arguments(parser, "verifiers")
     add_http_arguments(parser, NO_HTTP)
     add_telemetry_arguments(parser)
@@ -159,6 +163,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         sse_keep_alive=args.sse_keep_alive,
         metrics=args.metrics,
         log_prompts=args.log_prompts,
+        registration=registry_of(args),
     )
     return EdgeOptions(drafting, serving)
 
@@ -184,8 +189,15 @@ def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:
     log = "log in memory: lost in a crash" if url == MEMORY else f"log {without_password(url)}"
     return (
         f"specwire edge: ready on {running.address}{and_http(running.http)} "
-        f"(draft {options.drafting.model}, verifier {', '.join(options.serving.verifiers)}, {log})"
+        f"(draft {options.drafting.model}, {_verifiers(options.serving)}, {log})"
     )
+
+
+def _verifiers(serving: OrchestratorOptions) -> str:
+    """Where they are, for people."""
+    named = [f"verifier {', '.join(serving.verifiers)}"] if serving.verifiers else []
+    url = serving.registration.url
+    return ", ".join([*named, f"registry {without_password(url)}"] if url else named)
 
 
 def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
@@ -196,6 +208,7 @@ def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
         "http": running.http,
         "draft": options.drafting.model,
         "verifiers": options.serving.verifiers,
+        "registry": without_password(options.serving.registration.url),
         "redis": without_password(url),
         "durable": url != MEMORY,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -134,7 +135,10 @@ class Dialler:
 
 
 class DiallingDrafter:
-    """A drafter that serves the orchestrator which it dials; owns the drafter. `address` is the orchestrator's."""
+    """A drafter that serves the orchestrators which it dials; owns the drafter.
+
+    also: orchestrators beside the one at `address`. Of several each is dialled for itself.
+    """
 
     def __init__(
         self,
@@ -144,29 +148,37 @@ class DiallingDrafter:
         reception: Reception,
         token: str = "",
         metrics: MetricsListener | None = None,
+        also: Sequence[str] = (),
     ) -> None:
-        self.address = address
+        self.address = ", ".join((address, *also))
         self.metrics = metrics
         self._drafter = drafter
         self._reception = reception
-        self._dialler = Dialler(address, tls, reception, token)
-        self._dialling = asyncio.create_task(self._dialler.run())
+        self._diallers = [Dialler(each, tls, reception, token) for each in (address, *also)]
+        self._dialling = [asyncio.create_task(self._dial(each)) for each in self._diallers]
+
+    async def _dial(self, dialler: Dialler) -> None:
+        try:
+            await dialler.run()
+        except Exception as error:  # the others go on
+            if len(self._diallers) > 1:
+                say(f"specwire draft: {str(error) or type(error).__name__}")
+            raise
 
     async def join(self) -> None:
-        """Return once joined, however long the orchestrator takes to appear; raises JoinRefused."""
-        joined = asyncio.ensure_future(self._joined())
+        """Return once joined, however long an orchestrator takes to appear; JoinRefused where none will have it."""
+        refused = asyncio.ensure_future(self._refused())
+        joined = [asyncio.ensure_future(_until(each.joined)) for each in self._diallers]
         try:
-            await asyncio.wait({self._dialling, joined}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({refused, *joined}, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and not any(each.joined.is_set() for each in self._diallers):
+                self._dialling[0].result()
         finally:
-            joined.cancel()
-        if self._dialling.done():
-            self._dialling.result()
-
-    async def _joined(self) -> None:
-        await self._dialler.joined.wait()
+            for each in (refused, *joined):
+                each.cancel()
 
     async def failed(self) -> str:
-        """Return, with the reason, once there is no drafting for this orchestrator any more."""
+        """Return, with the reason, once there is no drafting for any orchestrator any more."""
         broken = asyncio.ensure_future(self._drafter.failed())
         refused = asyncio.ensure_future(self._refused())
         try:
@@ -177,18 +189,24 @@ class DiallingDrafter:
             refused.cancel()
 
     async def _refused(self) -> str:
-        await asyncio.wait({self._dialling})
-        error = self._dialling.exception()
+        """Why no orchestrator will have it, once that is so."""
+        await asyncio.wait(self._dialling)
+        error = self._dialling[0].exception()
         return str(error) or type(error).__name__
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. The link ends at once: its sessions only get slower."""
-        self._dialling.cancel()
-        await asyncio.gather(self._dialling, return_exceptions=True)
+        for each in self._dialling:
+            each.cancel()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
         await self._reception.stop()
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

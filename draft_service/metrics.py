@@ -26,10 +26,13 @@ def families(sessions: Sessions, model: LanguageModel) -> Iterable[Family]:
     yield histogram("batch_rows", "Rows of a forward.", tally.rows)
     yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
     yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
+    yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
+    yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
     yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
 
 
 def load_of(sessions: Sessions, model: LanguageModel) -> Load:
     """For the registry."""
     running = len(sessions)
-    return Load(running, 0, max(0, model.slots - running))
+    misses = round(sessions.tally.misses, 3) if running else 0.0
+    return Load(running, 0, max(0, model.slots - running), misses=misses)

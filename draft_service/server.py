@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 
 from draft_service.dialling import DiallingDrafter
@@ -115,9 +115,14 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
 
 
 async def dial_in(
-    options: ModelServiceOptions, address: str, tls: ClientTls | None, token: str = "", region: str = ""
+    options: ModelServiceOptions,
+    address: str,
+    tls: ClientTls | None,
+    token: str = "",
+    region: str = "",
+    also: Sequence[str] = (),
 ) -> DiallingDrafter:
-    """Load the model, then dial the orchestrator at `address` until it has joined.
+    """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
 
     Of `options` about listening only those of figures count.
 
@@ -126,7 +131,7 @@ async def dial_in(
 
     Raises:
         ModelError: the model cannot be served.
-        JoinRefused: the orchestrator will not have this drafter.
+        JoinRefused: no orchestrator will have this drafter.
     """
     registry = Registry()
     drafter, reception = await load(options, registry)
@@ -134,7 +139,7 @@ async def dial_in(
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
-        running = DiallingDrafter(drafter, address, tls, reception, token, metrics)
+        running = DiallingDrafter(drafter, address, tls, reception, token, metrics, also)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
@@ -196,7 +201,10 @@ def _loader(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
-        "--connect", metavar="ADDR", help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT)"
+        "--connect",
+        action="append",
+        metavar="ADDR",
+        help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated",
     )
     add_client_arguments(parser, "the orchestrator of --connect")
     add_registry_arguments(parser, "orchestrators look for it")
@@ -224,7 +232,8 @@ def run(args: argparse.Namespace) -> int:
         return f"specwire draft: {options.model} ready, joined {running.address}"
 
     def dial() -> Coroutine[None, None, DiallingDrafter]:
-        return dial_in(options, args.connect, tls, token, registration.region)
+        first, *also = args.connect
+        return dial_in(options, first, tls, token, registration.region, also)
 
     return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 
@@ -237,8 +246,9 @@ def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: 
         if token:
             raise InvalidParameter("--token-file", "is shown to an orchestrator: needs --connect")
         return
-    check_listen(args.connect, "connect")
-    check_token_is_safe(args.connect, tls, token)
+    for address in args.connect:
+        check_listen(address, "connect")
+        check_token_is_safe(address, tls, token)
     if options.listen != ANY_PORT or options.keys or args.registry:
         message = "a drafter that dials in does not listen: leave out --listen, its flags and --registry"
         raise InvalidParameter("connect", message)

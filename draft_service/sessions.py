@@ -177,6 +177,8 @@ class Sessions:
         drafting = self._open.get(key)
         if drafting is None:
             return
+        due, late = drafting.session.lateness(command.position + len(command.tokens))
+        self.tally.advance(due, late)
         try:
             kept = drafting.session.advance(command.position, command.tokens, command.pace, command.epoch)
         except Desynchronised as error:

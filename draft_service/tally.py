@@ -6,9 +6,16 @@ from collections import Counter
 
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
+# How many positions the share of late ones tells of, about: what is older weighs ever less.
+REMEMBERED = 256
+
 
 class Tally:
-    """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals."""
+    """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
+
+    due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
+    misses: the share of late ones of late.
+    """
 
     def __init__(self) -> None:
         self.forward_s = Histogram(STEPS)
@@ -17,6 +24,9 @@ class Tally:
         self.proposed = 0
         self.rollbacks = 0
         self.opened = 0
+        self.due = 0
+        self.late = 0
+        self.misses = 0.0
         self.refused: Counter[str] = Counter()
 
     def step(self, spent_ns: int, rows: int, drawn: int) -> None:
@@ -24,3 +34,11 @@ class Tally:
         self.forward_s.observe(spent_ns / 1e9)
         self.rows.observe(rows)
         self.drafted += drawn
+
+    def advance(self, due: int, late: int) -> None:
+        """A session was told what is decided."""
+        self.due += due
+        self.late += late
+        if due:
+            kept = (1 - 1 / REMEMBERED) ** due
+            self.misses = self.misses * kept + late / due * (1 - kept)

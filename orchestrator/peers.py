@@ -168,6 +168,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         return self.info is not None and self.sessions < self.info.slots
 
     @property
+    def crowded(self) -> bool:
+        """Some of its sessions wait there for a slot."""
+        return self.info is not None and self.sessions > self.info.slots
+
+    @property
     def expected_back(self) -> bool:
         """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them.
 

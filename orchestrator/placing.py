@@ -21,8 +21,8 @@ def verifier_candidate(peer: VerifierPeer) -> Candidate:
     return Candidate(
         peer.link.address,
         info.weights_fingerprint,
-        up=peer.up,
-        draining=peer.draining or peer.report.draining,
+        up=peer.up and not peer.draining,
+        draining=peer.report.draining,
         fresh=peer.report.fresh,
         slots=info.slots,
         sessions=peer.sessions,
@@ -36,8 +36,7 @@ def drafter_candidate(peer: DrafterPeer, refusals: int) -> Candidate:
     return Candidate(
         peer.link.address,
         info.vocabulary_fingerprint,
-        up=peer.up,
-        draining=peer.report.draining,
+        up=peer.up and not peer.report.draining,
         fresh=peer.report.fresh,
         slots=info.slots,
         sessions=peer.sessions,

@@ -145,6 +145,7 @@ class Pool:
         self._dialled.drop(peer)
 
     def _looked(self, now: float) -> None:
+        self._relieve()
         self.models.sweep({each.info.weights_fingerprint for each in self.verifiers if each.info is not None}, now)
 
     # What fits
@@ -189,6 +190,22 @@ class Pool:
         self._changed.set()
         for driver in self._sessions():
             self.place(driver)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Who waits for a slot somewhere goes where one is free, such as on a verifier that has just come."""
+        queued = [driver for driver in self._sessions() if driver.verifying.queued]
+        for driver in sorted(queued, key=lambda each: bool(each.output.tokens)):  # whose cache may be there, last
+            if driver.verifying.queued:
+                with guarded(driver):
+                    self._move(driver)
+
+    def _move(self, driver: SessionDriver) -> None:
+        free = [each for each in self.verifiers if each.takes_sessions and each.has_room]
+        peer = self._placing.verifier_for(driver, free, self.drafters)
+        if peer is not None:
+            driver.verifying.give_up_place()
+            driver.use_verifier(peer)
 
     def place(self, driver: SessionDriver) -> None:
         """Assign what the session lacks from what is up."""

@@ -106,6 +106,16 @@ class Verifying:
         step_us = peer.forward_times.at(1)
         self._owner.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
 
+    @property
+    def queued(self) -> bool:
+        """It probably waits for a slot there: no answer yet, of one that has more sessions than slots."""
+        return self.peer is not None and self.peer.crowded and self._owner.session.state is State.OPENING
+
+    def give_up_place(self) -> None:
+        """In a queue; it is to be placed anew."""
+        self.leave()
+        self._lose()
+
     def wait(self) -> None:
         """Give the session up if no verifier takes it within what is left of the peer timeout."""
         message = f"no verifier took the session within {self._options.peer_timeout:g} s"

@@ -95,4 +95,5 @@ def load_of(engine: Engine) -> Load:
     held = list(engine.reception.roster)
     waiting = sum(each.waiting for each in held)
     running = max(0, len(engine.reception.roster) - waiting)
-    return Load(running, waiting, max(0, engine.lm.slots - running))
+    queue_s = round(engine.reception.seating.queue_us() / 1e6, 3)
+    return Load(running, waiting, max(0, engine.lm.slots - running), queue_s)

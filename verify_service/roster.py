@@ -21,7 +21,7 @@ class Held:
     """A session in its slot, or one that waits for a slot.
 
     attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
-    scope, priority: see Open in verify.proto.
+    scope, priority: see Open in verify.proto. came_us: when it asked for a slot.
     """
 
     link: int
@@ -37,6 +37,7 @@ class Held:
     until_us: float = math.inf
     scope: bytes = b""
     priority: int = 0
+    came_us: float = 0.0
 
     @property
     def waiting(self) -> bool:

@@ -10,7 +10,7 @@ from specwire.core.prefixes import LEAST_SHARED, Prefix, longest
 from specwire.lm import LanguageModel
 from verify_service.roster import Held, Roster
 from verify_service.slots import Slots
-from verify_service.waiting import Patience, WaitingRoom
+from verify_service.waiting import LongestWait, Patience, WaitingRoom
 
 
 class Seating:
@@ -32,6 +32,7 @@ class Seating:
     ) -> None:
         self.slots = Slots(lm)
         self.waiting = WaitingRoom()
+        self._longest = LongestWait()
         self._lm = lm
         self._roster = roster
         self._patience = patience
@@ -42,6 +43,7 @@ class Seating:
     def enter(self, held: Held) -> str | None:
         """It gets a slot now or waits for one; if it may not wait, the reason."""
         self._roster.add(held)
+        held.came_us = self._now_us()
         self.waiting.add(held)
         self.fill()
         if not held.waiting:
@@ -60,6 +62,7 @@ class Seating:
             if slot is None:
                 return
             self.waiting.took_turn(held)
+            self._waited(held)
             self._seat(held, slot)
 
     def catch_up(self) -> None:
@@ -95,6 +98,7 @@ class Seating:
         self._roster.remove(held)
         if held.waiting:
             self.waiting.remove(held)
+            self._waited(held)
         else:
             self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
 
@@ -109,6 +113,16 @@ class Seating:
         """An empty slot, if need be of an idle session; None if all are in use."""
         slot = self.slots.lend()
         return self.slots.lend() if slot is None and self._dismiss_idle() else slot
+
+    def queue_us(self) -> float:
+        """The longest that a session waits for a slot, or has waited of late. For any thread."""
+        now_us = self._now_us()
+        waiting = [now_us - held.came_us for held in list(self._roster) if held.waiting]
+        return max(self._longest.at(now_us), *waiting, 0.0)
+
+    def _waited(self, held: Held) -> None:
+        now_us = self._now_us()
+        self._longest.note(now_us - held.came_us, now_us)
 
     def _seat(self, held: Held, slot: int) -> None:
         held.slot, held.until_us = slot, math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -37,6 +38,9 @@ from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
+# An orchestrator looks into the registry every second.
+KNOWN_S = 2.5
+PAUSE_S = 0.1
 DETACH_GRACE_S = 30.0
 MOST_DETACH_GRACE_S = 3600.0
 # Whose figures they are.
@@ -48,7 +52,7 @@ SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
 class RunningVerifier:
-    """A verifier that answers at `address`."""
+    """A verifier that answers at `address`. meter: where its load is read."""
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class RunningVerifier:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
+        meter: Meter | None = None,
     ) -> None:
         self._worker = worker
         self._servicer = servicer
@@ -65,6 +70,7 @@ class RunningVerifier:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
+        self._meter = meter or Meter()
 
     @property
     def address(self) -> str:
@@ -78,12 +84,26 @@ class RunningVerifier:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
         await self._server.set_serving(False)
         await self._registrar.drain()
-        await self._servicer.drain(grace)
+        began = asyncio.get_running_loop().time()
+        await self._let_it_be_known(grace / 2)
+        await self._servicer.drain(max(0.0, began + grace - asyncio.get_running_loop().time()))
         await self._server.stop(LAST_CALLS_S)
         await self._registrar.close()
         await self._worker.stop()
         if self.metrics is not None:
             await self.metrics.stop()
+
+    async def _let_it_be_known(self, seconds: float) -> None:
+        """Whoever looks in the registry places no session here any more; those that were on their way, and have to be
+        served by these weights, come in. Then nobody is turned away.
+        """
+        loop = asyncio.get_running_loop()
+        known, last = loop.time() + KNOWN_S, loop.time() + seconds
+        while self._registrar.registers and loop.time() < last:
+            load = self._meter.read()
+            if not (load.running or load.waiting) or (loop.time() >= known and not load.waiting):
+                return
+            await asyncio.sleep(PAUSE_S)
 
 
 async def start(
@@ -132,7 +152,7 @@ async def start(
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(worker, servicer, server, info, metrics, registrar)
+    return RunningVerifier(worker, servicer, server, info, metrics, registrar, meter)
 
 
 def _of_links(servicer: VerifyServicer) -> Iterable[Family]:

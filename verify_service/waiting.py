@@ -22,6 +22,33 @@ class Patience:
     wait_us: float = 30e6
 
 
+# The longest wait is remembered for this long, and at most for twice as long.
+WAITS_KEPT_US = 2.5e6
+
+
+class LongestWait:
+    """Of late: in the present stretch of time and the one before. Written by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self._stretch = 0
+        self._longest_us = (0.0, 0.0)
+
+    def note(self, waited_us: float, now_us: float) -> None:
+        """A wait is over."""
+        stretch = int(now_us // WAITS_KEPT_US)
+        before, present = self._as_of(stretch)
+        self._stretch, self._longest_us = stretch, (before, max(present, waited_us))
+
+    def at(self, now_us: float) -> float:
+        return max(self._as_of(int(now_us // WAITS_KEPT_US)))
+
+    def _as_of(self, stretch: int) -> tuple[float, float]:
+        """Of the stretch before that one, and of that one."""
+        passed = stretch - self._stretch
+        before, present = self._longest_us
+        return (before, present) if passed <= 0 else (present, 0.0) if passed == 1 else (0.0, 0.0)
+
+
 class WaitingRoom:
     """Invariant: holds exactly the roster's sessions that have no slot."""
 

@@ -6,12 +6,14 @@ import argparse
 import importlib.util
 from collections.abc import Callable
 
-from deploy.cluster.schema import InvalidConfig
+from deploy.cluster.keys import InvalidConfig
+from deploy.cluster.schema import ClusterConfig
 from deploy.options import StackError
 from specwire.rpc.process import say
 
 START_TIMEOUT_S = 600.0
-DRAIN_TIMEOUT_S = 60.0
+# Beyond the grace of a service that drains.
+DRAIN_MARGIN_S = 30.0
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +40,16 @@ def add_drain_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-timeout",
         type=float,
-        default=DRAIN_TIMEOUT_S,
         metavar="S",
-        help="then what drains is killed; longer than the services' --grace (default: %(default)g s)",
+        help=f"then what drains is killed (default: the longest grace in the file, and {DRAIN_MARGIN_S:g} s)",
     )
+
+
+def drain_timeout_of(args: argparse.Namespace, config: ClusterConfig | None) -> float:
+    """Seconds; config: what is deployed, or will be."""
+    if args.drain_timeout is not None:
+        return float(args.drain_timeout)
+    return max((group.grace for group in config.groups), default=0.0) + DRAIN_MARGIN_S if config else DRAIN_MARGIN_S
 
 
 def carried_out(command: str, what: Callable[[], int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out
+from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out, drain_timeout_of
 from deploy.cluster.planning import plan
 from deploy.cluster.schema import parse, read_text
 
@@ -15,9 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
     add_waiting_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
-    parser.add_argument(
-        "--watch", action="store_true", help="stay, and keep the pools' replicas as their load asks, until a signal"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,17 +24,15 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     text = read_text(Path(args.file))
     config = parse(text)
-    from deploy.cluster.fleet import Fleet, connected  # Ray comes with these, after what is cheap has been checked
-    from deploy.cluster.watch import watch
+    from deploy.cluster.changing import changing  # Ray comes with these, after what is cheap has been checked
+    from deploy.cluster.fleet import Fleet, connected
 
     with connected(args.ray_address, args.namespace):
-        fleet = Fleet(print, args.start_timeout, args.drain_timeout)
-        changes = plan(config, fleet.seen())
+        fleet = Fleet(print, args.start_timeout, drain_timeout_of(args, config))
         if args.dry_run:
-            print("\n".join(map(str, changes)))
+            print("\n".join(map(str, plan(config, fleet.seen()))))
             return 0
-        fleet.keep(text)
-        fleet.apply(config, changes)
-        if args.watch:
-            watch(fleet, config)
+        with changing(fleet, args.start_timeout):
+            fleet.keep(text)
+            fleet.apply(config, plan(config, fleet.seen()))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,21 +12,31 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from deploy.cluster.numbered import Numbered
+from deploy.cluster.place import Place
 from deploy.cluster.planning import Change, ReplicaName, replica_name
-from deploy.cluster.replica import Order, Place, Record, Replica
-from deploy.cluster.schema import ClusterConfig, Group
+from deploy.cluster.registered import wait_until_known
+from deploy.cluster.replica import Order, Record, Replica
+from deploy.cluster.schema import ClusterConfig, Group, parse
 from deploy.options import StackError
 from specwire.rpc.process import one_line
 
-RECORD = re.compile(r"config:(\d+)")
+# The actors beside the replicas: what keeps the file that was applied last, and what scales pools by their load.
+RECORDS = Numbered("config")
+AUTOSCALERS = Numbered("autoscaler")
 ASK_LIMIT_S = 5.0
 KNOCK_LIMIT_S = 5.0
+# For what an autoscaler is in the middle of.
+HOLD_LIMIT_S = 30.0
 # Calls to a replica while another one waits for its start, or its end.
 CALLS = 4
 
 
 class Fleet:
-    """Owned by one process at a time; what it starts outlives it. StackError says in one sentence what went wrong."""
+    """Owned by one process at a time; what it starts outlives it. StackError says in one sentence what went wrong.
+
+    start_timeout: seconds in which a replica is ready. drain_timeout: those in which one that drains has ended.
+    """
 
     def __init__(self, report: Callable[[str], None], start_timeout: float, drain_timeout: float) -> None:
         self._report = report
@@ -46,7 +55,9 @@ class Fleet:
             if group is not None and change.drain_first:
                 self._one_by_one(group, change)
             else:
-                self._start(group, change.start)
+                addresses = self._start(group, change.start)
+                if config is not None and group is not None and group.words[0] == "verify" and change.drain:
+                    self._make_known(config.registry, addresses)
                 self._drain(change.drain)
 
     def _one_by_one(self, group: Group, change: Change) -> None:
@@ -57,19 +68,26 @@ class Fleet:
             self._start(group, [name])
         self._drain(left)
 
-    def _start(self, group: Group | None, names: Sequence[ReplicaName]) -> None:
+    def _make_known(self, registry: str, addresses: Sequence[str]) -> None:
+        """Nobody begins a session any more on weights that are about to go."""
+        if addresses and not wait_until_known(registry, addresses):
+            self._report("not every orchestrator says that it uses the new replicas; going on")
+
+    def _start(self, group: Group | None, names: Sequence[ReplicaName]) -> list[str]:
+        """Returns where they are once all are ready."""
         if group is None:
-            return
-        actors = {name: _begin(group, name) for name in names}
+            return []
+        actors = {name: self.begin(group, name) for name in names}
         try:
-            self._settle(group, actors)
+            return self._settle(group, actors)
         except BaseException:
             for actor in actors.values():
                 ray.kill(actor)
             raise
 
-    def _settle(self, group: Group, actors: dict[ReplicaName, Any]) -> None:
+    def _settle(self, group: Group, actors: dict[ReplicaName, Any]) -> list[str]:
         names = {actor.outcome.remote(): name for name, actor in actors.items()}
+        addresses = []
         deadline = time.monotonic() + self._start_timeout
         while names:
             done, _ = ray.wait(list(names), timeout=max(0.0, deadline - time.monotonic()))
@@ -83,21 +101,46 @@ class Fleet:
             if outcome.error:
                 raise StackError(f"{name}: {outcome.error}")
             self._report(f"{name}: ready on {outcome.address}")
+            addresses.append(outcome.address)
+        return addresses
 
     def _drain(self, names: Sequence[ReplicaName]) -> None:
         """All at once. One that cannot be reached is being started again by Ray, or waits for a node: it just goes."""
-        actors = {name: ray.get_actor(str(name)) for name in names if _is_there(name)}
-        drained = [actor.drain.remote() for actor in actors.values()]
+        places = self.places(names)
+        there = [name for name, place in places.items() if place is not None]
+        drained: list[Any] = [ray.get_actor(str(name)).drain.remote() for name in there if _is_there(name)]
         if drained:
-            with suppress(GetTimeoutError, RayError):
-                ray.get(drained, timeout=self._drain_timeout)
-        for name, actor in actors.items():
-            ray.kill(actor)
+            ray.wait(drained, num_returns=len(drained), timeout=self._drain_timeout)
+        for name in places:
+            self.kill(name)
             self._report(f"{name}: gone")
 
-    def places(self) -> dict[ReplicaName, Place | None]:
-        """Where each replica is; None of one that does not answer now."""
-        there = [name for name in self.seen() if _is_there(name)]
+    def begin(self, group: Group, name: ReplicaName) -> Any:
+        """Have it started; returns its actor, which may have to wait for a node."""
+        order = Order(group.words, group.port, group.http_port, dict(group.environment))
+        return ray.remote(Replica).options(**_options(group, name)).remote(order)
+
+    def retire(self, name: ReplicaName) -> None:
+        """Tell it to drain, and to go then."""
+        if _is_there(name):
+            ray.get_actor(str(name)).drain.remote()
+
+    def kill(self, name: ReplicaName) -> None:
+        if _is_there(name):
+            ray.kill(ray.get_actor(str(name)))
+
+    def take_over(self) -> None:
+        """End the autoscaler, and wait for those that it, or a command that was broken off, has told to go."""
+        autoscaler = AUTOSCALERS.newest()
+        if autoscaler is not None:
+            with suppress(GetTimeoutError, RayError):
+                ray.get(autoscaler.hold.remote(), timeout=HOLD_LIMIT_S)
+        AUTOSCALERS.end(AUTOSCALERS.numbers())
+        self._drain([name for name, place in self.places().items() if place is not None and place.draining])
+
+    def places(self, names: Iterable[ReplicaName] | None = None) -> dict[ReplicaName, Place | None]:
+        """Where each replica is, of all or of those named that are there; None of one that does not answer now."""
+        there = [name for name in (self.seen() if names is None else names) if _is_there(name)]
         asked: dict[ReplicaName, Any] = {name: ray.get_actor(str(name)).place.remote() for name in there}
         if not asked:
             return {}
@@ -106,33 +149,36 @@ class Fleet:
 
     def keep(self, text: str) -> None:
         """Remember the file that is applied. The older record goes once the newer one is there."""
-        older = self._records()
-        number = max(older, default=0) + 1
-        record: Any = (
-            ray.remote(Record)
-            .options(name=f"config:{number}", lifetime="detached", max_restarts=-1, num_cpus=0)
-            .remote(text)
-        )
-        ray.get(record.text.remote(), timeout=self._start_timeout)
-        self._forget(older)
-
-    def kept(self) -> str | None:
-        """The file that was applied last."""
-        numbers = self._records()
-        if not numbers:
-            return None
-        return str(ray.get(ray.get_actor(f"config:{max(numbers)}").text.remote(), timeout=self._start_timeout))
+        older = RECORDS.numbers()
+        ray.get(RECORDS.begin(Record, text).text.remote(), timeout=self._start_timeout)
+        RECORDS.end(older)
 
     def forget(self) -> None:
-        self._forget(self._records())
+        RECORDS.end(RECORDS.numbers())
 
-    def _records(self) -> list[int]:
-        return [int(found[1]) for text in ray.util.list_named_actors() if (found := RECORD.fullmatch(text))]
 
-    def _forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            with suppress(ValueError):  # gone meanwhile
-                ray.kill(ray.get_actor(f"config:{number}"))
+def kept(limit_s: float) -> str | None:
+    """The file that was applied last."""
+    record = RECORDS.newest()
+    return None if record is None else str(ray.get(record.text.remote(), timeout=limit_s))
+
+
+def deployed(limit_s: float) -> ClusterConfig | None:
+    """What it says. limit_s: for its actor, which Ray may be starting again."""
+    text = kept(limit_s)
+    return None if text is None else parse(text)
+
+
+def looks(limit_s: float = ASK_LIMIT_S) -> list[dict[str, Any]]:
+    """What the autoscaler has seen lately, if there is one that answers."""
+    autoscaler = AUTOSCALERS.newest()
+    if autoscaler is None:
+        return []
+    try:
+        found: list[dict[str, Any]] = ray.get(autoscaler.looks.remote(), timeout=limit_s)
+    except (GetTimeoutError, RayError):
+        return []
+    return found
 
 
 @contextmanager
@@ -161,8 +207,8 @@ def _knock(address: str) -> None:
             raise StackError(f"no Ray cluster at {address}: {one_line(error)}") from None
 
 
-def _begin(group: Group, name: ReplicaName) -> Any:
-    order = Order(group.words, group.port, group.http_port, dict(group.environment))
+def _options(group: Group, name: ReplicaName) -> dict[str, Any]:
+    """What Ray is asked for."""
     options: dict[str, Any] = {
         "name": str(name),
         "lifetime": "detached",
@@ -177,7 +223,7 @@ def _begin(group: Group, name: ReplicaName) -> Any:
         options["accelerator_type"] = group.accelerator_type
     if group.runtime_env:
         options["runtime_env"] = dict(group.runtime_env)
-    return ray.remote(Replica).options(**options).remote(order)
+    return options
 
 
 def _is_there(name: ReplicaName) -> bool:

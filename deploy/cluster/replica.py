@@ -23,6 +23,7 @@ from typing import IO
 import ray
 
 from deploy import bound
+from deploy.cluster.place import Place
 from deploy.processes import KEPT_LINES, environment
 from deploy.service_thread import Outcome
 
@@ -42,15 +43,6 @@ class Order:
     environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replica is: address "" until it is ready. http: the URL of an orchestrator that has one."""
-
-    address: str
-    node: str
-    http: str = ""
-
-
 class Replica:
     """After its process died Ray runs __init__ again, with the same arguments, in another."""
 
@@ -58,6 +50,7 @@ class Replica:
         context = ray.get_runtime_context()
         self._succeeds = bool(context.was_current_actor_reconstructed)
         self._node = str(context.get_node_id())
+        self._actor = context.current_actor
         self._command = command(order, node_address())
         self._environment = {**environment(), **order.environment}
         self._http = ""
@@ -74,16 +67,17 @@ class Replica:
         return self._outcome.result()
 
     def place(self) -> Place:
-        address = self._outcome.result().address if self._outcome.done() else ""
-        return Place(address, self._node, self._http)
+        outcome = self._outcome.result() if self._outcome.done() else Outcome()
+        return Place(outcome.address, self._node, self._http, outcome.error, self._draining.is_set())
 
     def drain(self) -> None:
-        """Have the service drain and end; returns once it has. The actor stays until it is killed."""
+        """Have the service drain and end, and the actor with it: who waits for the answer learns that it is gone."""
         self._draining.set()
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
         self._thread.join(DRAIN_LIMIT_S)
+        ray.kill(self._actor)
 
     def _run(self) -> None:
         process = self._process = self._start()

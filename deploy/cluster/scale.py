@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out
+from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out, drain_timeout_of
+from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.planning import plan
-from deploy.cluster.schema import ClusterConfig, InvalidConfig, parse
+from deploy.cluster.schema import ClusterConfig
 from deploy.options import StackError
 
 
@@ -39,13 +40,15 @@ def _count_of(word: str, config: ClusterConfig) -> tuple[str, int]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deploy.cluster.fleet import Fleet, connected  # Ray comes with it
+    from deploy.cluster.changing import changing  # Ray comes with these
+    from deploy.cluster.fleet import Fleet, connected, deployed
 
     with connected(args.ray_address, args.namespace):
-        fleet = Fleet(print, args.start_timeout, args.drain_timeout)
-        text = fleet.kept()
-        if text is None:
+        config = deployed(args.start_timeout)
+        if config is None:
             raise StackError(f"nothing is deployed in the namespace {args.namespace}")
-        config = parse(text)
-        fleet.apply(config, plan(config, fleet.seen(), counts_of(args.wanted, config)))
+        counts = counts_of(args.wanted, config)
+        fleet = Fleet(print, args.start_timeout, drain_timeout_of(args, config))
+        with changing(fleet, args.start_timeout):
+            fleet.apply(config, plan(config, fleet.seen(), counts))
     return 0

@@ -14,6 +14,7 @@ pools:
     tensor_parallel_size: 1
     min_replicas: 1
     max_replicas: 4
+    scaling: {queue_s: 1}             see docs/DEPLOY.md; between min and max
     options: {slots: 64}              of `specwire verify`, as docs/CLI.md names them
 orchestrators: {count: 2, grpc_port: 50051, http_port: 8000, options: {insecure: true}}
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,17 +32,33 @@ from typing import Any
 
 import yaml
 
+from deploy.cluster.keys import InvalidConfig, Keys
+from deploy.cluster.scaling import Rule
 from deploy.cluster.words import InvalidOptions, check_words, words_of
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
+from specwire.rpc.process import DRAIN_GRACE
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ORCHESTRATORS = "orchestrators"
 KINDS = ("verify", "draft")
 MOST_REPLICAS = 1024
-MOST_AMOUNT = 1 << 20
 DIGEST_CHARACTERS = 10
+# Two groups that differ in these only have the same replicas.
+NOT_MADE_BY = ("name", "least", "most", "grace", "scaling")
+# What `scaling` of a pool may say, and the most that each may be.
+SCALING = {
+    "high": 1.0,
+    "low": 1.0,
+    "grow_after_s": 86400.0,
+    "shrink_after_s": 86400.0,
+    "queue_s": 3600.0,
+    "misses": 1.0,
+}
+# Of a verifier, unless `options` says another: sessions that no other one can take, as their weights were replaced, end
+# in this time.
+VERIFY_GRACE_S = 120
 # What the deployment itself says to a service.
 OWN_OPTIONS = (
     "listen",
@@ -55,20 +73,14 @@ OWN_OPTIONS = (
 )
 
 
-class InvalidConfig(ValueError):
-    """One sentence that names the key, as pools.large.kind, and its value."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}")
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Equal replicas of a service.
 
     words: the command line of a replica after `specwire`, without where it listens and who it registers with.
     port, http_port: fixed ones, 0 for any; the latter of orchestrators only, -1 for no HTTP.
-    least, most: replicas. The rest is what Ray is asked for, for each replica.
+    least, most: replicas. grace: seconds that a replica takes to end at most. scaling: what else there is to say in a
+    `Rule`. The rest is what Ray is asked for, for each replica.
     """
 
     name: str
@@ -78,19 +90,28 @@ class Group:
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     http_port: int = -1
+    grace: float = 0.0
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     accelerator_type: str = ""
     resources: Mapping[str, float] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    scaling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
         """Of all that a replica is made by: two groups of one digest have the same replicas."""
-        made_by = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("name", "least", "most")
-        }
+        made_by = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in NOT_MADE_BY}
         return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+    @property
+    def scales(self) -> bool:
+        """Its replicas are as many as its load asks for."""
+        return self.least < self.most
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.least, self.most, **self.scaling)
 
     def clamped(self, replicas: int) -> int:
         return min(max(replicas, self.least), self.most)
@@ -162,19 +183,42 @@ def _pool(name: str, keys: Keys, shared: Mapping[str, str], runtime_env: Mapping
     if ranks > 1 and kind != "verify":
         raise InvalidConfig(keys.of("tensor_parallel_size"), f"is of verifiers only, not {ranks}")
     split = (f"--tensor-parallel-size={ranks}",) if ranks > 1 else ()
-    words = _words(keys, kind, model, *split)
+    options = _options(keys)
+    if kind == "verify":
+        options = {"grace": VERIFY_GRACE_S, **options}
+    words = _words(keys, options, kind, model, *split)
     group = Group(
-        name, words, least, most, _environment(shared), **_asked_for(keys, 1.0), runtime_env=dict(runtime_env)
+        name,
+        words,
+        least,
+        most,
+        _environment(shared),
+        grace=_grace(words),
+        **_asked_for(keys, 1.0),
+        runtime_env=dict(runtime_env),
+        scaling=_scaling(keys, least, most),
     )
     keys.end()
     return group
+
+
+def _scaling(keys: Keys, least: int, most: int) -> dict[str, float]:
+    inner = Keys(keys.of("scaling"), keys.mapping("scaling"))
+    said = {name: inner.amount(name, math.nan, most=limit) for name, limit in SCALING.items()}
+    inner.end()
+    found = {name: value for name, value in said.items() if not math.isnan(value)}
+    try:
+        Rule(least, most, **found)
+    except ValueError as error:
+        raise InvalidConfig(keys.of("scaling"), str(error)) from None
+    return found
 
 
 def _orchestrators(keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
     count = keys.count("count", 1, least=1, most=MOST_REPLICAS)
     grpc_port = keys.count("grpc_port", 0, least=0, most=65535)
     http_port = keys.optional_count("http_port", least=0, most=65535)
-    words = _words(keys, "orchestrate")
+    words = _words(keys, _options(keys), "orchestrate")
     environment = {**_environment(shared), "SPECWIRE_REDIS_URL": shared["redis"]}
     group = Group(
         ORCHESTRATORS,
@@ -184,6 +228,7 @@ def _orchestrators(keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[s
         environment,
         grpc_port,
         -1 if http_port is None else http_port,
+        _grace(words),
         **_asked_for(keys, 1.0),
         runtime_env=dict(runtime_env),
     )
@@ -205,14 +250,20 @@ def _options(keys: Keys) -> dict[str, Any]:
     return options
 
 
-def _words(keys: Keys, command: str, *first: str) -> tuple[str, ...]:
-    """The command line, with the options of the file behind what it must begin with."""
+def _words(keys: Keys, options: Mapping[str, Any], command: str, *first: str) -> tuple[str, ...]:
+    """The command line, with the options behind what it must begin with."""
     try:
-        words = (command, *first, *words_of(command, _options(keys)))
+        words = (command, *first, *words_of(command, options))
         check_words(words)
     except InvalidOptions as error:
         raise InvalidConfig(keys.of("options"), str(error)) from None
     return words
+
+
+def _grace(words: tuple[str, ...]) -> float:
+    """Of a command line that has been checked."""
+    said = [word.removeprefix("--grace=") for word in words if word.startswith("--grace=")]
+    return float(said[-1]) if said else DRAIN_GRACE
 
 
 def _asked_for(keys: Keys, cpus: float) -> dict[str, Any]:
@@ -224,61 +275,3 @@ def _asked_for(keys: Keys, cpus: float) -> dict[str, Any]:
         "accelerator_type": keys.text("accelerator_type", ""),
         "resources": {str(name): inner.amount(name, 0.0) for name in resources},
     }
-
-
-class Keys:
-    """A mapping, taken apart by name and type. Raises InvalidConfig. `place`: of the mapping, "" of the whole file."""
-
-    def __init__(self, place: str, value: object) -> None:
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise InvalidConfig(place or "file", f"must be a mapping, not {value!r}")
-        self._place = place
-        self._left = dict(value)
-
-    def of(self, name: str) -> str:
-        """A key's name for people."""
-        return f"{self._place}.{name}" if self._place else name
-
-    def end(self) -> None:
-        """Whatever was not taken is not known."""
-        for name in self._left:
-            raise InvalidConfig(self.of(name), "is not known")
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._left.pop(name, default)
-        if value is None:
-            raise InvalidConfig(self.of(name), "is missing")
-        if not isinstance(value, str) or not value.isprintable() or (value == "" and default is None):
-            raise InvalidConfig(self.of(name), f"must be a text, not {value!r}")
-        return value
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        value = self.text(name)
-        if value not in choices:
-            raise InvalidConfig(self.of(name), f"must be one of {', '.join(choices)}, not {value!r}")
-        return value
-
-    def count(self, name: str, default: int, least: int, most: int) -> int:
-        value = self._left.pop(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise InvalidConfig(self.of(name), f"must be a whole number from {least} to {most}, not {value!r}")
-        return value
-
-    def optional_count(self, name: str, least: int, most: int) -> int | None:
-        return self.count(name, least, least, most) if self._left.get(name) is not None else None
-
-    def amount(self, name: str, default: float) -> float:
-        value = self._left.pop(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= MOST_AMOUNT:
-            raise InvalidConfig(self.of(name), f"must be a number from 0 to {MOST_AMOUNT}, not {value!r}")
-        return float(value)
-
-    def mapping(self, name: str) -> dict[Any, Any]:
-        value = self._left.pop(name, None)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise InvalidConfig(self.of(name), f"must be a mapping, not {value!r}")
-        return value

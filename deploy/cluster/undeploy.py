@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.cluster.command import START_TIMEOUT_S, add_cluster_arguments, add_drain_argument, carried_out
+from deploy.cluster.command import (
+    START_TIMEOUT_S,
+    add_cluster_arguments,
+    add_drain_argument,
+    carried_out,
+    drain_timeout_of,
+)
 from deploy.cluster.planning import removal
 
 
@@ -19,14 +25,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deploy.cluster.fleet import Fleet, connected  # Ray comes with it
+    from deploy.cluster.fleet import Fleet, connected, deployed  # Ray comes with it
 
     with connected(args.ray_address, args.namespace):
-        fleet = Fleet(print, START_TIMEOUT_S, args.drain_timeout)
-        changes = removal(fleet.seen())
+        fleet = Fleet(print, START_TIMEOUT_S, drain_timeout_of(args, deployed(START_TIMEOUT_S)))
         if args.dry_run:
-            print("\n".join(map(str, changes)))
+            print("\n".join(map(str, removal(fleet.seen()))))
             return 0
-        fleet.apply(None, changes)
+        fleet.take_over()
+        fleet.apply(None, removal(fleet.seen()))
         fleet.forget()
     return 0

@@ -85,6 +85,13 @@ class DraftSession:
         """Drafted tokens beyond the decided position."""
         return len(self.text) - self.decided
 
+    def lateness(self, end: int) -> tuple[int, int]:
+        """Of the positions that an advance to `end` decides: how many the run-ahead allowed, how many of them are not
+        proposed yet.
+        """
+        allowed = min(end, self.decided + self.pace.run_ahead)
+        return max(0, allowed - self.decided), max(0, allowed - max(self.decided, self.sent))
+
     @property
     def doubtful(self) -> bool:
         """The chain's probability, by the drafter's own estimate, is below the pace's floor."""

@@ -2,6 +2,7 @@
 
 What counts, before what is behind it:
 
+0. Who is not about to stop.
 1. Who has the session's keys and values, or its parent's: any other one would compute them again.
 2. Drafters: how often each has refused the session.
 3. A heartbeat that came in time.
@@ -31,7 +32,8 @@ class Candidate:
     """A service as its orchestrator knows it now.
 
     name: where it is dialled, or what it is called. fingerprint: of a verifier's weights, a drafter's vocabulary.
-    up: it can be used. draining: it is about to stop. fresh: its heartbeat came in time, or nobody asks for one.
+    up: it can be used. draining: it is about to stop, and takes a session that nobody else can have.
+    fresh: its heartbeat came in time, or nobody asks for one.
     slots: sessions it can hold; of 0 it is not known. sessions: those it has, waiting ones and others' included.
     region: where it is; "" is not said. refusals: of this session.
     """
@@ -93,6 +95,7 @@ class Choice:
 def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
     """Who gets the session; None if nobody can have it. Among equals the first one does."""
     fit = {index: each for index, each in enumerate(candidates) if _fits(each, wish)}
+    fit = {index: each for index, each in fit.items() if not each.draining} or fit
     if not fit:
         return None
     holder = _holder(fit, wish)
@@ -109,7 +112,7 @@ def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
 
 
 def _fits(candidate: Candidate, wish: Wish) -> bool:
-    return candidate.up and not candidate.draining and candidate.fingerprint == wish.fingerprint
+    return candidate.up and candidate.fingerprint == wish.fingerprint
 
 
 def _holder(fit: Mapping[int, Candidate], wish: Wish) -> int | None:

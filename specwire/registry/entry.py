@@ -21,6 +21,8 @@ MOST_BYTES = 16 * 1024
 MOST_MODELS = 64
 MOST_CHARACTERS = 255
 MOST_COUNT = 1 << 53
+# Of a load: added later, so a service that is older says nothing of them.
+UNTOLD = {"queue_s": 0.0, "misses": 0.0}
 
 ID = re.compile(r"[0-9a-f]{32}")
 REGION = re.compile(r"[A-Za-z0-9._-]{0,64}")
@@ -57,11 +59,18 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sessions that have a place, sessions that wait for one, places that are free."""
+    """Sessions that have a place, sessions that wait for one, places that are free.
+
+    queue_s: of a verifier, the longest that a session waits for a place, or has waited in the last few seconds.
+    misses: of a drafter, the share of the latest decided positions within its run-ahead for which it had proposed
+        nothing yet.
+    """
 
     running: int = 0
     waiting: int = 0
     free: int = 0
+    queue_s: float = 0.0
+    misses: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +162,14 @@ def _model(value: dict[str, Any]) -> ServedModel:
 
 
 def _load(value: dict[str, Any]) -> Load:
-    found = _Fields(value)
-    return Load(found.count("running"), found.count("waiting"), found.count("free"))
+    found = _Fields({**UNTOLD, **value})
+    return Load(
+        found.count("running"),
+        found.count("waiting"),
+        found.count("free"),
+        found.number("queue_s", least=0.0),
+        found.number("misses", least=0.0, most=1.0),
+    )
 
 
 class _Fields:
@@ -193,9 +208,9 @@ class _Fields:
             raise InvalidEntry("invalid", f"{name}: must be from {least} to {MOST_COUNT - 1}")
         return value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, least: float = -MOST_COUNT, most: float = MOST_COUNT) -> float:
         value = self._take(name, (int, float))
-        if not (abs(value) < MOST_COUNT and math.isfinite(value)):
+        if not (math.isfinite(value) and least <= value <= most):
             raise InvalidEntry("invalid", f"{name}: must be a number of ordinary size")
         return float(value)
 

@@ -62,6 +62,11 @@ class Registrar:
         if self._directory is not None:
             self._task = asyncio.create_task(self._run(self._directory), name="registrar")
 
+    @property
+    def registers(self) -> bool:
+        """There is somebody to be told."""
+        return self._task is not None
+
     async def drain(self) -> None:
         """The service is about to stop: say so now."""
         self._state = State.DRAINING

@@ -202,3 +202,25 @@ def test_rollback_leaves_a_cache_that_holds_the_text(
             assert proposal.offset == len(chain)
             chain += proposal.tokens
             assert session.text.tokens[proposal.base : proposal.base + len(chain)] == chain
+
+
+@pytest.mark.parametrize(
+    ("pace", "sent", "decided", "lateness"),
+    [
+        (Pace(2, 4), 4, 2, (2, 0)),
+        (Pace(2, 4), 2, 3, (3, 1)),
+        (Pace(2, 4), 0, 1, (1, 1)),
+        (Pace(2, 4), 4, 5, (4, 0)),  # the bonus token lies beyond the run-ahead
+        (Pace(2, 4), 2, 9, (4, 2)),
+        (Pace(1, 0), 0, 3, (0, 0)),  # paused: nothing was asked for
+    ],
+)
+def test_what_it_was_late_for(pace: Pace, sent: int, decided: int, lateness: tuple[int, int]) -> None:
+    session = drafted(*range(5, 5 + sent), pace=pace)
+    while session.take_proposal() is not None:
+        pass
+    assert session.lateness(len(PROMPT) + decided) == lateness
+
+
+def test_who_goes_back_was_late_for_nothing() -> None:
+    assert drafted(5, 6).lateness(2) == (0, 0)

@@ -25,9 +25,12 @@ def at(candidate: Candidate, sessions: int, **values: object) -> Candidate:
     [
         # Nobody, or nobody else.
         ([], ANY, "", None),
-        ([replace(A, up=False), replace(B, draining=True), replace(C, fingerprint="x")], ANY, "", None),
+        ([replace(A, up=False), replace(C, fingerprint="x")], ANY, "", None),
         ([A, replace(B, up=False)], ANY, "a", Reason.ONLY),
         ([at(A, 9)], ANY, "a", Reason.ONLY),
+        # Who is about to stop is the last resort, whatever speaks for it.
+        ([replace(A, up=False), replace(B, draining=True), replace(C, fingerprint="x")], ANY, "b", Reason.ONLY),
+        ([at(A, 9, fresh=False, refusals=3), replace(B, draining=True)], ANY, "a", Reason.ONLY),
         # Load is by slots; equals in order.
         ([A, B, C], ANY, "a", Reason.LOAD),
         ([at(A, 2), at(B, 1), at(C, 3)], ANY, "b", Reason.LOAD),
@@ -109,7 +112,7 @@ WISHES = st.builds(
 
 
 def fits(candidate: Candidate) -> bool:
-    return candidate.up and not candidate.draining and candidate.fingerprint == "w"
+    return candidate.up and candidate.fingerprint == "w"
 
 
 @given(CANDIDATES, WISHES)
@@ -117,6 +120,8 @@ def test_whoever_can_be_chosen_is_and_nobody_else(candidates: list[Candidate], w
     choice = place(candidates, wish)
     assert (choice is not None) == any(map(fits, candidates))
     assert choice is None or fits(candidates[choice.index])
+    if choice is not None and candidates[choice.index].draining:
+        assert all(each.draining for each in candidates if fits(each))
     assert place(candidates, wish) == choice
 
 
@@ -130,15 +135,15 @@ def test_who_cannot_be_chosen_changes_nothing(candidates: list[Candidate], wish:
 
 @given(CANDIDATES, WISHES)
 def test_nobody_better_is_passed_over(candidates: list[Candidate], wish: Wish) -> None:
-    """Without a holder: less refusals, a heartbeat, room and nearness, and where all are compared less load."""
+    """Without a holder: who stays, less refusals, a heartbeat, room, nearness, and where all are compared less load."""
     wish = replace(wish, held_by="", parent_at="")
     choice = place(candidates, wish)
     if choice is None:
         return
 
-    def rank(each: Candidate) -> tuple[int, bool, bool, int]:
+    def rank(each: Candidate) -> tuple[bool, int, bool, bool, int]:
         near = wish.near.index(each.region) if each.region in wish.near else len(wish.near)
-        return each.refusals, not each.fresh, each.sessions >= each.slots, near
+        return each.draining, each.refusals, not each.fresh, each.sessions >= each.slots, near
 
     chosen = candidates[choice.index]
     for other in filter(fits, candidates):
@@ -149,7 +154,9 @@ def test_nobody_better_is_passed_over(candidates: list[Candidate], wish: Wish) -
 
 @given(CANDIDATES, WISHES)
 def test_who_holds_the_session_keeps_it(candidates: list[Candidate], wish: Wish) -> None:
-    holder = next((each for each in candidates if each.name == wish.held_by and fits(each)), None)
+    fit = [each for each in candidates if fits(each)]
+    fit = [each for each in fit if not each.draining] or fit
+    holder = next((each for each in fit if each.name == wish.held_by), None)
     choice = place(candidates, wish)
     if holder is not None:
         assert choice is not None

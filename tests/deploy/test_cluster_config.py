@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from deploy import cli
+from deploy.cluster.command import drain_timeout_of
+from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.scale import counts_of
-from deploy.cluster.schema import InvalidConfig, parse
+from deploy.cluster.scaling import Rule
+from deploy.cluster.schema import parse
 from deploy.cluster.status import table
 
 SMALLEST = """
@@ -45,7 +49,12 @@ orchestrators:
 def test_the_smallest_file() -> None:
     config = parse(SMALLEST)
     large, orchestrators = config.groups
-    assert (large.words, large.least, large.most, large.num_cpus) == (("verify", "scripted:7"), 1, 1, 1.0)
+    assert (large.words, large.least, large.most, large.num_cpus) == (
+        ("verify", "scripted:7", "--grace=120"),
+        1,
+        1,
+        1.0,
+    )
     assert (orchestrators.words, orchestrators.port, orchestrators.http_port) == (("orchestrate",), 0, -1)
     assert config.registry == orchestrators.environment["SPECWIRE_REDIS_URL"] == "redis://127.0.0.1:6379/0"
 
@@ -54,7 +63,7 @@ def test_the_whole_file() -> None:
     config = parse(WHOLE)
     large, small, orchestrators = config.groups
     assert large.words[:3] == ("verify", "scripted:7", "--tensor-parallel-size=2")
-    assert large.words[3:] == ("--slots=64", "--no-ngram", "--insecure", "--log-format=json")
+    assert large.words[3:] == ("--grace=120", "--slots=64", "--no-ngram", "--insecure", "--log-format=json")
     assert (large.resources, large.accelerator_type, large.num_gpus, large.most) == ({"big": 1.0}, "H100", 2.0, 4)
     assert small.runtime_env == {"env_vars": {"A": "b"}}
     assert large.environment == {"SPECWIRE_REGISTRY": "redis://127.0.0.1:6380/0", "SPECWIRE_REGION": "eu-1"}
@@ -87,6 +96,10 @@ def test_passwords_are_in_no_command_line() -> None:
         ("verify,", "verify, options: {fast: false},", "pools.large.options: --fast: is not known"),
         ("verify,", "verify, options: {slots: {a: 1}},", "pools.large.options: --slots: must be a value"),
         ("verify,", "verify, options: {listen: 'a:1'},", "pools.large.options.listen: is said by the deployment"),
+        ("verify,", "verify, scaling: {fast: 1},", "pools.large.scaling.fast: is not known"),
+        ("verify,", "verify, scaling: {high: 2},", "pools.large.scaling.high: must be a number from 0 to 1, not 2"),
+        ("verify,", "verify, scaling: {queue_s: long},", "pools.large.scaling.queue_s: .* not 'long'"),
+        ("verify,", "verify, scaling: {high: 0.4},", "pools.large.scaling: occupancy: must be 0 < low < high <= 1"),
         ("pools:", "region: in/out\npools:", "region: must be .* not 'in/out'"),
         ("redis: redis://", "redis: radish://", "registry: .*radish"),
         ("redis:", "rediss:", "redis: is missing"),
@@ -120,6 +133,23 @@ def test_a_digest_says_what_a_replica_is_made_by() -> None:
     assert parse(WHOLE.replace("max_replicas: 4", "max_replicas: 5")).groups[0].digest == large.digest
     for now, then in (("slots: 64", "slots: 65"), ("num_cpus: 4", "num_cpus: 5"), ("A: b", "A: c"), ("eu-1", "eu-2")):
         assert parse(WHOLE.replace(now, then)).groups[0].digest != large.digest
+
+
+def test_how_a_pool_is_scaled_does_not_change_its_replicas() -> None:
+    scaled = parse(WHOLE.replace("max_replicas: 4", "max_replicas: 4\n    scaling: {high: 0.9, queue_s: 2}")).groups[0]
+    assert scaled.digest == parse(WHOLE).groups[0].digest
+    assert scaled.rule == Rule(1, 4, high=0.9, queue_s=2.0)
+    assert [group.scales for group in parse(WHOLE).groups] == [True, False, False]
+
+
+def test_who_drains_has_the_time_that_its_options_say() -> None:
+    assert [group.grace for group in parse(WHOLE).groups] == [120.0, 3.0, 3.0]
+    given = parse(WHOLE.replace("slots: 64", "slots: 64, grace: 7.5")).groups[0]
+    assert given.grace == 7.5
+    args = Namespace(drain_timeout=None)
+    assert drain_timeout_of(args, parse(WHOLE)) == 150.0
+    assert drain_timeout_of(Namespace(drain_timeout=5.0), parse(WHOLE)) == 5.0
+    assert drain_timeout_of(args, None) == 30.0
 
 
 def test_a_wrong_file_ends_the_command_before_there_is_any_ray(

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.planning import ReplicaName
-from deploy.cluster.replica import Place
 from deploy.cluster.scaling import Memory, Reading, Rule, decide
-from deploy.cluster.schema import parse
-from deploy.cluster.watch import readings, wanted
-from specwire.registry.entry import Entry, Load, Role
 
 RULE = Rule(least=1, most=4)
 SLOTS = 16
 STEP_S = 5.0
 
 
-def reading(replicas: int, demand: int) -> Reading:
+def reading(replicas: int, demand: int, misses: float = 0.0) -> Reading:
     slots = replicas * SLOTS
-    return Reading(replicas, min(demand, slots), max(0, demand - slots), slots)
+    return Reading(replicas, min(demand, slots), max(0, demand - slots), slots, misses=misses)
 
 
-def play(rule: Rule, demands: list[int], count: int = 1) -> list[int]:
+def play(rule: Rule, demands: list[int], count: int = 1, misses: float = 0.0) -> list[int]:
     """Replicas after each look at the demand of that moment; what is asked for is there at the next."""
     memory, counts = Memory(), []
     for look, demand in enumerate(demands):
-        count, memory = decide(rule, memory, reading(count, demand), look * STEP_S)
+        count, memory = decide(rule, memory, reading(count, demand, misses), look * STEP_S)
+        counts.append(count)
+    return counts
+
+
+def looked(rule: Rule, seen: list[Reading]) -> list[int]:
+    """What each look asks for."""
+    memory, counts = Memory(), []
+    for look, each in enumerate(seen):
+        count, memory = decide(rule, memory, each, look * STEP_S)
         counts.append(count)
     return counts
 
@@ -58,6 +63,47 @@ def test_between_high_and_low_nothing_moves() -> None:
     assert set(play(RULE, [20] * 500, count=2)) == {2}
 
 
+def test_sessions_that_wait_too_long_count_although_there_are_slots() -> None:
+    waits = replace(reading(2, 20), queue_s=RULE.queue_s + 0.1)
+    assert looked(RULE, [waits] * 3) == [2, 2, 3]
+    assert looked(RULE, [replace(waits, queue_s=RULE.queue_s)] * 9) == [2] * 9
+
+
+def test_nothing_shrinks_while_somebody_waits() -> None:
+    quiet = replace(reading(2, 0), queue_s=RULE.queue_s + 0.1, replicas=2)
+    rule = replace(RULE, most=2)
+    assert looked(rule, [quiet] * 100) == [2] * 100
+    assert min(looked(rule, [replace(quiet, queue_s=0.0)] * 100)) == 1
+
+
+def test_drafters_that_do_not_keep_up_get_help_as_long_as_it_is_of_use() -> None:
+    assert play(RULE, [2] * 9, misses=0.6) == [1, 1, 2, 2, 2, 2, 2, 2, 2]  # then each has a session of its own
+    assert set(play(RULE, [2] * 9, misses=0.5)) == {1}
+    assert play(RULE, [9] * 20, misses=1.0)[-1] == RULE.most
+
+
+def test_drafters_that_would_not_keep_up_are_kept() -> None:
+    assert set(play(RULE, [3] * 200, count=3, misses=0.6)) == {3}
+    assert play(RULE, [3] * 200, count=3, misses=0.1)[-1] == 1
+
+
+def test_what_is_being_started_is_not_asked_for_twice() -> None:
+    starting = Reading(2, 16, 8, 16, queue_s=9.0, ready=1)
+    assert looked(RULE, [starting] * 20) == [2] * 20
+    there = Reading(2, 16, 16, 32, queue_s=9.0)
+    assert looked(RULE, [*[starting] * 9, there, there, there]) == [2] * 11 + [3]
+
+
+def test_what_is_away_does_not_keep_a_pool_large() -> None:
+    assert looked(RULE, [Reading(3, 2, 0, 32, ready=2)] * 61)[-1] == 2
+
+
+def test_a_pool_of_none_begins_with_one_for_whoever_waits() -> None:
+    rule = replace(RULE, least=0)
+    assert looked(rule, [Reading(0, 0, 0, 0), Reading(0, 0, 5, 0)]) == [0, 1]
+    assert play(rule, [0] * 70)[-1] == 0
+
+
 @pytest.mark.parametrize(("there", "least", "most", "wanted"), [(0, 1, 4, 1), (6, 1, 4, 4), (1, 2, 4, 2)])
 def test_bounds_are_kept_at_once(there: int, least: int, most: int, wanted: int) -> None:
     assert decide(Rule(least, most), Memory(), reading(there, 5), 0.0)[0] == wanted
@@ -67,10 +113,21 @@ def test_replicas_that_say_nothing_are_left_alone() -> None:
     assert decide(RULE, Memory(0.0, 0.0), Reading(2, 0, 0, 0), 1e9)[0] == 2
 
 
-@pytest.mark.parametrize("wrong", [(2, 1, 0.8, 0.5), (0, 0, 0.8, 0.5), (1, 2, 0.5, 0.8), (1, 2, 1.2, 0.5)])
-def test_a_rule_that_makes_no_sense(wrong: tuple[int, int, float, float]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Rule(*wrong)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"least": 2, "most": 1},
+        {"least": 0, "most": 0},
+        {"high": 0.5, "low": 0.8},
+        {"high": 1.2},
+        {"grow_after_s": -1.0},
+        {"queue_s": -1.0},
+        {"misses": 1.5},
+    ],
+)
+def test_a_rule_that_makes_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must "):
+        replace(RULE, **wrong)  # type: ignore[arg-type]  # of a test
 
 
 def test_a_day_of_load_is_followed_without_flapping() -> None:
@@ -89,24 +146,12 @@ def test_a_day_of_load_is_followed_without_flapping() -> None:
     assert sum(counts) < 0.85 * 4 * len(counts)
 
 
-@given(demands=st.lists(st.integers(0, 200), min_size=1, max_size=200), count=st.integers(0, 9))
-def test_it_stays_within_its_bounds(demands: list[int], count: int) -> None:
-    assert all(RULE.least <= each <= RULE.most for each in play(RULE, demands, count))
+@given(demands=st.lists(st.integers(0, 200), min_size=1, max_size=200), count=st.integers(0, 9), misses=st.floats(0, 1))
+def test_it_stays_within_its_bounds(demands: list[int], count: int, misses: float) -> None:
+    assert all(RULE.least <= each <= RULE.most for each in play(RULE, demands, count, misses))
 
 
-@given(demand=st.integers(0, 64), count=st.integers(1, 4))
-def test_a_steady_load_comes_to_rest(demand: int, count: int) -> None:
-    counts = play(RULE, [demand] * 400, count)
+@given(demand=st.integers(0, 64), count=st.integers(1, 4), misses=st.floats(0, 1))
+def test_a_steady_load_comes_to_rest(demand: int, count: int, misses: float) -> None:
+    counts = play(RULE, [demand] * 400, count, misses)
     assert len(set(counts[-150:])) == 1
-
-
-def test_a_pool_is_read_in_the_registry() -> None:
-    config = parse('{redis: "redis://a:1", pools: {large: {kind: verify, model: "scripted:7", max_replicas: 3}}}')
-    names = [ReplicaName("large", "00", number) for number in range(2)]
-    entry = Entry("0" * 32, Role.VERIFIER, "a:1", slots=4, load=Load(4, 2, 0))
-    found = readings({names[0]: Place("a:1", "n"), names[1]: None}, [entry])
-    assert found == {"large": Reading(2, 4, 2, 4)}
-    memories = {"large": Memory()}
-    assert wanted(config, memories, found, 0.0) == {"large": 2}
-    assert memories["large"].full_since == 0.0
-    assert wanted(config, memories, found, 10.0) == {"large": 3}

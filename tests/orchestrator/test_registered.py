@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+import grpc
 import pytest
 
 import draft_service.server
@@ -17,7 +18,8 @@ from orchestrator.feed import RegistryFeed
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import VerifierPeer
 from orchestrator.server import RunningOrchestrator
-from specwire.client import AsyncClient, Chunk, Completion, Finished
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.core.limits import FinishReason
 from specwire.core.placement import Reason
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import ANY_PORT, ModelServiceOptions
@@ -276,3 +278,71 @@ async def test_a_drafter_that_dials_in_says_where_it_is(place: Place) -> None:
         assert list((await done).tokens) == plain(TARGET, PROMPT, 100)
     finally:
         await dialling.stop()
+
+
+async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Place) -> None:
+    first = await place.verifier(slots=1)
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    served = asyncio.create_task(said(client, PROMPT, length=400))
+    await until(lambda: len(running.orchestrator.sessions) == 1)
+    queued = [asyncio.create_task(said(client, (*PROMPT, number), length=20)) for number in range(2)]
+    await until(lambda: len(peer_of(running, first).subjects) == 3)
+    second = await place.verifier()
+    done = [await session for session in queued]
+    assert not served.done()
+    assert {running.orchestrator.pool.homes.of(each.session_id) for each in done} == {second.address}
+    assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 20) for number in range(2)]
+    assert list((await served).tokens) == plain(TARGET, PROMPT, 400)
+    assert running.orchestrator.pool.homes.of((await served).session_id) == first.address
+
+
+async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_that_it_stops(place: Place) -> None:
+    only = await place.verifier()
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    long = asyncio.create_task(said(client, PROMPT, length=200))
+    await until(lambda: bool(peer_of(running, only).subjects))
+    stopping = asyncio.create_task(only.stop(LIMIT_S))
+    await until(lambda: peer_of(running, only).report.draining)
+    assert not peer_of(running, only).draining
+    assert list((await said(client, (*PROMPT, 4))).tokens) == plain(TARGET, (*PROMPT, 4), 10)
+    assert list((await long).tokens) == plain(TARGET, PROMPT, 200)
+    await stopping
+
+
+async def test_a_verifier_serves_who_waits_before_it_stops(place: Place) -> None:
+    only = await place.verifier(slots=1)
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    sessions = [asyncio.create_task(said(client, (*PROMPT, number), length=60)) for number in range(4)]
+    await until(lambda: len(peer_of(running, only).subjects) == 4)
+    await only.stop(LIMIT_S)
+    done = [await session for session in sessions]
+    assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 60) for number in range(4)]
+
+
+async def test_a_full_cluster_queues_under_deadlines(place: Place) -> None:
+    """Whoever has time enough is served by whichever slot comes free; who has not is told so, and disturbs nobody."""
+    for _ in range(2):
+        await place.verifier(slots=1)
+    running = await place.orchestrator()
+    client = await place.client(running)
+    await until(verifiers_up(running, 2))
+    served = [asyncio.create_task(said(client, (*PROMPT, number), length=400)) for number in range(2)]
+    await until(lambda: sum(len(each.subjects) for each in running.orchestrator.pool.verifiers) == 2)
+    queued = [asyncio.create_task(said(client, (*PROMPT, number), length=20)) for number in range(2, 6)]
+    hasty = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=0.3))
+    done = [await session for session in (*served, *queued)]
+    lengths = [400, 400, 20, 20, 20, 20]
+    for number, (each, length) in enumerate(zip(done, lengths, strict=True)):
+        assert list(each.tokens) == plain(TARGET, (*PROMPT, number), length)
+    (told,) = await asyncio.gather(hasty, return_exceptions=True)
+    if isinstance(told, Completion):
+        assert (told.finish_reason, told.tokens) == (FinishReason.DEADLINE, ())
+    else:
+        assert isinstance(told, SpecwireError)
+        assert told.code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -32,7 +32,7 @@ WHOLE = Entry(
     models=(ServedModel("llama", "ab" * 32, "cd" * 32),),
     slots=16,
     kv_bytes=1 << 34,
-    load=Load(3, 2, 13),
+    load=Load(3, 2, 13, 0.5, 0.25),
     state=State.DRAINING,
     started=1.7e9,
     beat=7,
@@ -47,6 +47,13 @@ def test_an_entry_comes_back_as_it_was() -> None:
 
 def changed(**values: Any) -> bytes:
     return json.dumps({**json.loads(encode(WHOLE)), **values}).encode()
+
+
+LOAD = {"running": 1, "waiting": 0, "free": 3}
+
+
+def test_a_service_that_is_older_tells_less_of_its_load() -> None:
+    assert decode(ID, changed(load=LOAD)).load == Load(1, 0, 3, 0.0, 0.0)
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -73,6 +80,9 @@ def test_what_is_not_known_is_left_out() -> None:
         (changed(slots=1.5), "invalid"),
         (changed(load=[1, 2, 3]), "invalid"),
         (changed(load={"running": 1, "waiting": 0}), "invalid"),
+        (changed(load=LOAD | {"queue_s": -1}), "invalid"),
+        (changed(load=LOAD | {"queue_s": "1"}), "invalid"),
+        (changed(load=LOAD | {"misses": 1.5}), "invalid"),
         (changed(started=1e300), "invalid"),
         (encode(WHOLE).replace(b"1700000000.0", b"NaN"), "invalid"),
         (b"", "invalid"),

@@ -12,6 +12,7 @@ from specwire.core.limits import FinishReason
 from specwire.core.verification import Allowance
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
 from verify_service.commands import Code, LinkLost, TurnAway
+from verify_service.metrics import load_of
 from verify_service.waiting import Patience
 
 PROMPT = (7, 3, 9)
@@ -176,3 +177,33 @@ def test_a_crowd_passes_through_few_slots_and_loses_nothing() -> None:
         rig.tick(closes=tuple(done))
     assert rig.tokens == {handle: oracle(rig.lm, (*PROMPT, handle), 5) for handle in range(1, 30)}
     assert rig.refused == []
+
+
+def queue_s(rig: Rig) -> float:
+    return round(load_of(rig.engine).queue_s, 2)
+
+
+def test_how_long_sessions_wait_is_told_and_not_forgotten_at_once() -> None:
+    rig = crowded()
+    assert load_of(rig.engine).queue_s == 0.0
+    rig.open(1, (*PROMPT, 1), max_tokens=2)
+    rig.run()
+    rig.now += 0.7e6
+    assert (queue_s(rig), load_of(rig.engine).waiting) == (0.7, 1)
+    leave(rig)
+    rig.run()
+    assert (queue_s(rig), load_of(rig.engine).waiting) == (0.7, 0)
+    rig.now += 2.5e6
+    assert queue_s(rig) == 0.7
+    rig.now += 2.5e6
+    assert queue_s(rig) == 0.0
+
+
+def test_who_waits_in_vain_has_waited() -> None:
+    rig = crowded()
+    rig.open(1, PROMPT)
+    rig.run()
+    rig.now += WAIT_US
+    rig.run()
+    assert [each.code for each in rig.refused] == [Code.RESOURCE_EXHAUSTED]
+    assert queue_s(rig) == WAIT_US / 1e6

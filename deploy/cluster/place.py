@@ -1,0 +1,19 @@
+"""Where a replica is, as it says itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """address: "" until it is ready. http: the URL of an orchestrator that has one. error: why it cannot start.
+
+    draining: it was told to end.
+    """
+
+    address: str
+    node: str
+    http: str = ""
+    error: str = ""
+    draining: bool = False

@@ -1,0 +1,222 @@
+"""What an autoscaler asks for, given what it sees of the replicas and what they say in the registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from deploy.cluster.place import Place
+from deploy.cluster.planning import ReplicaName
+from deploy.cluster.registered import are_known
+from deploy.cluster.schema import parse
+from deploy.cluster.status import scaling
+from deploy.cluster.steering import RETRY_S, Look, Orders, Steering, every
+from specwire.registry.entry import Entry, Load, Role, ServedModel, State
+
+CONFIG = parse("""
+redis: redis://127.0.0.1:6379/0
+pools:
+  large: {kind: verify, model: "scripted:7", min_replicas: 0, max_replicas: 4, options: {slots: 4, grace: 20}}
+  fixed: {kind: verify, model: "scripted:8"}
+  small: {kind: draft, model: "scripted:9", max_replicas: 3}
+""")
+LARGE, FIXED, SMALL, _ = CONFIG.groups
+START_S, MARGIN_S = 600.0, 30.0
+FULL, IDLE = Load(4, 0, 0), Load(0, 0, 4)
+
+
+def large(number: int, digest: str = LARGE.digest) -> ReplicaName:
+    return ReplicaName("large", digest, number)
+
+
+def small(number: int) -> ReplicaName:
+    return ReplicaName("small", SMALL.digest, number)
+
+
+class Site:
+    """Replicas and what they say; orders are carried out at once."""
+
+    def __init__(self) -> None:
+        self.places: dict[ReplicaName, Place | None] = {}
+        self.loads: dict[ReplicaName, Load] = {}
+        self.others: list[Entry] = []
+        self.now = 1000.0
+        self._steering = Steering(CONFIG, START_S, MARGIN_S)
+
+    def serve(self, name: ReplicaName, load: Load) -> None:
+        self.places[name], self.loads[name] = Place(f"{name.group}:{name.number + 1}", "node"), load
+
+    def look(self, passed: float = 5.0) -> Orders:
+        self.now += passed
+        orders = self._steering.look(self.places, self._entries(), self.now)
+        for name in orders.start:
+            self.places[name] = None
+        for name in orders.kill:
+            self.places.pop(name, None)
+        for name in orders.drain:
+            place = self.places[name]
+            self.places[name] = place and replace(place, draining=True)
+        return orders
+
+    def looks(self, seconds: float) -> list[Orders]:
+        return [self.look() for _ in range(round(seconds / 5))]
+
+    def _entries(self) -> list[Entry]:
+        found = []
+        for number, (name, load) in enumerate(sorted(self.loads.items())):
+            place = self.places.get(name)
+            if place is not None and place.address:
+                role = Role.DRAFTER if name.group == "small" else Role.VERIFIER
+                state = State.DRAINING if place.draining else State.SERVING
+                found.append(Entry(f"{number:032x}", role, place.address, slots=4, load=load, state=state))
+        return found + self.others
+
+
+@pytest.fixture
+def site() -> Site:
+    """Give one with a small replica, which the pool cannot be without."""
+    site = Site()
+    site.serve(small(0), IDLE)
+    return site
+
+
+def started(orders: list[Orders]) -> list[ReplicaName]:
+    return [name for each in orders for name in each.start]
+
+
+def drained(orders: list[Orders]) -> list[ReplicaName]:
+    return [name for each in orders for name in each.drain]
+
+
+def test_a_full_pool_grows_and_its_new_replica_is_waited_for(site: Site) -> None:
+    site.serve(large(0), FULL)
+    assert started(site.looks(15)) == [large(1)]
+    assert started(site.looks(300)) == []
+    site.serve(large(1), FULL)
+    assert started(site.looks(15)) == [large(2)]
+
+
+def test_the_emptiest_goes_and_its_name_is_not_given_again_before_it_has_gone(site: Site) -> None:
+    for number, running in enumerate((1, 0, 1)):
+        site.serve(large(number), Load(running, 0, 4 - running))
+    assert drained(site.looks(305)) == [large(1)]
+    for number in (0, 2):
+        site.serve(large(number), FULL)
+    assert started(site.looks(15)) == [large(3)]
+    del site.places[large(1)]
+    site.serve(large(3), FULL)
+    assert started(site.looks(15)) == [large(1)]
+
+
+def test_of_equals_the_newest_goes(site: Site) -> None:
+    for number in range(3):
+        site.serve(large(number), IDLE)
+    assert drained(site.looks(305)) == [large(2)]
+
+
+def test_what_drains_too_long_is_killed(site: Site) -> None:
+    for number in range(2):
+        site.serve(large(number), Load(number, 0, 4))
+    assert drained(site.looks(305)) == [large(0)]
+    assert [each.kill for each in site.looks(LARGE.grace + MARGIN_S)] == [[]] * 10
+    assert site.look().kill == [large(0)]
+    assert site.places.keys() == {large(1), small(0)}
+
+
+def test_what_another_one_told_to_drain_is_not_counted(site: Site) -> None:
+    for number in range(2):
+        site.serve(large(number), FULL)
+    site.places[large(0)] = Place("large:1", "node", draining=True)
+    orders = site.looks(15)
+    assert started(orders) == [large(2)]
+    assert orders[0].looks[0].reading.running == 4
+
+
+def test_who_never_gets_ready_goes_and_is_not_tried_again_at_once(site: Site) -> None:
+    site.serve(large(0), FULL)
+    site.looks(15)
+    assert all(not each.kill for each in site.looks(START_S + 5))
+    [orders] = site.looks(5)
+    assert (orders.kill, orders.notes[-1]) == ([large(1)], f"{large(1)}: not ready within 600 s")
+    assert started(site.looks(RETRY_S - 5)) == []
+    assert started(site.looks(20)) == [large(1)]
+
+
+def test_who_cannot_start_says_why(site: Site) -> None:
+    site.serve(large(0), FULL)
+    site.looks(15)
+    site.places[large(1)] = Place("", "node", error="the model is not there")
+    orders = site.look()
+    assert (orders.kill, orders.notes) == ([large(1)], [f"{large(1)}: the model is not there"])
+    assert started(site.looks(RETRY_S - 5)) == []
+
+
+def test_a_pool_that_is_being_updated_is_left_alone(site: Site) -> None:
+    site.serve(large(0), FULL)
+    site.serve(large(0, "00"), FULL)
+    orders = site.looks(60)
+    assert not any(each.start or each.drain or each.kill for each in orders)
+    assert {look.pool for each in orders for look in each.looks} == {"small"}
+
+
+def test_a_pool_of_none_wakes_up_for_sessions_that_no_verifier_has(site: Site) -> None:
+    assert site.look().start == []
+    site.others = [Entry("f" * 32, Role.ORCHESTRATOR, "front:1", load=Load(0, 2, 0))]
+    assert site.look().start == [large(0)]
+
+
+def test_drafters_grow_by_their_misses(site: Site) -> None:
+    site.serve(small(0), Load(3, 0, 1, misses=0.9))
+    orders = site.looks(15)
+    assert started(orders) == [small(1)]
+    assert orders[-1].notes == ["small: 1 -> 2 (3 of 4 slots, 0 waiting, the longest 0 s, misses 0.90)"]
+    site.serve(small(1), Load(1, 0, 3, misses=0.1))
+    look = site.look().looks[-1]
+    assert look.reading.misses == pytest.approx((3 * 0.9 + 0.1) / 4)
+
+
+def test_only_pools_with_bounds_that_differ_are_looked_at(site: Site) -> None:
+    assert [look.pool for look in site.look().looks] == ["large", "small"]
+    assert not FIXED.scales
+
+
+def test_a_replica_that_dies_is_not_replaced_beside_ray(site: Site) -> None:
+    for number in range(2):
+        site.serve(large(number), Load(2, 0, 2))
+    site.places[large(1)] = None
+    assert not any(each.start or each.drain or each.kill for each in site.looks(60))
+
+
+def test_status_says_what_was_seen(site: Site) -> None:
+    site.serve(large(0), Load(4, 2, 0, 1.25))
+    looks = [as_told(look) for each in site.looks(10) for look in each.looks]
+    assert scaling(looks)[0] == (
+        "large: replicas 1, wanted 1; slots taken 4 of 4; waiting 2, longest 1.2 s; late drafts 0%"
+    )
+    assert len(scaling(looks)) == 2
+    assert scaling([]) == []
+
+
+def as_told(look: Look) -> dict[str, object]:
+    reading = {name: getattr(look.reading, name) for name in look.reading.__dataclass_fields__}
+    return {"at": look.at, "pool": look.pool, "reading": reading, "wanted": look.wanted}
+
+
+@pytest.mark.parametrize(("grow_after_s", "seconds"), [(10, 5.0), (300, 5.0), (3, 1.5), (0, 0.5)])
+def test_it_looks_twice_before_a_pool_may_grow(grow_after_s: float, seconds: float) -> None:
+    pool = f'{{kind: verify, model: "scripted:7", max_replicas: 2, scaling: {{grow_after_s: {grow_after_s}}}}}'
+    assert every(parse(f"redis: redis://a:1\npools: {{a: {pool}}}")) == seconds
+
+
+def test_new_replicas_are_known_once_every_orchestrator_uses_them() -> None:
+    def entry(number: int, role: Role, weights: str, state: State = State.SERVING) -> Entry:
+        models = (ServedModel("m", weights, ""),)
+        return Entry(f"{number:032x}", role, f"{role}:{number + 1}", models=models, state=state)
+
+    verifier = entry(0, Role.VERIFIER, "bb")
+    behind, there = entry(1, Role.ORCHESTRATOR, "aa"), entry(2, Role.ORCHESTRATOR, "bb")
+    leaving = entry(3, Role.ORCHESTRATOR, "aa", State.DRAINING)
+    assert not are_known([verifier.address], [there])
+    assert not are_known([verifier.address], [verifier, behind, there])
+    assert are_known([verifier.address], [verifier, there, leaving])

@@ -1,0 +1,21 @@
+"""What an edge box's commands say before they load anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy import cli
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("edge", "--draft", "scripted:7"), "edge: error: verifiers: at least one address is needed, or --registry"),
+        (("edge", "--draft", "scripted:7", "--registry", "radish://a"), "edge: error: registry: "),
+        (("draft", "scripted:7", "--connect", "127.0.0.1:1", "--connect", "nowhere"), "draft: error: connect: "),
+    ],
+)
+def test_what_is_missing_is_named(words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(list(words)) == 2
+    said = capsys.readouterr().err
+    assert (said.startswith(f"specwire {named}"), said.count("\n")) == (True, 1)

@@ -1,0 +1,161 @@
+"""A deployment that follows its load, is brought new weights under load, and is joined by a drafter from elsewhere.
+
+On a Ray cluster of several nodes, all on this machine. Texts are those of plain decoding, and no request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import ray
+
+from bench.cluster.site import Site
+from specwire.client import AsyncClient, Chunk, Completion
+from specwire.core.acceptance import Outcome
+from specwire.rpc.tls import ClientTls
+from tests.certificates import Authority
+from tests.faults.parts import Parts, parts
+from tests.faults.streams import plain
+from tests.integration.scaled_load import MODEL, PROMPTS, Planned, Served, drive, file, place, planned, rest, status
+
+LIMIT_S = 120.0
+SPEC = "scripted:7:vocab=64"
+# The same text by other weights, as their fingerprints say.
+NEW_MODEL = f"{MODEL}:agree=0.999999"
+DRAFT = f"{SPEC}:agree=0.8"
+TOKEN = "an-edge-box-of-ours-and-nobody-else"
+CLIENTS = 3
+# Tokens: a session that goes on while others come and go, and is over before the update's grace is.
+LONG, SHORT = 700, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    site: Site
+    options: str
+    front: str
+    tls: ClientTls
+    ca: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """Give a deployment whose orchestrator is encrypted, and lets drafters with a token dial in."""
+    folder = tmp_path_factory.mktemp("edge")
+    authority = Authority()
+    certificate, key = authority.sign(ray.util.get_node_ip_address()).save(folder, "front")
+    for name, content in (("keys", f"box {TOKEN}\n"), ("token", TOKEN)):
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o600)
+    options = {"tls-cert": certificate, "tls-key": key, "accept-drafters": True, "drafter-keys": str(folder / "keys")}
+    with place() as site:
+        site.deploy(file(site, options=json.dumps(options)), "--start-timeout", "90")
+        front = next(row["address"] for row in site.rows() if row["pool"] == "orchestrators")
+        ca = authority.save(folder, "ca")
+        yield Deployed(site, json.dumps(options), front, authority.client(), ca, str(folder / "token"))
+        assert "target: removed" in site.specwire("undeploy")
+        assert status(site) == {"replicas": [], "looks": []}
+
+
+def assert_plain(served: Sequence[Served]) -> None:
+    longest = max(len(each.tokens) for each in served)
+    texts = {prompt: plain(SPEC, longest, prompt) for prompt in {each.prompt for each in served}}
+    assert len(texts) <= PROMPTS + 1
+    assert all(list(each.tokens) == texts[each.prompt][: len(each.tokens)] for each in served)
+
+
+@pytest.mark.cluster
+async def test_a_pool_follows_its_load(deployed: Deployed) -> None:
+    """It grows when sessions wait, and shrinks when they are few: one that runs all the time is not disturbed."""
+    sessions = [Planned(0.0, (5, 6, 7), 3 * LONG), *planned()]
+    served = await drive(deployed.front, deployed.tls, sessions)
+    assert [len(each.tokens) for each in served] == [each.tokens for each in sessions]
+    assert_plain(served)
+    looks = await asyncio.to_thread(rest, deployed.site)
+    replicas = [look["reading"]["replicas"] for look in looks]
+    assert {1, 3} <= set(replicas)
+    assert replicas[-1] == 1
+    assert turns(replicas) == 1
+    assert max(look["reading"]["queue_s"] for look in looks) > 0.0
+
+
+def turns(counts: Sequence[int]) -> int:
+    """How often growing became shrinking, or the other way round."""
+    moves = [after > before for before, after in pairwise(counts) if after != before]
+    return sum(before != after for before, after in pairwise(moves))
+
+
+@pytest.mark.cluster
+async def test_new_weights_come_under_load_and_no_request_fails(deployed: Deployed) -> None:
+    over = asyncio.Event()
+    async with AsyncClient(deployed.front, tls=deployed.tls) as client:
+        before = await weights(client)
+        long = [asyncio.create_task(said(client, LONG)) for _ in range(2)]
+        steady = [asyncio.create_task(keep_asking(client, over)) for _ in range(CLIENTS)]
+        text = file(deployed.site, model=NEW_MODEL, options=deployed.options)
+        printed = await asyncio.to_thread(deployed.site.deploy, text, "--start-timeout", "90")
+        assert "target: replaced (1 -> 1)" in printed
+        # What was begun on the old weights can be decided by nothing else, and was waited for.
+        assert all(task.done() for task in long)
+        over.set()
+        done = [each for task in steady for each in await task]
+        done += [await task for task in long]
+        assert {len(each.tokens) for each in done} == {SHORT, LONG}
+        assert all(list(each.tokens) == plain(SPEC, len(each.tokens)) for each in done)
+        assert await weights(client) != before
+        assert list((await said(client, SHORT)).tokens) == plain(SPEC, SHORT)
+    rows = [row for row in status(deployed.site)["replicas"] if row["pool"] == "target"]
+    assert [row["state"] for row in rows] == ["ready"]
+
+
+async def weights(client: AsyncClient) -> str:
+    [target] = (await client.server_info()).targets
+    return target.weights_fingerprint
+
+
+async def said(client: AsyncClient, length: int) -> Completion:
+    return await client.complete((5, 6, 7), max_tokens=length, ignore_eos=True, ngram=False, timeout=LIMIT_S)
+
+
+async def keep_asking(client: AsyncClient, over: asyncio.Event) -> list[Completion]:
+    done = []
+    while not over.is_set():
+        done.append(await said(client, SHORT))
+    return done
+
+
+@pytest.fixture
+def owned() -> Iterator[Parts]:
+    """Give the owner of the test's own processes, which are outside the cluster."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.mark.cluster
+async def test_an_edge_box_joins_with_one_command_and_vanishes(deployed: Deployed, owned: Parts) -> None:
+    dial = ("--connect", deployed.front, "--tls-ca", deployed.ca, "--token-file", deployed.token, "--region", "home")
+    box = owned.start("draft", DRAFT, *dial)
+    await asyncio.to_thread(box.ready)
+    async with AsyncClient(deployed.front, tls=deployed.tls) as client:
+        tokens: list[int] = []
+        accepted = after = 0
+        events = client.generate((5, 6, 7), max_tokens=4000, ignore_eos=True, ngram=False, timeout=LIMIT_S)
+        async with aclosing(events):
+            async for event in events:
+                if not isinstance(event, Chunk):
+                    continue
+                tokens += event.tokens
+                accepted += sum(outcome is Outcome.ACCEPTED for outcome in event.outcomes)
+                if accepted > 20 and box.lives:
+                    box.kill()
+                after += not box.lives
+                if after > 40:
+                    break
+    assert tokens == plain(SPEC, len(tokens))

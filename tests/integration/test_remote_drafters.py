@@ -1,0 +1,136 @@
+"""A deployment that finds itself in a registry, and boxes outside it: a drafter that dials in, a whole edge.
+
+All are processes. The box serves sessions of its own region, may vanish at any time, and nobody's text changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from specwire.v1 import status_pb2, status_pb2_grpc
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import Stream, plain
+from tests.orchestrator.redis_for_tests import RedisServer
+
+SPEC = "scripted:7:vocab=64"
+TARGET = f"{SPEC}:delay_ms=30"
+DRAFT = f"{SPEC}:agree=0.8"
+TOKEN = "a-box-of-ours-that-drafts"
+BOX = "the box"
+LIMIT_S = 40.0
+LENGTH = 4000
+MORE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A verifier and a drafter in the cloud, an orchestrator there and one at home; drafters with a token may join."""
+
+    registry: str
+    cloud: Service
+    home: Service
+    token: str
+    owned: Parts
+
+    def box(self) -> Service:
+        """One command, outside: it dials both."""
+        dial = (part for each in (self.cloud, self.home) for part in ("--connect", each.address))
+        return self.owned.start("draft", DRAFT, *dial, "--region", "home", "--token-file", self.token)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("keys")
+    for name, content in (("keys", f"box {TOKEN}\n"), ("token", TOKEN)):
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o600)
+    with RedisServer() as redis, parts() as owned:
+        known = ("--registry", redis.url)
+        cloud = (*known, "--region", "cloud")
+        joined = ("--redis-url", redis.url, "--accept-drafters", "--drafter-keys", str(folder / "keys"))
+        verifier = owned.start("verify", TARGET, *cloud)
+        drafter = owned.start("draft", DRAFT, *cloud)
+        orchestrators = [owned.start("orchestrate", *known, "--region", name, *joined) for name in ("cloud", "home")]
+        for service in (verifier, drafter, *orchestrators):
+            service.ready()
+        for each in orchestrators:
+            until(there(each, drafter.address))
+        yield Site(redis.url, orchestrators[0], orchestrators[1], str(folder / "token"), owned)
+
+
+def drafters(orchestrator: Service) -> dict[str, int]:
+    """How many sessions each has that is up, by its address; a box that dialled in is called BOX."""
+    with grpc.insecure_channel(orchestrator.address) as channel:
+        status = status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest(), timeout=LIMIT_S)
+    return {
+        BOX if peer.address.startswith("drafter ") else peer.address: peer.sessions
+        for peer in status.peers
+        if peer.kind == status_pb2.PEER_KIND_DRAFTER and peer.state == status_pb2.PEER_STATE_UP
+    }
+
+
+def there(orchestrator: Service, name: str) -> Callable[[], bool]:
+    return lambda: name in drafters(orchestrator)
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_box_serves_its_own_region_and_vanishes(site: Site) -> None:
+    box = site.box()
+    box.ready()
+    for each in (site.cloud, site.home):
+        until(there(each, BOX))
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(each.address, max_tokens=LENGTH)) for each in (site.cloud, site.home)]
+        for stream in streams:
+            stream.until_accepted()
+        assert drafters(site.home)[BOX] == 1
+        assert drafters(site.cloud)[BOX] == 0
+        box.kill()
+        until(lambda: BOX not in drafters(site.home))
+        for stream in streams:
+            stream.until(len(stream.tokens) + MORE)
+        until(lambda: list(drafters(site.home).values()) == [1])  # the cloud's drafter has taken the session over
+        streams[1].until_accepted()
+
+        again = site.box()
+        again.ready()
+        until(there(site.home, BOX))
+        streams.append(stack.enter_context(Stream(site.home.address, max_tokens=LENGTH)))
+        streams[2].until_accepted()
+        assert drafters(site.home)[BOX] == 1
+        assert again.end() == ""
+        for stream in streams:
+            stream.until(len(stream.tokens) + MORE)
+            assert stream.tokens == plain(SPEC, len(stream.tokens))
+
+
+def test_an_edge_finds_its_verifiers_in_the_registry(site: Site) -> None:
+    """It drafts for its own sessions, and its link to a verifier that goes is not the end of them."""
+    edge = site.owned.start("edge", "--registry", site.registry, "--region", "home", "--draft", DRAFT)
+    edge.ready()
+    with Stream(edge.address, max_tokens=LENGTH) as stream:
+        stream.until_accepted()
+        assert drafters(edge)["the drafter in this process"] == 1
+        second = site.owned.start("verify", TARGET, "--registry", site.registry, "--region", "home")
+        second.ready()
+        stream.until(len(stream.tokens) + MORE)
+        assert stream.tokens == plain(SPEC, len(stream.tokens))
+    with Stream(edge.address, max_tokens=LENGTH) as stream:
+        until(lambda: sum(drafters(edge).values()) >= 1)
+        stream.until(MORE)
+        assert second.end() == ""
+        stream.until(len(stream.tokens) + MORE)
+        assert stream.tokens == plain(SPEC, len(stream.tokens))
+    assert edge.end() == ""
