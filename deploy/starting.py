@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from deploy import stack
+from deploy.fetching import Fetching, hub_cache
 from deploy.options import StackOptions
 from specwire.progress import REDRAW_S, Bar
 from specwire.rpc.process import say
@@ -17,8 +18,9 @@ LINE = re.compile(r"([\w-]+): (loading|ready)\b")
 class Starting:
     """A `stack.Report`: each line is said, and moves the bar where it tells of a service."""
 
-    def __init__(self, bar: Bar) -> None:
+    def __init__(self, bar: Bar, fetching: Fetching) -> None:
         self._bar = bar
+        self._fetching = fetching
         self._loading: set[str] = set()
         self._ready: set[str] = set()
 
@@ -28,22 +30,30 @@ class Starting:
             return
         role, state = found.groups()
         (self._ready if state == "ready" else self._loading).add(role)
+        self.tick()
+
+    def tick(self) -> None:
+        """Time has passed, in which more may have been fetched."""
         left = ", ".join(sorted(self._loading - self._ready))
-        self._bar.at(len(self._ready), f"loading {left}" if left else "")
+        fetched = self._fetching.text() if left else ""
+        self._bar.at(len(self._ready), ", ".join(filter(None, (left and f"loading {left}", fetched))))
 
 
 async def start_shown(options: StackOptions, folder: Path) -> stack.Stack:
     """`stack.start`, told to whoever watches. Raises StackError."""
-    with Bar("starting", len(options.services())) as bar:
-        ticking = asyncio.create_task(_tick(bar))
+    services = options.services()
+    fetching = Fetching((service.model for service in services.values()), hub_cache())
+    with Bar("starting", len(services)) as bar:
+        starting = Starting(bar, fetching)
+        ticking = asyncio.create_task(_tick(starting))
         try:
-            return await stack.start(options, folder, Starting(bar))
+            return await stack.start(options, folder, starting)
         finally:
             ticking.cancel()
 
 
-async def _tick(bar: Bar) -> None:
-    """Models load for a while in which nothing is said; time goes on."""
+async def _tick(starting: Starting) -> None:
+    """Models load for a while in which nothing is said."""
     while True:
         await asyncio.sleep(REDRAW_S)
-        bar.tick()
+        starting.tick()

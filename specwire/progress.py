@@ -145,7 +145,7 @@ class Bar:
         full = round(share * CELLS)
         made, missing = self._done - self._first, self.total - self._done
         left = f", {_clocked(elapsed * missing / made)} left" if made > 0 and missing > 0 else ""
-        counts = f"{_amount(self._done, self._unit)}/{_amount(self.total, self._unit)}"
+        counts = f"{amount(self._done, self._unit)}/{amount(self.total, self._unit)}"
         return f"{self.what} [{'=' * full}{' ' * (CELLS - full)}] {counts}  {_clocked(elapsed)}{left}{note}"
 
 
@@ -155,7 +155,7 @@ def _clocked(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def _amount(count: int, unit: str) -> str:
+def amount(count: int, unit: str) -> str:
     """Bytes as people read them, everything else as it is."""
     if unit != "B":
         return str(count)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+from deploy.fetching import Fetching
 from deploy.starting import Starting
 from specwire.progress import Bar, LastLine
 
 
-def test_lines_are_said_and_move_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_said_and_move_the_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bar = Bar("starting", 2, line=LastLine(io.StringIO))
-    told = Starting(bar)
+    told = Starting(bar, Fetching([], tmp_path))
     told("starting Ray")
     told("verifier: loading models/large")
     told("drafter-2: loading models/small")

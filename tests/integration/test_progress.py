@@ -5,33 +5,40 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 import demo_pair
 from deploy.processes import end_tree
+from tests.integration.model_hub import MODEL, hub
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 
 UP = ("up", "--no-ray", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
 
 
-def on_a_terminal(*words: str) -> tuple[str, str]:
-    """What a command that serves writes to stdout, a pipe, until it is ready, and to the terminal that stderr is."""
+def on_a_terminal(*words: str, seen: Callable[[bytes], object] = lambda drawn: None, **more: str) -> tuple[str, str]:
+    """What a command that serves writes to stdout, a pipe, until it is ready, and to the terminal that stderr is.
+
+    seen: is told all that was drawn so far. more: environment variables.
+    """
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 100))
-    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **more}
     command = [sys.executable, "-m", "deploy", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=slave, text=True)
     os.close(slave)
     try:
-        drawn = read_until_ready(process, master)
+        drawn = read_until_ready(process, master, seen)
         ready = process.stdout.readline() if process.stdout is not None else ""
         process.send_signal(signal.SIGINT)
         while chunk := read(master, END_LIMIT):
@@ -47,13 +54,14 @@ def on_a_terminal(*words: str) -> tuple[str, str]:
     return ready, drawn.decode()
 
 
-def read_until_ready(process: subprocess.Popen[str], master: int) -> bytes:
+def read_until_ready(process: subprocess.Popen[str], master: int, seen: Callable[[bytes], object]) -> bytes:
     assert process.stdout is not None
     drawn, end, told = b"", time.monotonic() + START_LIMIT, process.stdout.fileno()
     while time.monotonic() < end:
         readable, _, _ = select.select([master, told], [], [], 1.0)
         if master in readable:
             drawn += read(master, 0.0)
+            seen(drawn)
         if told in readable:
             return drawn
     raise AssertionError(drawn)
@@ -83,6 +91,24 @@ def test_a_program_gets_none(words: Sequence[str]) -> None:
     assert "\x1b" not in drawn
     assert "[" not in drawn
     assert "%" not in drawn
+
+
+def test_a_stack_that_fetches_its_model_says_how_much_there_is(tmp_path: Path) -> None:
+    """The second half of the weights comes when the terminal has told of the first."""
+    rest, words = threading.Event(), ("up", "--no-ray", "--no-draft", "--listen", "127.0.0.1:0", "--http", "none")
+    with hub(demo_pair.TARGET, rest) as url:
+        ready, drawn = on_a_terminal(
+            *(*words, "--target", MODEL),
+            seen=lambda drawn: rest.set() if b"loading verifier, 10." in drawn else None,
+            HF_ENDPOINT=url,
+            HF_HUB_OFFLINE="0",
+            HF_HOME=str(tmp_path),
+            HF_HUB_DISABLE_XET="1",
+            HF_HUB_ETAG_TIMEOUT="60",
+            HF_HUB_DOWNLOAD_TIMEOUT="60",
+        )
+    assert ready.startswith("specwire: ready on ")
+    assert re.search(r"loading verifier, 10\.\d MB fetched", drawn)
 
 
 def test_loading_weights_shows_a_bar() -> None:
