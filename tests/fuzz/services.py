@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -29,6 +30,7 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 LIMIT_S = 30.0
 # Seconds between two looks at the registry.
 LOOK_S = 0.05
+SCATTERING = ("orchestrator.feed", "specwire.registry.registrar")
 # What messages say, and no more.
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 T = TypeVar("T")
@@ -150,7 +152,11 @@ class Services:
             finally:
                 self._looks += 1
 
-        with patch.object(Directory, "listing", counted), patch("orchestrator.feed.LOOK_S", LOOK_S):
+        with ExitStack() as patched:
+            patched.enter_context(patch.object(Directory, "listing", counted))
+            patched.enter_context(patch("orchestrator.feed.LOOK_S", LOOK_S))
+            for module in SCATTERING:  # in its own thread: hypothesis wants the global one for itself
+                patched.enter_context(patch(f"{module}.random", random.Random(1)))
             yield
 
     def stop(self) -> None:
