@@ -57,7 +57,7 @@ def ports_of(pid: int) -> set[int]:
     process, own = Path(f"/proc/{pid}"), set()
     for descriptor in (process / "fd").iterdir():
         with suppress(OSError):  # it was closed meanwhile
-            own.add(os.readlink(descriptor))
+            own.add(str(descriptor.readlink()))
     lines = [line.split() for table in ("tcp", "tcp6") for line in (process / "net" / table).read_text().splitlines()]
     return {
         int(fields[OWN].rpartition(":")[2], 16)

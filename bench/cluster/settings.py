@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 V_MS = 200.0
-SLOPE = 0.02
+SLOPE = 0.005
 # Of each verifier's slots most are in use: it could not take over another one's sessions.
 SESSIONS_PER_VERIFIER, SLOTS = 16, 24
 TOKENS = 24

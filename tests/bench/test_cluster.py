@@ -26,6 +26,7 @@ from bench.cluster.settings import (
     ONE,
     ROWS,
     SESSIONS_PER_VERIFIER,
+    SLOPE,
     SLOTS,
     TOKENS,
     V_MS,
@@ -38,7 +39,7 @@ from deploy.cluster.schema import parse
 
 def test_what_is_deployed() -> None:
     deployed = parse(config("127.0.0.1:1"))
-    replicas = {kind: 0 for kind in ("verify", "draft", "orchestrate")}
+    replicas = dict.fromkeys(("verify", "draft", "orchestrate"), 0)
     asked: dict[str, float] = {}
     for group in deployed.groups:
         replicas[group.words[0]] += group.least
@@ -64,7 +65,7 @@ def test_what_is_expected() -> None:
     one, four = simulated(ONE), simulated(FOUR)
     assert one is not None
     assert four is not None
-    step_s = V_MS / 1000 * (1 + 0.02 * (SESSIONS_PER_VERIFIER - 1))
+    step_s = V_MS / 1000 * (1 + SLOPE * (SESSIONS_PER_VERIFIER - 1))
     assert one == pytest.approx(SESSIONS_PER_VERIFIER / step_s, rel=1 / TOKENS)
     assert four == pytest.approx(4 * one, rel=0.02)
     assert simulated(FLOOD) is None

@@ -5,7 +5,6 @@ Workers get groups of tests, the next one to whoever is free. What takes long is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ import pytest
 from tests.integration.pauses import Pause, record
 
 HERE = Path(__file__).parent
+PAUSES = pytest.StashKey[list[Pause]]()
+PAUSES = pytest.StashKey[list[Pause]]()
 GROUPS = {
     # A Ray cluster keeps both cores busy while it starts: one at a time.
     "ray": ("test_stack", "test_stack_ends", "test_stack_demo", "test_drafters"),
@@ -39,12 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def pauses(pytestconfig: pytest.Config) -> Iterator[list[Pause]]:
+def pauses(pytestconfig: pytest.Config) -> list[Pause]:
     """Take what a cluster's tests saw of streams; told when all tests are over."""
-    found: list[Pause] = []
-    yield found
+    return pytestconfig.stash.setdefault(PAUSES, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash.get(PAUSES, [])
     record(found)
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        for line in ("", *map(str, found)):
-            reporter.write_line(line)
+    for pause in found:
+        terminalreporter.write_line(str(pause))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_a_partitioned_replica(deployed: Deployed, pauses: list[Pause]) -> None:
 
 @pytest.mark.cluster
 def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pause]) -> None:
-    head = deployed.site.cluster.head_node
+    head: Any = deployed.site.cluster.head_node
     [raylet] = head.all_processes["raylet"]
     with running(deployed) as stream:
         actors = [
@@ -164,6 +165,8 @@ def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pau
         for pid in actors:
             os.kill(pid, signal.SIGKILL)
         stream.until_arrived(moment + GONE_S)
+        assert stream.breaks
+        assert stream.breaks
         assert eventually(lambda: ready(deployed))
         stream.until(len(stream.tokens) + MORE)
         pauses.append(Pause.of("the head's actors killed, the client's orchestrator among them", stream, moment))
@@ -174,7 +177,7 @@ def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pau
 @pytest.mark.cluster
 def test_the_heads_control_plane_is_started_again(deployed: Deployed, pauses: list[Pause]) -> None:
     """Ray's own state comes back from Redis; no token waits for it."""
-    head = deployed.site.cluster.head_node
+    head: Any = deployed.site.cluster.head_node
     fronts = [row["address"] for row in deployed.site.rows() if row["pool"] == "orchestrators"]
     with running(Deployed(deployed.site, deployed.links, fronts)) as stream:
         moment = time.monotonic()
