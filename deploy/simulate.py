@@ -7,7 +7,7 @@ import json
 import math
 import sys
 
-from specwire.core.controller import InvalidPlan
+from specwire.core.plan import InvalidPlan
 from specwire.sim import Cell, InvalidCell, best_textbook, optimum, parse_policy, simulate
 from specwire.sim.fleet import Fleet, simulate_fleet
 from specwire.sim.policy import Policy

@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from specwire.core.controller import InvalidPlan, parse_plan
+from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
 
 FIELD = "speculative-config"
@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """draft: the draft model, None for whichever the target has. plan: see `specwire.core.controller.parse_plan`."""
+    """draft: the draft model, None for whichever the target has. plan: see `specwire.core.plan.parse_plan`."""
 
     drafter: bool = True
     ngram: bool = True

@@ -16,7 +16,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
 from specwire.core import effects as fx
 from specwire.core import events as ev
-from specwire.core.controller import parse_plan
+from specwire.core.plan import parse_plan
 from specwire.telemetry.logs import of_session
 from specwire.v1 import verify_pb2
 

@@ -19,8 +19,10 @@ from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
 from specwire.core.contention import Forward
-from specwire.core.controller import Controller, Fixed, Plan, Planner
+from specwire.core.controller import Controller
 from specwire.core.drafting import Pace, fitting
+from specwire.core.plan import Plan
+from specwire.core.planner import Fixed, Planner
 from specwire.rpc import convert
 from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.link import Info
-from specwire.core.controller import Planner
+from specwire.core.planner import Planner
 from specwire.core.sampling import Rule
 
 # Whoever dials in chooses what it is called, so names must not pile up.

@@ -6,11 +6,11 @@ from orchestrator.store import SessionRecord
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
 from specwire.core.contention import Forward
-from specwire.core.controller import Decided
 from specwire.core.drafting import Pace
 from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
 from specwire.core.epoch import epoch_of
 from specwire.core.events import VerdictArrived
+from specwire.core.planner import Decided
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
 from specwire.v1 import draft_pb2, verify_pb2

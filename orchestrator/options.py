@@ -11,7 +11,7 @@ from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S
 from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY
-from specwire.core.controller import parse_plan
+from specwire.core.plan import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe
@@ -129,7 +129,7 @@ class OrchestratorOptions:
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
-    plan: auto, or a fixed plan for every session (`specwire.core.controller.parse_plan`), for measurements.
+    plan: auto, or a fixed plan for every session (`specwire.core.plan.parse_plan`), for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     """
 

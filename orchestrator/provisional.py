@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from orchestrator.output import Output
 from specwire.core.chain import Proposal
-from specwire.core.controller import Plan
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
+from specwire.core.plan import Plan
 from specwire.core.preview import Ahead, Preview, Provisional, provisional
 from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Of one session's draft tokens so many are relayed in a burst. What is asked for adds up while answers are under way:
-# 32 advances of the longest run-ahead (core.controller.MOST_RUN_AHEAD).
+# 32 advances of the longest run-ahead (core.plan.MOST_RUN_AHEAD).
 MOST_RELAYED = 4096
 # A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.
 MOST_OWED = 64 * MOST_RELAYED

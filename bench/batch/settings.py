@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.batch.arrivals import Target
 from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from specwire.core.controller import InvalidPlan, parse_plan
+from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import DTYPES
 
@@ -29,7 +29,7 @@ class BatchSettings:
     Attributes:
         levels: sessions at once.
         repeats: below 6 the intervals are without 95 % coverage.
-        plan: of the row with drafting on, whatever it costs (`specwire.core.controller.parse_plan`).
+        plan: of the row with drafting on, whatever it costs (`specwire.core.plan.parse_plan`).
         requests: of each load that arrives; 0 for none.
         in_time: what counts as such there.
     """

@@ -73,6 +73,7 @@ class Ahead:
 
     @classmethod
     def of(cls, session: Session, tail: tuple[int, ...], ending: Ending) -> Ahead:
+        """tail: what was proposed behind the decided text. Decided tokens that no append has yet come before it."""
         if session.in_flight is None:
             appending: tuple[int, ...] = ()
         elif session.in_flight.end is not None:

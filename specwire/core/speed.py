@@ -29,9 +29,11 @@ class ForwardTimes:
 
     @property
     def points(self) -> dict[int, float]:
+        """Microseconds by measured width, as they are known by now."""
         return dict(self._times)
 
     def at(self, rows: int) -> float:
+        """V(rows), in microseconds."""
         known = self._times.get(rows)
         if known is not None:
             return known

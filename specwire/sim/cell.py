@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specwire.core.controller import Planner
 from specwire.core.credit import buffer_for
+from specwire.core.planner import Planner
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import Drafter
 from specwire.sim.edge import Delays, Edge, Planned

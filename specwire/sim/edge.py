@@ -14,10 +14,11 @@ from typing import NamedTuple
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
-from specwire.core.controller import Decided as PlannedFrom
-from specwire.core.controller import Plan, Planner
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
+from specwire.core.plan import Plan
+from specwire.core.planner import Decided as PlannedFrom
+from specwire.core.planner import Planner
 from specwire.core.sampling import Sampling
 from specwire.core.session import Session
 from specwire.core.speed import ForwardTimes

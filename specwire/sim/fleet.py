@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from specwire.core.controller import Planner
 from specwire.core.credit import buffer_for
+from specwire.core.planner import Planner
 from specwire.core.speed import ForwardTimes
 from specwire.sim.cell import InvalidCell
 from specwire.sim.clock import Clock, Machine

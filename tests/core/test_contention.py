@@ -8,7 +8,9 @@ import pytest
 
 from specwire.core.chain import Proposal
 from specwire.core.contention import LEAST_FORWARDS, STALE_AFTER, Contention, Forward
-from specwire.core.controller import Controller, Decided, Discipline, Plan
+from specwire.core.controller import Controller
+from specwire.core.plan import Discipline, Plan
+from specwire.core.planner import Decided
 from specwire.core.side_by_side import TRY_EVERY, TRY_FIRST, TRY_VERDICTS
 from specwire.core.speed import ForwardTimes
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.chain import Proposal
-from specwire.core.controller import (
-    MOST_WINDOW,
-    PROBE_EVERY,
-    PROBE_VERDICTS,
-    PROBE_WINDOW,
-    Controller,
-    Decided,
-    Discipline,
-    Fixed,
-    InvalidPlan,
-    Plan,
-    parse_plan,
-)
+from specwire.core.controller import Controller
 from specwire.core.drafting import Pace
+from specwire.core.plan import Discipline, Plan, parse_plan
+from specwire.core.planner import Decided, Fixed
+from specwire.core.probing import PROBE_EVERY, PROBE_VERDICTS, PROBE_WINDOW
+from specwire.core.scheduler import MOST_WINDOW
 from specwire.core.speed import ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
@@ -271,32 +263,3 @@ def test_a_fixed_plan_stays() -> None:
     planner = Fixed(plan).successor(ForwardTimes(FLAT), True)
     observe(planner, 0, 4, 0, 1000, 9000)
     assert planner.plan() == plan
-
-
-def test_plans_are_read() -> None:
-    assert parse_plan("auto") is None
-    assert parse_plan("off") == Plan(Discipline.OFF, Pace(1, 0), 0, "fixed")
-    assert parse_plan("stream:2,32") == Plan(Discipline.STREAM, Pace(2, 32), 0, "fixed")
-    assert parse_plan("stream:2,32,1") == Plan(Discipline.STREAM, Pace(2, 32), 1, "fixed")
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "",
-        "fast",
-        "auto:1",
-        "lockstep",
-        "lockstep:x",
-        "lockstep:0",
-        "stream:2",
-        "stream:1,2,3,4",
-        "stream:4,32,-5",
-        "stream:1,0",
-        "stream:8,4",
-        "lockstep:100000000000",
-    ],
-)
-def test_a_plan_that_cannot_be_read_is_refused(spec: str) -> None:
-    with pytest.raises(InvalidPlan, match="plan: "):
-        parse_plan(spec)

@@ -11,8 +11,9 @@ import pytest
 from orchestrator.provisional import SHOWN_PACE, with_drafts
 from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import Options
-from specwire.core.controller import OFF_PACE, Controller, Discipline, Plan
+from specwire.core.controller import Controller
 from specwire.core.drafting import Pace
+from specwire.core.plan import OFF_PACE, Discipline, Plan
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 
 SLOW = f"{TARGET}:delay_ms=40"
