@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from orchestrator import replies
+from orchestrator import ending, replies
 from orchestrator.completions import merged, single_requests
 from orchestrator.generating import Generating
 from orchestrator.sessions import Orchestrator
@@ -78,12 +78,12 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         check_owner(request.session_id, self._tenant(context))
-        await self._orchestrator.cancel(request.session_id)
+        await ending.cancel(self._orchestrator, request.session_id)
         return pb.CancelResponse()
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         check_owner(request.session_id, self._tenant(context))
-        await self._orchestrator.delete(request.session_id)
+        await ending.delete(self._orchestrator, request.session_id)
         return pb.DeleteSessionResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:

@@ -68,6 +68,7 @@ class JoinedLine:
             self._outbox.push(draft_pb2.JoinResponse(told=part))
 
     def cut(self, reason: str) -> None:
+        """End its stream for what it sent, and keep it out for a while."""
         if not self.up:
             return
         logger.warning("%s is cut off: %s", self.address, reason)

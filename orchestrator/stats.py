@@ -77,6 +77,7 @@ class SessionStats:
         return added
 
     def count_verdict(self, verdict: VerdictArrived, tested: int) -> None:
+        """tested: tokens of the window that was decided, whoever proposed them."""
         if not verdict.tokens:
             return
         self.target_forwards += 1

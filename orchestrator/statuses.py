@@ -12,6 +12,7 @@ from specwire.rpc.errors import StatusError
 
 
 def status_of_store(error: StoreError) -> grpc.StatusCode:
+    """Of a call that begins a session, or names one."""
     if isinstance(error, StoreUnavailable | SessionExists):  # the other call's session is joined the next time
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, MissingSession):

@@ -8,14 +8,12 @@ import gc
 import grpc
 
 from orchestrator.driver import SessionDriver
-from orchestrator.options import OrchestratorOptions
-from orchestrator.sessions import Orchestrator
-from orchestrator.store.memory import MemoryStore
+from orchestrator.roster import Roster
 from specwire.rpc.errors import StatusError
 
 
 async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() -> None:
-    known, answer = Orchestrator(OrchestratorOptions(("a:1",)), MemoryStore()), asyncio.Event()
+    known, answer = Roster(patience=10.0), asyncio.Event()
     unhandled: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
 
@@ -23,12 +21,14 @@ async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() 
         await answer.wait()
         raise StatusError(grpc.StatusCode.UNAVAILABLE, "the log does not answer")
 
-    caller = asyncio.create_task(known._begin("session", fail()))
+    caller = asyncio.create_task(known.open("session", fail()))
     await asyncio.sleep(0)
     caller.cancel()
     await asyncio.wait({caller})
+    assert known.knows("session")
     answer.set()
     await asyncio.wait(known._opening.values())
+    assert not known.knows("session")
     del caller
     gc.collect()
     assert unhandled == []
