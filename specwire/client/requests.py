@@ -136,27 +136,21 @@ def generate_request(
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
     """
+    sampling = common_pb2.Sampling(
+        temperature=temperature,
+        top_k=_unsigned("top_k", top_k),
+        top_p=top_p,
+        rule=_text("rule", rule),
+        seed=None if seed is None else _unsigned("seed", seed, bits=SEED_BITS),
+        choice=_unsigned("choice", choice),
+        min_p=min_p,
+    )
+    sampling.MergeFrom(_penalties(repetition_penalty, presence_penalty, frequency_penalty, logit_bias or {}))
+    sampling.MergeFrom(_report(logprobs, logprobs_of))
+    sampling.MergeFrom(_constraint(json_schema, regex, choices, grammar))
     request = generation_pb2.GenerateRequest(
-        sampling=common_pb2.Sampling(
-            temperature=temperature,
-            top_k=_unsigned("top_k", top_k),
-            top_p=top_p,
-            rule=_text("rule", rule),
-            choice=_unsigned("choice", choice),
-            min_p=min_p,
-            repetition_penalty=None if repetition_penalty == 1.0 else repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias={_unsigned("logit_bias", token): bias for token, bias in (logit_bias or {}).items()},
-            logprobs=None if logprobs is None else _unsigned("logprobs", logprobs),
-            logprobs_of=_logprobs_of(logprobs_of),
-        ),
-        stopping=common_pb2.Stopping(
-            max_tokens=_unsigned("max_tokens", max_tokens),
-            stop_ids=[_unsigned("stop_ids", token) for token in stop_ids],
-            ignore_eos=ignore_eos,
-            min_tokens=_unsigned("min_tokens", min_tokens),
-        ),
+        sampling=sampling,
+        stopping=_stopping(max_tokens, min_tokens, stop_ids, ignore_eos),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
         drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
         request_id=_text("request_id", request_id),
@@ -166,25 +160,61 @@ def generate_request(
         echo=echo,
         model=_text("model", model),
     )
-    if seed is not None:
-        request.sampling.seed = _unsigned("seed", seed, bits=64)
+    _put_prompt(request, prompt)
+    _put_prediction(request, prediction)
+    return request
+
+
+def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = _text("prompt", prompt)
-    else:
-        request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
-        request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
-    request.sampling.MergeFrom(_constraint(json_schema, regex, choices, grammar))
+        return
+    request.tokens.ids.extend(_unsigned("prompt", token) for token in prompt)
+    request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
+
+
+def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Prompt) -> None:
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)
     elif prediction:
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
-    return request
+
+
+def _stopping(max_tokens: int, min_tokens: int, stop_ids: Sequence[int], ignore_eos: bool) -> common_pb2.Stopping:
+    return common_pb2.Stopping(
+        max_tokens=_unsigned("max_tokens", max_tokens),
+        stop_ids=[_unsigned("stop_ids", token) for token in stop_ids],
+        ignore_eos=ignore_eos,
+        min_tokens=_unsigned("min_tokens", min_tokens),
+    )
+
+
+# What a Sampling may have beside how it draws; each says nothing else.
+
+
+def _penalties(
+    repetition: float, presence: float, frequency: float, logit_bias: Mapping[int, float]
+) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
+        repetition_penalty=None if repetition == 1.0 else repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias={_unsigned("logit_bias", token): bias for token, bias in logit_bias.items()},
+    )
+
+
+def _report(logprobs: int | None, logprobs_of: str) -> common_pb2.Sampling:
+    if logprobs_of not in LOGPROBS_OF:
+        raise invalid("logprobs_of", f"must be model or processed, not {logprobs_of!r}")
+    return common_pb2.Sampling(
+        logprobs=None if logprobs is None else _unsigned("logprobs", logprobs),
+        logprobs_of=LOGPROBS_OF[logprobs_of],
+    )
 
 
 def _constraint(
     json_schema: str | Mapping[str, object], regex: str, choices: Sequence[str], grammar: str
 ) -> common_pb2.Sampling:
-    """A Sampling that says nothing else."""
     schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
     given = {"json_schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     asked = [name for name, value in given.items() if value]
@@ -196,12 +226,6 @@ def _constraint(
         choices=common_pb2.Choices(texts=[_text("choices", each) for each in choices]) if choices else None,
         grammar=_text("grammar", grammar) if grammar else None,
     )
-
-
-def _logprobs_of(name: str) -> common_pb2.LogprobsOf:
-    if name not in LOGPROBS_OF:
-        raise invalid("logprobs_of", f"must be model or processed, not {name!r}")
-    return LOGPROBS_OF[name]
 
 
 def single_options(n: int, options: Options) -> list[Options]:

@@ -32,6 +32,8 @@ PROGRESS = (
 FAULTS = (
     "cut_verifier", "kill_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
 )  # fmt: skip
+# Of the random runs that every version of the core must pass, and no known mistake passes.
+SEEDS = range(150)
 
 
 class World(Facts):
