@@ -13,30 +13,28 @@ from specwire.v1 import generation_pb2 as pb
 from specwire.v1.generation_pb2_grpc import GenerationServiceStub
 
 
-async def stream(address: str, prompt: str, max_tokens: int = 60) -> None:
-    request = pb.GenerateRequest(text=prompt, stopping={"max_tokens": max_tokens}, request_id=str(uuid.uuid4()))
-    session, position = "", 0
+async def stream(address: str, prompt: str) -> None:
+    request = pb.GenerateRequest(text=prompt, stopping={"max_tokens": 60}, request_id=str(uuid.uuid4()))
+    seen = pb.WatchRequest(take_over=True)
     async with grpc.aio.insecure_channel(address) as channel:
         service = GenerationServiceStub(channel)
-        call = service.Generate(request, timeout=60)
+        events = service.Generate(request, timeout=60)
         while True:
             try:
-                async for event in call:
-                    if event.HasField("started") and not session:
-                        session, position = event.started.session_id, event.started.prompt_tokens
+                async for event in events:
+                    if event.HasField("started") and not seen.session_id:
+                        seen.session_id, seen.from_position = event.started.session_id, event.started.prompt_tokens
                     elif event.HasField("chunk"):
-                        position = event.chunk.position + len(event.chunk.tokens)
+                        seen.from_position = event.chunk.position + len(event.chunk.tokens)
                         print(event.chunk.text, end="", flush=True)
                     elif event.HasField("finished"):
                         print(event.finished.text)
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or not session:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or not seen.session_id:
                     raise
             await asyncio.sleep(0.2)
-            call = service.Watch(
-                pb.WatchRequest(session_id=session, from_position=position, take_over=True), timeout=60
-            )
+            events = service.Watch(seen, timeout=60)
 
 
 if __name__ == "__main__":

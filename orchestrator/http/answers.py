@@ -211,7 +211,8 @@ class Answer:
         more: Json | None = None,
     ) -> bytes:
         choice = self._choice(index, content, told, reason, more)
-        return event(self._envelope(self._shape.part, [choice]), self._place())
+        part = self._envelope(self._shape.part, [choice])
+        return event({**part, "usage": None} if self._wish.include_usage else part, self._place())
 
     def _place(self) -> str | None:
         """Where the reader of what has been told until now stands, this event included."""

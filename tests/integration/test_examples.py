@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 
 import pytest
 
 from specwire.client import Client
 from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, TARGET, running
+from tests.rpc.relay import Relay
 
 PROMPT = "1 2 3"
 LIMIT_S = 60.0
@@ -43,6 +46,33 @@ def said_by(*command: str) -> str:
 @pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])
 def test_in_python(name: str, address: str, text: str) -> None:
     assert said_by(sys.executable, "-m", f"examples.{name}", address, PROMPT) == text
+
+
+async def test_a_stream_that_breaks_goes_on(address: str, text: str) -> None:
+    relay = Relay(address)
+    async with relay.relaying():
+        words = (sys.executable, "-m", "examples.asyncio_client", relay.address, PROMPT)
+        client = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+        try:
+            assert client.stdout is not None
+            async with asyncio.timeout(LIMIT_S):
+                begun = await client.stdout.read(1 << 16)
+                relay.break_off()
+                rest, said = await client.communicate()
+        finally:
+            if client.returncode is None:
+                client.kill()
+                await client.wait()
+    assert client.returncode == 0, said.decode()
+    assert (begun + rest).decode() == f"{text}\n"
+    assert begun
+
+
+def test_it_takes_thirty_lines() -> None:
+    """Without blank ones and what says what it does."""
+    source = (ROOT / "examples" / "asyncio_client.py").read_text()
+    program = source.split('"""')[2]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 30
 
 
 @pytest.mark.skipif(

@@ -100,6 +100,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert text_of(events) == expected()
     assert events[-2]["choices"][0]["finish_reason"] == "length"
     assert (events[-1]["choices"], events[-1]["usage"]["completion_tokens"]) == ([], 30)
+    assert {event["usage"] for event in events[:-1]} == {None}  # as OpenAI's, so that nobody misses the key
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
 
@@ -231,3 +232,22 @@ def test_metrics_count_what_was_done(door: Front) -> None:
     assert grew("http_responses_total", route=COMPLETIONS, status="200") == 1
     for outcome in ("accepted", "recovered", "bonus", "direct"):
         assert grew("generation_tokens_total", outcome=outcome) == stats[outcome]
+
+
+@pytest.mark.parametrize(("rule", "lossy"), [("coupled", False), ("threshold(0.1)", True), ("typical(0.3,0.09)", True)])
+def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, lossy: bool) -> None:
+    """Whole ones, and the first event of streams, of both endpoints and of each choice."""
+    wish: dict[str, Any] = {"temperature": 1.0, "rule": rule, "n": 2}
+    asked = {
+        COMPLETIONS: {"prompt": IDS, "max_tokens": 5, **wish},
+        CHAT: {"messages": [{"role": "user", "content": WORDS}], "max_completion_tokens": 5, **wish},
+    }
+    for path, body in asked.items():
+        whole = door.done(path, **body)["choices"]
+        firsts = {}
+        for event in door.events(path, **body):
+            for choice in event["choices"]:
+                firsts.setdefault(choice["index"], choice)
+        for choice in (*whole, *firsts.values()):
+            assert (choice["specwire"]["rule"], choice["specwire"]["lossy"]) == (rule, lossy)
+        assert len(whole) == len(firsts) == 2
