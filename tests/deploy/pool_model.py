@@ -38,11 +38,12 @@ class Member:
 class PoolModel:
     """One pool of `config`, the first; `slots` of each replica, which takes `start_s` to be ready.
 
-    `waits`: how long each session waited for its slot. `looks`: what the autoscaler saw. `counts`: (time, replicas).
+    `waits`: when each session came, and how long it waited for its slot. `looks`: what the autoscaler saw. `counts`:
+    replicas that stay, by time.
     """
 
     def __init__(self, config: ClusterConfig, slots: int, start_s: float) -> None:
-        self.waits: list[float] = []
+        self.waits: list[tuple[float, float]] = []
         self.looks: list[Look] = []
         self.counts: list[tuple[float, int]] = []
         self._group: Group = config.groups[0]
@@ -98,7 +99,7 @@ class PoolModel:
         at.queue.remove((came, seconds))
         member.ends.append(self._now + seconds)
         member.waits.append((self._now, self._now - came))
-        self.waits.append(self._now - came)
+        self.waits.append((came, self._now - came))
 
     def _beat(self) -> None:
         for member in self._serving():

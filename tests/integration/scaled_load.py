@@ -151,6 +151,15 @@ def recorded(served: Sequence[Served], looks: Sequence[dict[str, Any]], began: f
     }
 
 
+def text_of(record: dict[str, Any]) -> str:
+    """As JSON, an element of a list a line."""
+    parts = []
+    for name, value in record.items():
+        lines = ",\n".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        parts.append(f"{json.dumps(name)}: " + (f"[\n{lines}\n]" if lines else json.dumps(value)))
+    return "{" + ",\n".join(parts) + "}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
@@ -162,7 +171,7 @@ def main() -> None:
         served = asyncio.run(drive(front, None, planned()))
         found = recorded(served, rest(here), began)
         here.specwire("undeploy")
-    target.write_text(json.dumps(found, indent=1) + "\n")
+    target.write_text(text_of(found))
 
 
 if __name__ == "__main__":
