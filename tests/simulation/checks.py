@@ -77,7 +77,9 @@ class OrchestratorChecks:
         assert running is not None
         accounts = running.orchestrator._allowances._accounts.values()
         admitted = {session_id for account in accounts for session_id in account.running}
-        begun = {driver.record.session_id for driver in running.orchestrator.sessions.values() if not driver.following}
+        drivers = running.orchestrator.sessions.values()
+        # One that is followed stays so when it has ended.
+        begun = {driver.record.session_id for driver in drivers if driver.session.state is not State.FENCED}
         known = facts.seen.setdefault(("stopping", party.process), begun | admitted)
         facts.require(begun <= known, "a session was begun by an orchestrator that stops")
         facts.require(running.orchestrator.unready is not None, "it is ready for sessions, and stops")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.simulation.asks import Ask
 from tests.simulation.further_mistakes import FURTHER_MISTAKES
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.mistakes import MISTAKES, Mistake
-from tests.simulation.run import Violation, run
-from tests.simulation.scenario import random_scenario
+from tests.simulation.run import Violation, check, run
+from tests.simulation.scenario import Fault, Scenario, random_scenario
 from tests.simulation.shrink import check_and_shrink, formatted
 
 SEEDS = range(200)
@@ -72,6 +74,14 @@ def test_a_failure_is_made_small_and_can_be_run_again(monkeypatch: pytest.Monkey
     assert 1 <= len(small.faults) <= 2
     assert len(small.asks) == 1
     assert program.endswith(f"check({formatted(small)})")
+
+
+def test_a_session_that_is_followed_may_end_while_its_follower_stops() -> None:
+    """Found by seed 1144: it had been taken for one that the follower began."""
+    same = Ask(0.536, 1, (9, 5, 11, 2, 6, 11), 17, stop=("7 3",), request_id="a", drafting=2)
+    asks = (same, Ask(0.573, 0, (9,), 1), replace(same, start=0.562, at=0))
+    stop = Fault(0.599, "stop", "orchestrator-0", 14.154)
+    check(Scenario(1144, orchestrators=2, forward=0.2, draft=0.002, agree=0.0, asks=asks, faults=(stop,)))
 
 
 def new_loop(seed: int) -> SimLoop:
