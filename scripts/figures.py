@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.pages import asked_to_write, with_table
+from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress_table
+from scripts.exact_figures import deterministic_table, dtypes_table, laws_table, peers_table
+from scripts.pages import asked_to_write, grid, interval, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "results" / "main.json"
@@ -19,17 +21,15 @@ WAN = ROOT / "bench" / "results" / "wan.json"
 COPY = ROOT / "bench" / "results" / "copy.json"
 BATCH = ROOT / "bench" / "results" / "batch.json"
 CONSTRAINED = ROOT / "bench" / "results" / "constrained.json"
+LAWS = ROOT / "bench" / "results" / "laws.json"
+PEERS = ROOT / "bench" / "results" / "laws_peers.json"
+DETERMINISTIC = ROOT / "bench" / "results" / "deterministic.json"
+DTYPES = ROOT / "bench" / "results" / "dtypes.json"
 GPU = ROOT / "bench" / "results" / "gpu.json"
+CLUSTER = ROOT / "bench" / "results" / "cluster.json"
+INGRESS = ROOT / "bench" / "results" / "ingress.json"
+CLUSTER_FAULTS = ROOT / "bench" / "results" / "cluster_faults.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
-
-
-def grid(rows: list[list[str]]) -> str:
-    rows.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def interval(estimate: dict[str, float]) -> str:
-    return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
 
 
 def speed_table(results: dict[str, Any]) -> str:
@@ -228,6 +228,13 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "docs" / "PERFORMANCE.md", "batch", BATCH, batch_table),
     (ROOT / "docs" / "PERFORMANCE.md", "gpu", GPU, gpu_table),
     (ROOT / "docs" / "CONSTRAINED.md", "constrained", CONSTRAINED, constrained_table),
+    (ROOT / "docs" / "EXACTNESS.md", "laws", LAWS, laws_table),
+    (ROOT / "docs" / "EXACTNESS.md", "peers", PEERS, peers_table),
+    (ROOT / "docs" / "MODELS.md", "deterministic", DETERMINISTIC, deterministic_table),
+    (ROOT / "docs" / "MODELS.md", "dtypes", DTYPES, dtypes_table),
+    (ROOT / "docs" / "SCALE.md", "cluster", CLUSTER, cluster_table),
+    (ROOT / "docs" / "DEPLOY.md", "ingress", INGRESS, ingress_table),
+    (ROOT / "docs" / "DEPLOY.md", "cluster faults", CLUSTER_FAULTS, cluster_faults_table),
     (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
 ]
 

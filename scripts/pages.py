@@ -22,3 +22,14 @@ def asked_to_write(description: str | None) -> bool:
     mode.add_argument("--write", action="store_true", help="write the tables")
     mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
     return bool(parser.parse_args().write)
+
+
+def grid(rows: list[list[str]]) -> str:
+    """Render rows, the first of which is the head."""
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def interval(estimate: dict[str, float]) -> str:
+    """Render a median and its interval."""
+    return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"

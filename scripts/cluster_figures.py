@@ -1,0 +1,69 @@
+"""The tables of `make bench-cluster`, `make bench-ingress` and `make test-cluster`, for scripts/figures.py."""
+
+from typing import Any
+
+from scripts.pages import grid, interval
+
+
+def cluster_table(results: dict[str, Any]) -> str:
+    """Render `make bench-cluster`: rows, beside the simulator's, what the orchestrators take, and the bars."""
+    rows = [["row", "sessions", "tokens/s", "each verifier's, x the first row's", "simulated", "measured / simulated"]]
+    costs = [
+        ["row", "us of orchestrators per decided token", "tokens/s per core", "of a core, each", "cores in use, all"]
+    ]
+    for row in results["rows"]:
+        speed, simulated = row["tokens_per_second"]["value"], row["simulated"]
+        to_one = "" if row["to_one"] is None else interval(row["to_one"])
+        expected = ["", ""] if simulated is None else [f"{simulated:.1f}", f"{speed / simulated:.2f}"]
+        rows.append([row["name"], str(row["sessions"]), f"{speed:.1f}", to_one, *expected])
+        cost = row["orchestrator_us"]
+        us = f"{cost['value']:.0f} ({cost['low']:.0f} to {cost['high']:.0f})"
+        costs.append([row["name"], us, f"{row['tokens_per_core']:.0f}", f"{row['busy']:.2f}", f"{row['cores']:.2f}"])
+    missed = [
+        f"Missed: {bar['name']}: {interval(bar)}, needed {bar['sense']} {bar['needed']:g}."
+        for bar in results["bars"]
+        if not bar["holds"]
+    ]
+    machine, asked = results["machine"], results["arguments"]
+    how = (
+        f"Emulated: a forward of m sessions sleeps {asked['V_ms']:g} ms x (1 + {asked['slope']:g} (m - 1)).",
+        f"Measured on {machine['cpu']}, {machine['cores']} cores for all processes, the clients among them:",
+        f"{asked['repeats']} repeats, rows in turn; median and its 95 % interval.",
+        f"An orchestrator's limit, by the last row: {results['rows'][-1]['tokens_per_core']:.0f} tokens/s for a core.",
+    )
+    return "\n\n".join([grid(rows), grid(costs), *missed, " ".join(how)])
+
+
+def ingress_table(results: dict[str, Any]) -> str:
+    """Render `make bench-ingress`: what a stream waits for, and what it costs, by the way in."""
+    kinds = list(results["ways"][0]["us_per_token"])
+    head = [
+        "way in",
+        "first token, ms",
+        "p95",
+        "between tokens, ms",
+        "p99",
+        *(f"us per token, {kind}" for kind in kinds),
+    ]
+    rows = [[*head, "in all"]]
+    for way in results["ways"]:
+        times = [f"{way[name]['value']:.1f}" for name in ("first_ms", "first_p95_ms", "gap_ms", "gap_p99_ms")]
+        costs = [f"{way['us_per_token'][kind]['value']:.0f}" for kind in kinds]
+        rows.append([way["way"], *times, *costs, f"{way['whole_us']:.0f}"])
+    machine, asked = results["machine"], results["arguments"]
+    how = (
+        f"{asked['streams']} streams at once, {asked['tokens']} tokens each; a forward sleeps {asked['V_ms']:g} ms.",
+        f"{asked['repeats']} repeats of both in turn, medians.",
+        f"Until the first token Serve takes {interval(results['more_ms'])} ms more.",
+        f"Measured on {machine['cpu']}, {machine['cores']} cores, Ray {machine['packages']['ray']}.",
+    )
+    return f"{grid(rows)}\n\n{' '.join(how)}"
+
+
+def cluster_faults_table(results: dict[str, Any]) -> str:
+    """Render how long text paused in each fault of `make test-cluster`."""
+    rows = [["what happens under load", "longest wait for a chunk before, s", "from then on, s"]]
+    rows += [[each["fault"], f"{each['usual_s']:.2f}", f"{each['pause_s']:.2f}"] for each in results["faults"]]
+    machine = results["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores for all nodes"
+    return f"{grid(rows)}\n\nSeen once, on {where}; a step of the emulated target takes 0.25 s."

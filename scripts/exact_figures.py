@@ -1,0 +1,71 @@
+"""Tables of what is exact and what it costs: laws, engines beside, bit-for-bit texts, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.pages import grid, interval
+
+
+def laws_table(results: dict[str, Any]) -> str:
+    """Render `make statistics`: p-values by drafter and rule, biased drafters, texts of one seed."""
+    rows = [["drafter", "rule", "sessions", "draft tokens tested", "p, first three tokens", "p, those behind", ""]]
+    for law in results["laws"]:
+        name = law["drafter"] if law["exact"] else f"biased: {law['drafter']}"
+        counts = [f"{law[count]:,}" for count in ("sessions", "tested")]
+        values = [f"{law[p]:.2g}" for p in ("p_firsts", "p_steps")]
+        rows.append([name, f"`{law['rule']}`", *counts, *values, "refused" if law["refused"] else "accepted"])
+    seeds = [["`coupled`, drafted for by", "sessions", "draft tokens accepted", "texts that differ"]]
+    for way in results["same_seed"]:
+        seeds.append([way["name"], f"{way['sessions']:,}", f"{way['accepted']:,}", str(way["differing"])])
+    return f"{grid(rows)}\n\nA law is refused below p = {results['alpha']:g}.\n\n{grid(seeds)}"
+
+
+def peers_table(results: dict[str, Any]) -> str:
+    """Render `python -m bench.laws.peer`, with the engines' versions."""
+    rows = [["engine", "", "texts", "p, first three tokens", ""]]
+    for row in results["rows"]:
+        said = "refused" if row["refused"] else "accepted"
+        rows.append([row["engine"], row["way"], f"{row['texts']:,}", f"{row['p']:.2g}", said])
+    packages = results["machine"]["packages"]
+    named = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI"}
+    versions = [f"{label} {packages[name]}" for name, label in named.items() if packages[name]]
+    return f"{grid(rows)}\n\nWith {', '.join(versions)}."
+
+
+def deterministic_table(results: dict[str, Any]) -> str:
+    """Render `make bench-deterministic`: tokens that differ either way, and what a step costs."""
+    rows = [["dtype", "", "tokens that differ", "of", "rate"]]
+    for row in results["texts"]:
+        rate = row["differing"] / row["compared"]
+        rows.append([row["dtype"], row["way"], str(row["differing"]), f"{row['compared']:,}", f"{rate:.1e}"])
+    costs = [["dtype", "sessions", "positions of each", "as usual, ms", "deterministic, ms", "ratio"]]
+    for row in results["times"]:
+        times = [interval(row[name]) for name in ("usual_ms", "deterministic_ms", "ratio")]
+        costs.append([row["dtype"], str(row["sessions"]), str(row["window"]), *times])
+    arguments = results["arguments"]
+    how = f"{arguments['sessions']} sessions x {arguments['tokens']} tokens alone, then in {arguments['mixes']} mixes"
+    return (
+        f"{grid(rows)}\n\n{grid(costs)}\n\n{_where(results)}: {how}; steps: {arguments['repeats']} repeats, by turns."
+    )
+
+
+def dtypes_table(results: dict[str, Any]) -> str:
+    """Render `make bench-dtypes`: each way of computing beside the first one."""
+    head = ["", "plain, tokens/s", "x", "drafted, tokens/s", "x", "acceptance", "loss, target", "loss, drafter"]
+    rows = [[*head, "same texts"]]
+    for row in results["rows"]:
+        rounded = "" if row["quantization"] == "none" else f", {row['quantization']}"
+        cells = [f"{row['runtime']}, {row['dtype']}{rounded}"]
+        for name in ("plain", "drafted"):
+            cells += [f"{row[name]['value']:.0f}", interval(row["to_first"][name])]
+        figures = [f"{row[name]:.4f}" for name in ("target_loss", "draft_loss")]
+        rows.append([*cells, f"{row['acceptance']:.3f}", *figures, f"{row['same_texts']:.2f}"])
+    arguments = results["arguments"]
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['ahead']} drafted a step"
+    return f"{grid(rows)}\n\n{_where(results)}: {how}; by turns, prompt by prompt."
+
+
+def _where(results: dict[str, Any]) -> str:
+    machine, threads = results["machine"], results["arguments"]["threads"]
+    return f"Measured on {machine['cpu']}, {threads} of {machine['cores']} cores"
