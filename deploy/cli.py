@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from deploy.commands import COMMANDS
 from deploy.config_file import SettingInvalid
 from deploy.settings import Options
 
 INTERRUPTED = 128 + 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """Arguments that nobody has a use for; with the option that the first one is like."""
+        known = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{f': {close[0]}?' if close else ''}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,17 +47,19 @@ def _main(words: list[str]) -> int:
 def parse(words: list[str]) -> argparse.Namespace:
     """Read a command line; only the module of the wanted command is imported. Exits with 2 where it is wrong."""
     wanted = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="specwire", description="Speculative decoding over the wire.")
+    parser = chosen = Parser(prog="specwire", description="Speculative decoding over the wire.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options: Options | None = None
     for command in COMMANDS:
-        chosen = commands.add_parser(command.name, help=command.help, description=command.help.capitalize() + ".")
+        one = commands.add_parser(command.name, help=command.help, description=command.help.capitalize() + ".")
         if command.name == wanted:
-            module = command.load()
+            chosen, module = one, command.load()
             module.add_arguments(chosen)
             chosen.set_defaults(run=module.run)
             options = Options(command.name, chosen) if command.configurable else None
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        chosen.refuse(unknown)
     try:
         if options is not None:
             options.complete(args)

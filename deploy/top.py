@@ -18,6 +18,7 @@ from deploy import terminal
 from deploy.options import DEFAULT_LISTEN
 from deploy.render import dim, table, wants_colour
 from deploy.where import ADDRESS_VARIABLE
+from deploy.whole_screen import quit_key, whole_screen
 from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
@@ -30,7 +31,6 @@ from specwire.v1 import status_pb2_grpc
 LIMIT_S = 5.0
 LEAST_S, MOST_S = 0.1, 3600.0
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-ALTERNATE, NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 NOT_OFFERED = "this orchestrator shows its status to nobody: start it with --operator-keys"
 NONE = "-"
 
@@ -100,15 +100,11 @@ async def _watch(request: Request) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        screen = not request.as_json
-        try:
-            if screen:
-                sys.stdout.write(ALTERNATE)
+        if request.as_json:
             await _repeat(channel, request, seen, stop)
-        finally:
-            if screen:
-                sys.stdout.write(NORMAL)
-                sys.stdout.flush()
+            return 0
+        with whole_screen(), quit_key(stop):
+            await _repeat(channel, request, seen, stop)
     return 0
 
 

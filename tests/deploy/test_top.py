@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -33,6 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OPERATOR, TENANT = "operators-token-1", "tenants-token-12"
 LIMIT_S = 40.0
 SLOW = f"{TARGET}:delay_ms=10"
+CTRL_C = b"\x03"
+# Its terminal becomes the one that Ctrl-C comes from.
+OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 async def top(*words: str) -> tuple[int, str, str]:
@@ -54,7 +56,7 @@ async def test_services_and_sessions_are_shown() -> None:
                 if seen > 20:
                     break
             code, out, err = await top("--address", address, "--json", "--once")
-            shown = await asyncio.to_thread(in_a_terminal, address)
+            pages = await asyncio.gather(*(asyncio.to_thread(in_a_terminal, address, key) for key in (CTRL_C, b"xq")))
     assert (code, err) == (0, "")
     told = json.loads(out)
     assert [each["kind"] for each in told["services"]] == ["verifier", "drafter"]
@@ -65,17 +67,24 @@ async def test_services_and_sessions_are_shown() -> None:
     assert session["tokens"] >= 20
     assert 0 < session["acceptance"] <= 1
     assert session["tokens_per_second"] == told["tokens_per_second"] > 0
-    assert shown.startswith("\x1b[?1049h")  # the alternate screen
-    assert shown.endswith("\x1b[?1049l")
-    assert session["session"] in shown
+    for shown in pages:
+        assert shown.startswith("\x1b[?1049h")  # the alternate screen
+        assert shown.endswith("\x1b[?1049l")
+        assert session["session"] in shown
 
 
-def in_a_terminal(address: str) -> str:
-    """What a terminal gets until Ctrl-C, a few looks long."""
+def in_a_terminal(address: str, key: bytes) -> str:
+    """What a terminal gets until a key is pressed, a few looks long."""
     ours, theirs = pty.openpty()
     words = (sys.executable, "-m", "deploy", "top", "--address", address, "--interval", "0.1")
     process = subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env={**os.environ, "TERM": "xterm"}
+        [sys.executable, "-c", OWNING, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
     )
     os.close(theirs)
     shown, end, told = "", time.monotonic() + LIMIT_S, False
@@ -87,7 +96,7 @@ def in_a_terminal(address: str) -> str:
                 break
             if not told and shown.count("\x1b[H") >= 3:
                 told = True
-                process.send_signal(signal.SIGINT)
+                os.write(ours, key)
         assert process.wait(LIMIT_S) == 0
     finally:
         process.kill()
