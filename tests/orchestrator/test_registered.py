@@ -21,6 +21,8 @@ from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.core.limits import FinishReason
 from specwire.core.placement import Reason
+from specwire.registry.directory import Directory
+from specwire.registry.entry import Load
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import ANY_PORT, ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -59,8 +61,10 @@ class Place:
         self._parts.push_async_callback(running.stop, 0.0)
         return running
 
-    async def drafter(self, region: str = "", slots: int = 16) -> draft_service.server.RunningDrafter:
-        running = await draft_service.server.start(ModelServiceOptions(DRAFT, slots=slots), self.registry(region))
+    async def drafter(
+        self, region: str = "", slots: int = 16, model: str = DRAFT
+    ) -> draft_service.server.RunningDrafter:
+        running = await draft_service.server.start(ModelServiceOptions(model, slots=slots), self.registry(region))
         self._parts.push_async_callback(running.stop, 0.0)
         return running
 
@@ -332,12 +336,12 @@ async def test_a_full_cluster_queues_under_deadlines(place: Place) -> None:
     running = await place.orchestrator()
     client = await place.client(running)
     await until(verifiers_up(running, 2))
-    served = [asyncio.create_task(said(client, (*PROMPT, number), length=400)) for number in range(2)]
+    served = [asyncio.create_task(said(client, (*PROMPT, number), length=200)) for number in range(2)]
     await until(lambda: sum(len(each.subjects) for each in running.orchestrator.pool.verifiers) == 2)
     queued = [asyncio.create_task(said(client, (*PROMPT, number), length=20)) for number in range(2, 6)]
     hasty = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=0.3))
     done = [await session for session in (*served, *queued)]
-    lengths = [400, 400, 20, 20, 20, 20]
+    lengths = [200, 200, 20, 20, 20, 20]
     for number, (each, length) in enumerate(zip(done, lengths, strict=True)):
         assert list(each.tokens) == plain(TARGET, (*PROMPT, number), length)
     (told,) = await asyncio.gather(hasty, return_exceptions=True)
@@ -346,3 +350,25 @@ async def test_a_full_cluster_queues_under_deadlines(place: Place) -> None:
     else:
         assert isinstance(told, SpecwireError)
         assert told.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_services_say_who_waits_and_what_is_drafted_too_late(place: Place) -> None:
+    verifier, drafter = await place.verifier(slots=1), await place.drafter(model=f"{DRAFT}:delay_ms=40")
+    running = await place.orchestrator(plan="stream:1,4")
+    client = await place.client(running)
+    await until(verifiers_up(running, 1))
+    await until(lambda: any(each.up for each in running.orchestrator.pool.drafters))
+    sessions = [asyncio.create_task(said(client, (*PROMPT, number), length=800)) for number in range(2)]
+    directory = Directory.at(place.redis.url)
+    loads: dict[str, Load] = {}
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not (loads and loads[verifier.address].queue_s > 0 and loads[drafter.address].misses > 0):
+                await asyncio.sleep(0.1)
+                loads = {entry.address: entry.load for entry in (await directory.listing()).entries}
+    finally:
+        await directory.close()
+        for session in sessions:
+            session.cancel()
+        await asyncio.gather(*sessions, return_exceptions=True)
+    assert (loads[verifier.address].running, loads[verifier.address].waiting) == (1, 1)
