@@ -6,9 +6,10 @@ probabilities, so an equality is a proof for its tables, not a test of samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise, product
 
 from specwire.core.weights import Number, Weights
@@ -16,6 +17,10 @@ from specwire.core.weights import Number, Weights
 Text = tuple[int, ...]
 Row = tuple[Fraction, ...]
 Table = Callable[[Text], Row]
+# Draws that are made, by what they depend on.
+Draws = frozenset[tuple[object, int]]
+# A text, and those draws of drafter and target that what follows may depend on.
+State = tuple[Text, Draws, Draws]
 
 
 class Explorer:
@@ -51,7 +56,8 @@ class Explorer:
         return True
 
 
-def joint(p: Row, q: Row) -> list[list[Fraction]]:
+@cache
+def joint(p: Row, q: Row) -> tuple[Row, ...]:
     """P(argmax(log p + G) = a, argmax(log q + G) = b), the same Gumbel noise G in both.
 
     As a race: E_i exponential, a the least E_i / p_i, b the least E_i / q_i. With s = E_a / p_a, t = E_b / q_b and
@@ -67,7 +73,7 @@ def joint(p: Row, q: Row) -> list[list[Fraction]]:
             table[a][a] = 1 / sum((max(p[i] / p[a], q[i] / q[a]) for i in ids), start=Fraction(0))
         else:
             table[a][b] = p[a] * q[b] * _integral(p, q, a, b)
-    return table
+    return tuple(map(tuple, table))
 
 
 def _integral(p: Row, q: Row, a: int, b: int) -> Fraction:
@@ -130,6 +136,16 @@ class World:
         table = joint(p, q)
         return [row[other] for row in table] if own else table[other]
 
+    def recall(self, state: State) -> None:
+        """Go on where another world of the same tables has come to."""
+        _, drafts, owns = state
+        self._drafts.update(drafts)
+        self._owns.update(owns)
+
+    def state(self, text: Text) -> State:
+        """What a world that has come to `text` is in: of draws, those behind it."""
+        return text, _behind(text, self._drafts), _behind(text, self._owns)
+
     def toss(self, chance: Number) -> bool:
         return self.explorer.choose([chance, 1 - chance]) == 0
 
@@ -141,6 +157,15 @@ class World:
         for share in row:
             common *= share.denominator
         return Weights(tuple(kept), tuple(int(row[token] * common) for token in kept))
+
+
+def _behind(text: Text, draws: Mapping[object, int]) -> Draws:
+    """Those for places that a text which goes on from `text` can still come to."""
+
+    def ahead(place: object) -> bool:
+        return place >= len(text) if isinstance(place, int) else isinstance(place, tuple) and place[: len(text)] == text
+
+    return frozenset((place, token) for place, token in draws.items() if ahead(place))
 
 
 class Rows:
@@ -179,6 +204,36 @@ def law(run: Callable[[World], Text], world: Callable[[Explorer], World]) -> dic
         texts[text] = texts.get(text, Fraction(0)) + explorer.probability
         if not explorer.next():
             return texts
+
+
+def after(
+    states: Mapping[State, Fraction], step: Callable[[World, Text], Text], world: Callable[[Explorer], World]
+) -> dict[State, Fraction]:
+    """The law of the state behind one more step, from that before it.
+
+    Worlds that are in the same state go on alike, so each state is gone on from once.
+    """
+    found: dict[State, Fraction] = {}
+    for state, mass in states.items():
+        explorer = Explorer()
+        while True:
+            here = world(explorer)
+            here.recall(state)
+            reached = here.state(step(here, state[0]))
+            found[reached] = found.get(reached, Fraction(0)) + mass * explorer.probability
+            if not explorer.next():
+                break
+    return found
+
+
+BEGINNING: Mapping[State, Fraction] = {((), frozenset(), frozenset()): Fraction(1)}
+
+
+def of_texts(states: Mapping[State, Fraction]) -> dict[Text, Fraction]:
+    texts: dict[Text, Fraction] = {}
+    for (text, _, _), mass in states.items():
+        texts[text] = texts.get(text, Fraction(0)) + mass
+    return texts
 
 
 def plain(p: Table, vocabulary: int, length: int) -> dict[Text, Fraction]:

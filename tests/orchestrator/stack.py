@@ -64,13 +64,17 @@ async def stack(
     chat_template: str = "",
     patience: Patience = PATIENCE,
     access: Access = ANYBODY,
+    context: int | None = None,
+    patient: bool = False,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots), patience=patience)
+        verifier = await verify_service.server.start(
+            ModelServiceOptions(target, slots=slots, context=context), patient=patient, patience=patience
+        )
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
         for draft in drafts:
-            drafters.append(await draft_service.server.start(ModelServiceOptions(draft)))
+            drafters.append(await draft_service.server.start(ModelServiceOptions(draft, context=context)))
             parts.push_async_callback(drafters[-1].stop, 0.0)
         known = OrchestratorOptions(
             (verifier.address,),

@@ -1,4 +1,4 @@
-"""Options, reports, echo and several completions through the whole stack: none depends on who drafts."""
+"""Options, reports, echo and several completions through the whole stack: what is replayed, shared and refused."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
 LOOPING = "scripted:7:vocab=64:memory=1"
 LENGTH = 32
 
+# Alone and at random: tests/orchestrator/test_every_option.py.
 WISHES: dict[str, Options] = {
     "plain": Options(),
     "penalised": Options(repetition_penalty=1.4, presence_penalty=0.8, frequency_penalty=0.6),
@@ -40,23 +41,6 @@ async def told(client: AsyncClient, **changes: bool) -> dict[str, Told]:
     wishes: list[Options] = [{**common, **wish} for wish in WISHES.values()]
     done = await asyncio.gather(*(client.complete(PROMPT, **wish) for wish in wishes))
     return {name: (each.tokens, each.logprobs) for name, each in zip(WISHES, done, strict=True)}
-
-
-async def test_text_and_logprobs_are_the_same_whoever_drafts() -> None:
-    """Nobody, the text itself, a good drafter, a random one."""
-    async with stack(f"{LOOPING}:delay_ms=2", f"{LOOPING}:agree=0.8") as running:
-        off = await told(running.client, drafting=False)
-        ngram = await told(running.client, drafting=False, ngram=True)
-        good = await told(running.client)
-    async with stack(f"{LOOPING}:delay_ms=2", "scripted:99:vocab=64") as running:
-        misled = await told(running.client)
-    assert off == ngram == good == misled
-    assert list(off["plain"][0]) == plain(LOOPING, PROMPT, LENGTH, Sampling())
-    assert len({tokens for tokens, _ in off.values()}) == len(WISHES)
-    reported = {name: len(logprobs) for name, (_, logprobs) in off.items()}
-    assert reported == {"plain": 0, "penalised": 0, "biased": LENGTH, "drawn": LENGTH, "chosen": LENGTH}
-    assert {len(each.top) for each in off["drawn"][1]} == {3}
-    assert all(each.logprob == each.top[0][1] for each in off["biased"][1])  # greedy: the best one is taken
 
 
 async def test_reports_and_echo_are_replayed_as_they_were_shown() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import grpc
+import grpc.aio
 import pytest
 
 import draft_service.sessions
@@ -15,11 +16,13 @@ from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
 from specwire.client import Chunk, SpecwireError
 from specwire.client.events import Gathering
+from specwire.client.requests import generate_request
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.epoch import epoch_of
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling, with_rule
 from specwire.rpc.process import ModelServiceOptions
+from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, stack
 
 RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
@@ -35,6 +38,29 @@ async def test_a_rule_asked_for_by_name_is_the_one_in_force_and_says_whether_it_
     assert len(done.tokens) == 40
     assert done.stats.proposed > 0
     assert done.stats.proposed_ngram == 0
+
+
+@pytest.mark.parametrize(("rule", "lossy"), [("", False), ("typical(0.3,0.09)", True)])
+async def test_every_message_that_may_say_so_does(rule: str, lossy: bool) -> None:
+    """Started and Finished of a session's own stream and of one that watches it, and GetSession: each by itself."""
+    request = generate_request(PROMPT, max_tokens=12, temperature=1.0, rule=rule)
+    said: dict[str, bool] = {}
+    session_id = ""
+    async with stack(TARGET, DRAFT) as running, grpc.aio.insecure_channel(running.client.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        async for answer in stub.Generate(request, timeout=20.0):
+            if answer.WhichOneof("event") == "started":
+                session_id, said["started"] = answer.started.session_id, answer.started.lossy
+            elif answer.WhichOneof("event") == "finished":
+                said["finished"] = answer.finished.lossy
+        async for seen in stub.Watch(generation_pb2.WatchRequest(session_id=session_id), timeout=20.0):
+            if seen.WhichOneof("event") == "started":
+                said["watch, started"] = seen.started.lossy
+            elif seen.WhichOneof("event") == "finished":
+                said["watch, finished"] = seen.finished.lossy
+        known = await stub.GetSession(generation_pb2.GetSessionRequest(session_id=session_id), timeout=20.0)
+        said["session"] = known.lossy
+    assert said == dict.fromkeys(("started", "finished", "watch, started", "watch, finished", "session"), lossy)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Every family writes greedily what transformers' `generate` writes, whatever is proposed, whoever shares a step."""
+"""Output layers wider than the tokenizer. Every family through the whole stack: tests/orchestrator/test_families.py."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.lm.families import ALONE, SERVED, SLIDING, Family
+from tests.lm.families import ALONE, SERVED, Family
 from tests.lm.models import CONTEXT, VOCABULARY, save
 from tests.verify_service.rig import Rig, chain
 
@@ -20,7 +19,6 @@ COUNT = 30
 NEAR_TIE = 1e-4
 # A text of one token would be right behind any mistake.
 LEAST_DIFFERENT = 4
-FAMILIES = [*SERVED, *SLIDING, *ALONE]
 
 
 def _generated(model: PreTrainedModel, words: int = VOCABULARY) -> list[int]:
@@ -46,28 +44,6 @@ def _model(family: Family) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.eval()
     return model
-
-
-@pytest.mark.parametrize("family", [pytest.param(family, id=f"{family.name} {n}") for n, family in enumerate(FAMILIES)])
-def test_equals_generate_with_good_bad_and_no_proposals(family: Family, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    model = _model(family)
-    expected, guesses = _generated(model), random.Random(7)
-    rig = Rig(save(model, tmp_path), slots=3, context=CONTEXT)
-    rig.open(1, PROMPT, max_tokens=COUNT)
-    rig.open(2, PROMPT, max_tokens=COUNT)
-    rig.open(3, PROMPT, max_tokens=COUNT - 2, ngram=False)
-
-    def propose() -> None:
-        for handle, right in ((1, 4), (2, 0)):
-            done = len(rig.tokens.get(handle, []))
-            wrong = [guesses.randrange(VOCABULARY) for _ in range(2)]
-            tokens = [*expected[done : done + right], *wrong]
-            rig.propose(handle, chain(done + 1, PROMPT + expected[:done], tokens))
-
-    rig.run(before_step=propose)
-    assert rig.tokens == {1: expected, 2: expected, 3: expected[:-2]}
-    assert "ACCEPTED" in {outcome.name for outcome in rig.outcomes[1]}
 
 
 @pytest.mark.parametrize("family", [pytest.param(each, id=each.name) for each in (SERVED[1], SERVED[6], ALONE[0])])

@@ -1,7 +1,6 @@
 """Every sampling option is exact with speculation on: texts and reports are those of the target alone, whatever comes.
 
-The oracle counts the text anew at each position and processes the logits by `specwire.core.sampling`, which
-tests/core/test_sampling.py holds against transformers; it knows nothing of windows.
+At the engine; tests/orchestrator/test_every_option.py asks the whole stack.
 """
 
 from __future__ import annotations
@@ -9,25 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specwire.core.acceptance import choose
-from specwire.core.history import History
 from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs, report
-from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.sampling import LogprobsOf, Sampling
 from specwire.core.verification import Allowance
-from specwire.lm import LanguageModel, load_model
+from specwire.lm.scripted import Script
+from tests.alone import Told, alone, close
 from tests.verify_service.rig import FAR, Rig, chain, opening
 
 VOCABULARY = 12
 # Loops, so that penalties have something to do; ends often, so that minima have.
 MODEL = f"scripted:4:vocab={VOCABULARY}:memory=1:spread=4:eos=0.15"
 PROMPT = (5, 6, 7, 5)
-END = 0
+SCRIPT = Script.parse(MODEL)
 
 samplings = st.builds(
     Sampling,
@@ -55,31 +52,8 @@ stoppings = st.builds(
 )
 
 
-def alone(
-    lm: LanguageModel, sampling: Sampling, stopping: Stopping
-) -> tuple[list[int], list[TokenLogprobs], FinishReason]:
-    """What the target alone decides behind the prompt, and reports."""
-    script = lm.script  # type: ignore[attr-defined]  # of the scripted model
-    text, reports, ends = list(PROMPT), [], stopping.stop_ids | (frozenset() if stopping.ignore_eos else {END})
-    prefix = 0
-    for token in PROMPT:
-        prefix = script.extend(prefix, token)
-    while True:
-        output = text[len(PROMPT) :]
-        logits = script.logits(prefix).astype(np.float64)
-        seen = History(PROMPT, output).seen() if sampling.penalised else None
-        banned = tuple(ends) if len(output) < stopping.min_tokens else ()
-        token = choose(logits, len(text), sampling, seen, banned)
-        of_model = sampling.logprobs_of is LogprobsOf.MODEL
-        log_p = log_probabilities(logits, *((Sampling(),) if of_model else (sampling, seen, banned)))
-        reports.append(report(log_p, token, sampling.logprobs or 0))
-        text.append(token)
-        prefix = script.extend(prefix, token)
-        if token in ends:
-            reason = FinishReason.EOS if token == END and not stopping.ignore_eos else FinishReason.STOP_ID
-            return text[len(PROMPT) :], reports, reason
-        if len(output) + 1 == stopping.max_tokens:
-            return text[len(PROMPT) :], reports, FinishReason.LENGTH
+def known(sampling: Sampling, stopping: Stopping) -> Told:
+    return alone(SCRIPT, PROMPT, sampling, stopping)
 
 
 def told(rig: Rig) -> list[TokenLogprobs]:
@@ -106,22 +80,11 @@ def proposing(rig: Rig, guess: Callable[[int], Sequence[int]]) -> Callable[[], N
     return propose
 
 
-def close(got: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> bool:
-    """The ids are equal, the values but for the last bit: torch and numpy sum in different orders."""
-    pairs = list(zip(got, expected, strict=True))
-    same_ids = all([t for t, _ in a.top] == [t for t, _ in b.top] for a, b in pairs)
-    values = [(a.logprob, b.logprob) for a, b in pairs] + [
-        (x, y) for a, b in pairs for (_, x), (_, y) in zip(a.top, b.top, strict=True)
-    ]
-    return same_ids and all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in values)
-
-
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(samplings, stoppings, st.data())
 def test_no_option_depends_on_proposals(sampling: Sampling, stopping: Stopping, data: st.DataObject) -> None:
     """Nothing proposed, right guesses, wrong ones, and right ones that go wrong somewhere."""
-    lm = load_model(MODEL, slots=1, context=64)
-    tokens, reports, reason = alone(lm, sampling, stopping)
+    tokens, reports, reason = known(sampling, stopping)
     wrong = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=6))
     right = data.draw(st.integers(0, 5))
     guesses: list[Callable[[int], Sequence[int]]] = [
@@ -144,21 +107,20 @@ def test_a_session_that_goes_on_from_the_log_has_the_same_options(
     sampling: Sampling, stopping: Stopping, cut: int
 ) -> None:
     """At another verifier: counts are a function of the text, minima of where the output began."""
-    lm = load_model(MODEL, slots=1, context=64)
-    tokens, reports, reason = alone(lm, sampling, stopping)
-    known = tokens[: min(cut, len(tokens) - 1)]
+    tokens, reports, reason = known(sampling, stopping)
+    held = tokens[: min(cut, len(tokens) - 1)]
     rig = Rig(MODEL, slots=1, context=64)
-    rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling, decided=known), stopping=stopping, attach=2),))
-    rig.run(proposing(rig, lambda done: tokens[len(known) + done :][:6]) if not known else lambda: None)
-    assert (known + rig.tokens[1], rig.finished[1]) == (tokens, reason)
-    assert close(told(rig), reports[len(known) :])
+    rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling, decided=held), stopping=stopping, attach=2),))
+    rig.run(proposing(rig, lambda done: tokens[len(held) + done :][:6]) if not held else lambda: None)
+    assert (held + rig.tokens[1], rig.finished[1]) == (tokens, reason)
+    assert close(told(rig), reports[len(held) :])
 
 
 def test_what_a_lost_link_left_behind_is_reported_with_it() -> None:
     """The tail of a resumed session brings the reports of its tokens, and cuts them as it cuts the tokens."""
     sampling = Sampling(repetition_penalty=1.3, presence_penalty=0.5, logprobs=2)
     stopping = Stopping(20, ignore_eos=True)
-    tokens, reports, _ = alone(load_model(MODEL, slots=1, context=64), sampling, stopping)
+    tokens, reports, _ = known(sampling, stopping)
     rig = Rig(MODEL, slots=1, context=64)
     first = replace(opening(1, PROMPT, sampling=sampling, allowance=Allowance(4, 14)), stopping=stopping)
     rig.tick(opens=(first,))

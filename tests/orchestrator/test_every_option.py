@@ -1,0 +1,186 @@
+"""Each option of a request alone, and random combinations of them, through the whole stack: none depends on who drafts.
+
+Nobody, the text itself, a good drafter, a random one; at temperature 0 and above. Tokens, log-probabilities and the end
+are those of the target alone (tests/alone.py), the text is cut where a stop string begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from specwire.client import AsyncClient, Completion
+from specwire.client.requests import Options, generate_request
+from specwire.core.limits import FinishReason
+from specwire.lm.scripted import Script
+from specwire.rpc import convert
+from specwire.v1 import common_pb2
+from tests.alone import alone, close
+from tests.orchestrator.stack import stack
+
+VOCABULARY = 12
+# Repeats itself, so that penalties have something to do; both plain texts end after 17 and 18 tokens.
+MODEL = f"scripted:115:vocab={VOCABULARY}:memory=2:spread=4:eos=0.1"
+SCRIPT = Script.parse(MODEL)
+PROMPT = (5, 6, 7, 5)
+LENGTH = 24
+TIMEOUT = 30.0
+
+GREEDY, DRAWN = Options(), Options(temperature=0.9, seed=5)
+ALONE: dict[str, Options] = {
+    "nothing": Options(),
+    "temperature": Options(temperature=1.6, seed=3),
+    "top_k": Options(top_k=3),
+    "top_p": Options(top_p=0.7),
+    "min_p": Options(min_p=0.2),
+    "seed": Options(seed=1 << 63),
+    "choice": Options(choice=2),
+    "repetition_penalty": Options(repetition_penalty=1.4),
+    "presence_penalty": Options(presence_penalty=0.9),
+    "frequency_penalty": Options(frequency_penalty=0.6),
+    "logit_bias": Options(logit_bias={3: 3.0, 9: -100.0}),
+    "logprobs": Options(logprobs=3),
+    "logprobs_of": Options(logprobs=VOCABULARY, logprobs_of="processed", top_k=4, repetition_penalty=1.2),
+    "stop_ids": Options(stop_ids=[3, 8]),
+    "stop": Options(stop=["1 9", "2 9"]),
+    "min_tokens": Options(min_tokens=9, stop_ids=[3, 8]),
+    "max_tokens": Options(max_tokens=5),
+    "ignore_eos": Options(ignore_eos=True),
+    "echo": Options(echo=True),
+}
+# Two names of the temperature's own rule; what the other rules are is no matter of options.
+RULES = {0.0: "greedy", 0.9: "coupled"}
+
+combinations = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 0.7, 1.5]), "seed": st.integers(0, (1 << 64) - 1)},
+    optional={
+        "top_k": st.sampled_from([1, 3, 6]),
+        "top_p": st.sampled_from([0.55, 0.83]),
+        "min_p": st.sampled_from([0.04, 0.31]),
+        "choice": st.integers(0, 3),
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "presence_penalty": st.sampled_from([-0.7, 0.9]),
+        "frequency_penalty": st.sampled_from([-0.3, 0.4]),
+        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -2.0, 1.5]), max_size=3),
+        "logprobs": st.sampled_from([0, 3]),
+        "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
+        "stop": st.lists(st.sampled_from(["1", "4 ", "8 2", "0 6"]), min_size=1, max_size=2),
+        "min_tokens": st.sampled_from([4, 10]),
+        "max_tokens": st.sampled_from([10, 17, 30]),
+        "ignore_eos": st.booleans(),
+        "echo": st.booleans(),
+        "prediction": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    },
+)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
+    """A stack with a good drafter, and one with a random one; slowed down, that texts outlast a drafter's way."""
+    async with (
+        stack(f"{MODEL}:delay_ms=4", f"{MODEL}:agree=0.8", plan="stream:2,6", slots=32) as good,
+        stack(f"{MODEL}:delay_ms=4", f"scripted:99:vocab={VOCABULARY}", plan="stream:2,6", slots=32) as bad,
+    ):
+        yield good.client, bad.client
+
+
+async def ways(clients: tuple[AsyncClient, AsyncClient], wish: Options) -> list[Completion]:
+    """Nobody drafts, the text itself, a good drafter, a random one."""
+    off: Options = {**wish, "drafting": False}
+    ngram: Options = {**off, "ngram": True}
+    asked = [clients[0].complete(PROMPT, timeout=TIMEOUT, **each) for each in (off, ngram)]
+    asked += [each.complete(PROMPT, timeout=TIMEOUT, **wish) for each in clients]
+    return list(await asyncio.gather(*asked))
+
+
+def told(done: Completion) -> tuple[object, ...]:
+    return done.tokens, done.text, done.logprobs, done.finish_reason, done.prompt
+
+
+def cut(tokens: Sequence[int], stops: Sequence[str]) -> tuple[int, int] | None:
+    """How many tokens the first stop string that comes true needs, and where in their text it begins."""
+    for count in range(1, len(tokens) + 1):
+        text = " ".join(map(str, tokens[:count]))
+        begins = [text.index(stop) for stop in stops if stop in text]
+        if begins:
+            return count, min(begins)
+    return None
+
+
+def check(wish: Options, done: Completion) -> None:
+    """Against the target alone."""
+    request = generate_request(PROMPT, **wish)
+    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=0)
+    stopping = convert.stopping_from_wire(request.stopping)
+    tokens, reports, reason = alone(SCRIPT, PROMPT, sampling, stopping)
+    stopped = cut(tokens[: len(tokens) - (reason is FinishReason.EOS)], wish.get("stop", ()))
+    if stopped is not None:
+        count, begin = stopped
+        tokens, reports, reason = tokens[:count], reports[:count], FinishReason.STOP_STRING
+        assert done.text == " ".join(map(str, tokens))[:begin]
+    assert (list(done.tokens), done.finish_reason) == (tokens, reason), wish
+    assert close(done.logprobs, reports if sampling.logprobs is not None else ())
+    assert (done.prompt is not None and done.prompt.tokens == PROMPT) is wish.get("echo", False)
+
+
+async def compared(wishes: Mapping[str, Options]) -> dict[str, list[Completion]]:
+    """Each wish's completions, which are the same in all ways."""
+    async with serving() as clients:
+        found = await asyncio.gather(*(ways(clients, wish) for wish in wishes.values()))
+    for name, wish, each in zip(wishes, wishes.values(), found, strict=True):
+        assert len({told(done) for done in each}) == 1, (name, [told(done) for done in each])
+        check(wish, each[0])
+    return dict(zip(wishes, found, strict=True))
+
+
+@pytest.mark.parametrize("base", [GREEDY, DRAWN], ids=["greedy", "coupled"])
+async def test_each_option_alone(base: Options) -> None:
+    wishes: dict[str, Options] = {name: {**Options(max_tokens=LENGTH), **base, **wish} for name, wish in ALONE.items()}
+    wishes["rule"] = {**wishes["nothing"], "rule": RULES[base.get("temperature", 0.0)]}
+    found = await compared(wishes)
+    assert sum(each[1].stats.accepted for each in found.values()) > 0
+    assert sum(each[2].stats.accepted for each in found.values()) > 0
+    assert sum(each[3].stats.recovered for each in found.values()) > 0
+    changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
+    filters = {"top_k", "top_p", "min_p", "seed", "choice"}
+    assert set(ALONE) - changed <= {"nothing", "temperature"} | (filters if base is GREEDY else set())
+
+
+def test_no_option_is_left_out() -> None:
+    fields = {*common_pb2.Sampling.DESCRIPTOR.fields_by_name, *common_pb2.Stopping.DESCRIPTOR.fields_by_name}
+    constraints = {"json_schema", "regex", "choices", "grammar"}  # tests/orchestrator/test_constrained.py
+    assert fields <= {*ALONE, *constraints, "rule"}
+
+
+# Not made smaller: each try starts two stacks.
+@settings(
+    max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(st.lists(combinations, min_size=20, max_size=20, unique_by=repr))
+async def test_random_combinations(several: list[dict[str, Any]]) -> None:
+    wishes: dict[str, Options] = {}
+    for number, wish in enumerate(several):
+        wishes[str(number)] = Options(max_tokens=LENGTH)
+        wishes[str(number)].update(wish)  # type: ignore[typeddict-item]  # keys of Options only
+    await compared(wishes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_several_completions_are_the_same_whoever_drafts(temperature: float) -> None:
+    """`n`: that of each choice is what it is alone."""
+    wish = Options(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
+    async with serving() as (good, bad):
+        undrafted: Options = {**wish, "drafting": False}
+        off, helped, misled = await asyncio.gather(
+            good.complete_many(PROMPT, 3, **undrafted), *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad))
+        )
+    for choice, each in enumerate(zip(off, helped, misled, strict=True)):
+        assert len({told(done) for done in each}) == 1
+        check({**wish, "choice": choice}, each[0])
+    assert len({done.tokens for done in off}) == (3 if temperature else 1)
