@@ -18,7 +18,9 @@ LEFT, NO_LOG, NO_REGISTRY = (
 
 
 def noticed(place: Place, cell: Cell, streams: Sequence[Stream], moment: float) -> float | None:
-    """Seconds from `moment`, by the wall's clock, until somebody said so; None where nobody did."""
+    """Seconds from `moment`, by the wall's clock, until somebody said so; None where nobody did, or had to."""
+    if cell.fault == "none":
+        return None
     if cell.where in ("orchestrator", CLIENTS_LINE, HTTP_LINE):
         told = [at for stream in streams for at in stream.breaks if at >= moment]
     else:
