@@ -1,4 +1,4 @@
-"""Keeps the tables of docs/RELIABILITY.md equal to the failover matrix and to the pauses that were measured.
+"""Keeps the tables of docs/RELIABILITY.md equal to the failover matrix, and to what was measured of it and by soaks.
 
 python -m scripts.reliability --write    put them in
 python -m scripts.reliability --check    exit 1 if one that is there differs
@@ -6,6 +6,7 @@ python -m scripts.reliability --check    exit 1 if one that is there differs
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from tests.faults.matrix import CELLS, shown_by
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "RELIABILITY.md"
-RESULTS = ROOT / "bench" / "results" / "failover.json"
+RECORDS = ROOT / "bench" / "results"
+RESULTS = RECORDS / "failover.json"
+# By the target of make that records them.
+SOAKS = {"soak": RECORDS / "soak.json", "soak-demo": RECORDS / "soak_demo.json"}
+LOAD = RECORDS / "load.json"
 UNMEASURED = "Not measured yet: `make bench-failover`."
+UNRECORDED = "Not recorded yet:"
 
 
 def grid(rows: list[list[str]]) -> str:
@@ -63,10 +69,87 @@ def pauses_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{' '.join(said)}"
 
 
+def soaks_table(results: dict[str, dict[str, Any]]) -> str:
+    """Render what the soaks met and what they found, a run a column."""
+    rows = [["", *(f"`make {name}`" for name in results)]]
+    runs = list(results.values())
+    rows += [[name, *map(shown, runs)] for name, shown in OF_SOAKS.items()]
+    names = dict.fromkeys(bar["name"] for run in runs for bar in run["bars"])
+    rows += [[name, *(_bar(name, run) for run in runs)] for name in names if name not in OF_SOAKS]
+    return grid(rows)
+
+
+def _counted(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda results: f"{results[name]:,}"
+
+
+def _faults(results: dict[str, Any]) -> str:
+    return str(sum(results["faults"].values()))
+
+
+def _pauses(results: dict[str, Any]) -> str:
+    found = results["longest_pause_of_a_session_s"]
+    return f"{found['p50']:.2f}, {found['p99']:.1f}, {found['max']:.1f}"
+
+
+def _bar(name: str, results: dict[str, Any]) -> str:
+    """What was counted; "-" in a run that did not look for it."""
+    found = next((bar for bar in results["bars"] if bar["name"] == name), None)
+    if found is None:
+        return "-"
+    return (
+        f"{found['value']:g}"
+        if found["holds"]
+        else f"**{found['value']:g}** (needed {found['sense']} {found['needed']:g})"
+    )
+
+
+def _where(results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    commit = (results["commit"] or "no commit")[:7]
+    return f"{machine['cpu']}, {machine['cores']} cores, {commit}"
+
+
+OF_SOAKS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "minutes": lambda results: f"{results['arguments']['minutes']:g}",
+    "sessions": _counted("sessions"),
+    "tokens": _counted("tokens"),
+    "faults": _faults,
+    "sessions read by two": _counted("second_readers"),
+    "near-ties": _counted("near_ties"),
+    "longest wait for a chunk in a session, s: p50, p99, most": _pauses,
+    "machine, commit": _where,
+}
+
+
+def load_table(results: dict[str, Any]) -> str:
+    """Render what a crowd had and what its bars say."""
+    memory = ", ".join(f"{name} {size:g} KiB" for name, size in results["kib_per_session"].items())
+    asked, rows = results["arguments"], [["bar", "measured", "needed", "holds"]]
+    for bar in results["bars"]:
+        value = f"{bar['value']:.4g}"
+        if bar["low"] != bar["high"]:
+            value = f"{bar['value']:.0f} ({bar['low']:.0f} to {bar['high']:.0f})"
+        rows.append([bar["name"], value, f"{bar['sense']} {bar['needed']:g}", "yes" if bar["holds"] else "**no**"])
+    said = (
+        f"{results['sessions']:,} sessions at once for {asked['minutes']:g} minutes on {_where(results)}:",
+        f"{results['tokens_per_second']:,.0f} tokens/s; {results['sessions_ended']:,} sessions ended.",
+        f"Resident memory of a session: {memory}. Decided for who does not read:",
+        f"{min(results['unread_decided']):,} to {max(results['unread_decided']):,} tokens.",
+    )
+    return f"{grid(rows)}\n\n{' '.join(said)}"
+
+
+def _soaks() -> str:
+    found = {name: json.loads(path.read_text()) for name, path in SOAKS.items() if path.exists()}
+    return soaks_table(found) if found else f"{UNRECORDED} `make soak`."
+
+
 def tables() -> dict[str, str]:
     """By the name of their place in the page."""
     pauses = pauses_table(json.loads(RESULTS.read_text())) if RESULTS.exists() else UNMEASURED
-    return {"matrix": matrix_table(), "tests": tests_table(), "pauses": pauses}
+    load = load_table(json.loads(LOAD.read_text())) if LOAD.exists() else f"{UNRECORDED} `make soak-load`."
+    return {"matrix": matrix_table(), "tests": tests_table(), "pauses": pauses, "soaks": _soaks(), "load": load}
 
 
 def main() -> int:
@@ -78,7 +161,7 @@ def main() -> int:
     if write:
         PAGE.write_text(want)
     elif have != want:
-        print(f"{PAGE.name}: the tables differ from tests/faults/matrix.py: run python -m scripts.reliability --write")
+        print(f"{PAGE.name}: tables differ from their sources: run python -m scripts.reliability --write")
         return 1
     return 0
 

@@ -1,9 +1,14 @@
-"""A thousand clients: as many sessions at a time as asked for, each replaced by another once it has ended."""
+"""A thousand clients: as many sessions at a time as asked for, each replaced by another once it has ended.
+
+How long a session is does not tell how much of it is left (its length is drawn from an exponential law): however they
+begin, and whoever is served first, there are soon as many of each age as ever after. Other lengths keep a common
+beginning for minutes, and what the sessions hold together goes up and down with their age by tens of MiB.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,12 +17,18 @@ from random import Random
 from specwire.client import AsyncClient, Chunk, Event, SpecwireError, Started
 
 PROMPT_TOKENS = 16
-SHORTEST, LONGEST = 50, 250
+MEAN_LENGTH, LONGEST = 75, 600
 VOCABULARY = 64
 # Behind so many tokens an idle reader stops reading; its session is long enough never to end.
 READ_FIRST, UNREAD = 16, 4000
 # Every so many sessions are kept for the judge.
 JUDGED = 50
+# Sessions at a time that only come and go.
+PASSING = 64
+
+
+def length(random: Random) -> int:
+    return min(LONGEST, 1 + int(random.expovariate(1 / MEAN_LENGTH)))
 
 
 @dataclass(slots=True)
@@ -26,7 +37,7 @@ class Crowd:
 
     Attributes:
         tokens: received so far, by all.
-        running: sessions that have a place, or wait for one at a verifier, and have not ended.
+        gone: sessions that have ended, by themselves or because they were left.
         texts: (prompt, tokens) of some that have ended.
         idle: ids of the sessions that nobody reads on.
     """
@@ -35,31 +46,29 @@ class Crowd:
     seed: int
     limit_s: float
     tokens: int = 0
-    running: int = 0
     ended: int = 0
+    gone: int = 0
     errors: list[str] = field(default_factory=list)
     texts: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
 
-    async def go_on(self, until: asyncio.Event) -> None:
-        """One session after the other; the last one is left where it is.
+    async def pass_through(self, sessions: int) -> None:
+        """So many sessions of one token: whatever is remembered of the latest ones is full then. They do not count."""
+        left = iter(range(sessions))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(PASSING, sessions)):
+                tasks.create_task(self._pass(left))
+        self.tokens = self.ended = 0
 
-        The first one is cut short by chance, so that sessions of every age are there early in the run.
-        """
-        first = True
+    async def _pass(self, left: Iterator[int]) -> None:
+        for _ in left:
+            await self._one(lambda _: 1, lambda: False)
+
+    async def go_on(self, until: asyncio.Event) -> None:
+        """One session after the other; the last one is left where it is."""
         while not until.is_set():
-            number = next(self._numbers)
-            random = Random(f"{self.seed}/{number}")
-            prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS))
-            shortest = 1 if first else SHORTEST
-            first = False
-            events = self.client.generate(
-                prompt, max_tokens=random.randint(shortest, LONGEST), ignore_eos=True, timeout=self.limit_s
-            )
-            tokens = await self._read(events, until.is_set)
-            if number % JUDGED == 0:
-                self.texts.append((prompt, tokens))
+            await self._one(length, until.is_set)
 
     async def hold(self, until: asyncio.Event) -> None:
         """One session that is read for a little while, and then is not, and does not end."""
@@ -83,15 +92,21 @@ class Crowd:
         states = [await self.client.get_session(session_id) for session_id in self.idle]
         return [len(state.tokens) - state.prompt_tokens for state in states]
 
+    async def _one(self, drawn: Callable[[Random], int], over: Callable[[], bool]) -> None:
+        number = next(self._numbers)
+        random = Random(f"{self.seed}/{number}")
+        prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS))
+        most = drawn(random)
+        events = self.client.generate(prompt, max_tokens=most, ignore_eos=True, timeout=self.limit_s)
+        tokens = await self._read(events, over)
+        if number % JUDGED == 0:
+            self.texts.append((prompt, tokens))
+
     async def _read(self, events: AsyncGenerator[Event, None], over: Callable[[], bool]) -> list[int]:
         tokens: list[int] = []
-        begun = 0
         try:
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, Started) and not begun:
-                        begun = 1
-                        self.running += begun
                     if isinstance(event, Chunk):
                         tokens += event.tokens
                         self.tokens += len(event.tokens)
@@ -101,5 +116,5 @@ class Crowd:
         except SpecwireError as error:
             self.errors.append(str(error))
         finally:
-            self.running -= begun
+            self.gone += 1
         return tokens

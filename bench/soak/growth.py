@@ -7,9 +7,9 @@ of the slopes between any two blocks, with its distribution-free interval (Theil
 
 The bound is below the least record of a session that anything could keep: its id (81 bytes), a prompt of 16 tokens
 (168), parameters and times, and the objects and tables around them, some 600 bytes in all; a whole session is tens of
-KiB. What is smaller, such as an id alone in a table (200), ten minutes do not tell from how memory moves by itself;
-hours do. A share of all memory would say less: it lets a slow service leak what a fast one may not, and every leak
-pass that a short run does not show; one per cent an hour is less than memory moves by itself in a minute.
+KiB. A share of all memory would say less: it lets a slow service leak what a fast one may not, and every leak pass that
+a short run does not show. Resident memory moves by itself by more than ten minutes of such a leak; what is held
+(`bench.soak.weighing`) does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_KEPT = 512.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """ended: sessions until then. mib: resident memory."""
+    """ended: sessions until then. mib: memory, held or resident."""
 
     ended: float
     mib: float

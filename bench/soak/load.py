@@ -1,8 +1,8 @@
 """Many sessions at once on the scripted model: python -m bench.soak.load --help.
 
-One verifier, one orchestrator and one Redis, each a process; all clients in this one. What is measured: tokens per
-second, resident memory per session, whether memory grows while sessions come and go, and how far the verifier decides
-for clients that do not read.
+All clients are in this process. What is measured: tokens per second at full speed; then, paced, so that all wait for
+the verifier alone, memory per session, and how far it decides for clients that do not read. The paced crowd comes in
+rounds: whether memory grows is told by what the services hold between them, when nothing is under way.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ import asyncio
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import machine
 from bench.run import terminable
 from bench.runs import BenchError
+from bench.soak import record, weighing
 from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
 from bench.soak.failures import first_failure
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.load_report import LEAST_RUNNING, LoadReport, Sample
+from bench.soak.load_report import LEAST_RUNNING, LoadReport
 from bench.soak.pairs import Pair, scripted
-from bench.soak.redis_log import RedisLog
-from bench.soak.service import ANY_PORT, Process, Service
-from deploy.processes import environment
+from bench.soak.served import DEPLOY, Served, served
 from specwire.client import AsyncClient
 from specwire.core.sampling import InvalidParameter, Sampling
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "load.json"
 LOOK_S = 2.0
+# Minutes of a round; and seconds from its end on, in which services forget its last sessions.
+ROUND, REST_S = 1.0, 15.0
 START_S = 300.0
 SPARE_SLOTS, MOST_SLOTS = 4, 1024
-# Ended sessions are remembered for as long, a minute by itself: at some thousand a minute their number, and with it
-# memory, would follow every change of the machine's speed.
-FORGETTING = ("--retention", "5")
+# Sessions that come and go before the crowd, for each of its places: services remember the latest 4,096 in some tables,
+# which are to be full before growth is looked for.
+PASSING = 5
 # Each has a prompt of its own.
 MOST_IDLE = 60
+# Positions that a paced verifier computes per second, for each token of full speed: less than can be served. Sessions
+# then go on in step, and another begins at once where one has ended.
+PACE, FULL_SPEED_S = 0.7, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """`idle`: sessions, on top of the others, whose clients stop reading."""
+    """idle: sessions, on top of the others, whose clients stop reading. rest_s: before the services are weighed."""
 
     minutes: float = 10.0
     sessions: int = 1000
     idle: int = 20
     seed: int = 1
+    rest_s: float = REST_S
 
     def __post_init__(self) -> None:
         most = MOST_SLOTS - SPARE_SLOTS - self.idle
@@ -63,63 +67,81 @@ class LoadSettings:
         if not 0 <= self.idle <= MOST_IDLE:
             raise InvalidParameter("idle", f"must be from 0 to {MOST_IDLE}, not {self.idle}")
 
+    @property
+    def rounds(self) -> int:
+        return max(3, round(self.minutes / ROUND))
 
-@dataclass(slots=True)
-class Watched:
-    """What is noted while the crowd runs."""
-
-    samples: list[Sample] = field(default_factory=list)
+    @property
+    def slots(self) -> int:
+        return self.sessions + self.idle + SPARE_SLOTS
 
 
-def load(settings: LoadSettings, tell: Callable[[str], None]) -> LoadReport:
-    """Raises BenchError if the services do not start, or the sessions do not begin."""
-    pair = scripted(delay_ms=0.0, slots=settings.sessions + settings.idle + SPARE_SLOTS)
+def load(settings: LoadSettings, tell: Callable[[str], None], verifier: str = DEPLOY) -> LoadReport:
+    """Load everything and look.
+
+    Args:
+        verifier: a module in place of deploy's for the verifier's process, which takes the same words.
+
+    Raises:
+        BenchError: the services do not start, the sessions do not begin, or this system does not tell what is held.
+    """
+    if not weighing.supported():
+        raise BenchError("memory: this C library does not tell what is allocated (mallinfo2, glibc 2.33 or later)")
     tell(f"load: starting the services for {settings.sessions} sessions")
-    with _services(pair) as (address, parts), first_failure():
-        return asyncio.run(_measure(settings, pair, parts, address, tell))
+    with served(scripted(delay_ms=0.0, slots=settings.slots), verifier) as services, first_failure():
+        speed = asyncio.run(_full_speed(settings, services))
+    tell(f"load: {speed:.0f} tokens/s; starting them anew, paced")
+    pair = scripted(delay_ms=1000 / (PACE * speed), slots=settings.slots, row_cost=1.0)
+    with served(pair, verifier) as services, first_failure():
+        return asyncio.run(_measure(settings, pair, services, speed, tell))
 
 
-@contextmanager
-def _services(pair: Pair) -> Iterator[tuple[str, dict[str, Process]]]:
-    """The orchestrator's address, and all processes by name."""
-    with ExitStack() as owned:
-        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-load-")))
-        settings = {**environment(), "OMP_NUM_THREADS": "1"}
-        redis = RedisLog(folder)
-        owned.callback(redis.kill)
-        verifier = Service(("verify", pair.target, *pair.words), settings, folder / "verifier.stderr", ANY_PORT)
-        owned.callback(verifier.kill)
-        words = (
-            "orchestrate",
-            "--verifier",
-            verifier.ready(),
-            "--redis-url",
-            f"redis://{redis.ready()}/0",
-            *FORGETTING,
-        )
-        orchestrator = Service(words, settings, folder / "orchestrator.stderr", ANY_PORT)
-        owned.callback(orchestrator.kill)
-        address = orchestrator.ready()
-        yield address, {"orchestrator": orchestrator, "verifier": verifier, "redis": redis}
+async def _full_speed(settings: LoadSettings, services: Served) -> float:
+    """Tokens per second that clients get where nothing holds anybody up."""
+    async with AsyncClient(services.address) as client:
+        crowd = Crowd(client, settings.seed, 2 * START_S)
+        async with _crowded(settings, crowd, services):
+            began, tokens = time.monotonic(), crowd.tokens
+            await asyncio.sleep(min(FULL_SPEED_S, 60 * settings.minutes))
+            speed = (crowd.tokens - tokens) / (time.monotonic() - began)
+        if crowd.errors:
+            raise BenchError(f"at full speed: {crowd.errors[0]}")
+        return speed
+
+
+@asynccontextmanager
+async def _crowded(settings: LoadSettings, crowd: Crowd, services: Served) -> AsyncIterator[None]:
+    """While as many sessions run as were asked for."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(settings.sessions):
+            tasks.create_task(crowd.go_on(over))
+        try:
+            await _until_all_run(settings, crowd, services)
+            yield
+        finally:
+            over.set()
 
 
 async def _measure(
-    settings: LoadSettings, pair: Pair, parts: Mapping[str, Process], address: str, tell: Callable[[str], None]
+    settings: LoadSettings, pair: Pair, services: Served, speed: float, tell: Callable[[str], None]
 ) -> LoadReport:
-    over = asyncio.Event()
-    async with AsyncClient(address) as client:
+    over, memory = asyncio.Event(), services.memory
+    async with AsyncClient(services.address) as client:
         crowd = Crowd(client, settings.seed, 60 * settings.minutes + 2 * START_S)
-        await client.complete([5, 6, 7], max_tokens=64, ignore_eos=True)  # everything is imported and compiled
-        before = memory_mib(parts)
+        await client.complete([5, 6, 7], max_tokens=8, ignore_eos=True)  # everything is imported
+        await crowd.pass_through(PASSING * settings.sessions)
+        before = memory.resident_mib()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(settings.idle):
                 tasks.create_task(crowd.hold(over))
             try:
                 still = await _until_still(settings, crowd)
-                for _ in range(settings.sessions):
-                    tasks.create_task(crowd.go_on(over))
-                await _until_all_run(settings, crowd)
-                watched = await _watch(settings, crowd, parts, tell)
+                await _rest(settings, crowd, services, tell)
+                for number in range(settings.rounds):
+                    async with _crowded(settings, crowd, services):
+                        await _watch(settings, crowd, services, number, tell)
+                    await _rest(settings, crowd, services, tell)
                 lengths = list(zip(still, await crowd.lengths(), strict=True))
             finally:
                 over.set()
@@ -128,8 +150,10 @@ async def _measure(
         arguments=asdict(settings),
         machine=machine.describe(),
         commit=machine.commit(),
+        tokens_per_second=speed,
         before=before,
-        samples=watched.samples,
+        samples=memory.samples,
+        weights=memory.weights,
         sessions=settings.sessions + settings.idle,
         ended=crowd.ended,
         errors=crowd.errors,
@@ -161,36 +185,42 @@ def _is_still(settings: LoadSettings, before: Sequence[int], now: Sequence[int])
     return len(now) == settings.idle and now == before and all(length >= READ_FIRST for length in now)
 
 
-async def _until_all_run(settings: LoadSettings, crowd: Crowd) -> None:
+async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Callable[[str], None]) -> None:
+    """Weigh the services once they have nothing to do, and have forgotten what they did."""
     deadline = time.monotonic() + START_S
-    while crowd.running < LEAST_RUNNING * settings.sessions or not crowd.tokens:
+    while (running := await asyncio.to_thread(services.running)) > settings.idle:
+        if time.monotonic() > deadline:
+            raise BenchError(f"{running - settings.idle} sessions do not end that were left")
+        await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(settings.rest_s)
+    held = await asyncio.to_thread(services.memory.held_mib)
+    services.memory.weights.append((crowd.gone, held))
+    shown = ", ".join(f"{name} {size:.2f} MiB" for name, size in held.items())
+    tell(f"load: at rest, {crowd.gone} sessions gone; held: {shown}")
+
+
+async def _until_all_run(settings: LoadSettings, crowd: Crowd, services: Served) -> None:
+    deadline, total = time.monotonic() + START_S, settings.sessions + len(crowd.idle)
+    while (running := await asyncio.to_thread(services.running)) < int(LEAST_RUNNING * total) or not crowd.tokens:
         if time.monotonic() > deadline or crowd.errors:
-            said = crowd.errors[0] if crowd.errors else f"only {crowd.running} sessions began within {START_S:g} s"
+            said = crowd.errors[0] if crowd.errors else f"only {running} sessions began within {START_S:g} s"
             raise BenchError(f"the crowd did not begin: {said}")
         await asyncio.sleep(0.1)
 
 
 async def _watch(
-    settings: LoadSettings, crowd: Crowd, parts: Mapping[str, Process], tell: Callable[[str], None]
-) -> Watched:
-    watched, began = Watched(), time.monotonic()
-    while (now := time.monotonic() - began) < 60 * settings.minutes:
-        memory = memory_mib(parts)
-        watched.samples.append((round(now, 1), crowd.tokens, crowd.running, crowd.ended, memory))
-        shown = ", ".join(f"{name} {size:.0f} MiB" for name, size in memory.items())
-        done = f"{crowd.tokens} tokens, {crowd.ended} sessions ended, {len(crowd.errors)} failed"
+    settings: LoadSettings, crowd: Crowd, services: Served, number: int, tell: Callable[[str], None]
+) -> None:
+    """A round. Its looks are told with the time that crowds have been there."""
+    memory, seconds = services.memory, 60 * settings.minutes / settings.rounds
+    began = time.monotonic() - number * seconds
+    while (now := time.monotonic() - began) < (number + 1) * seconds:
+        running, resident = await asyncio.to_thread(services.running), memory.resident_mib()
+        memory.samples.append((round(now, 1), crowd.tokens, running, crowd.ended, resident))
+        shown = ", ".join(f"{name} {size:.0f} MiB" for name, size in resident.items())
+        done = f"{crowd.tokens} tokens, {running} sessions run, {crowd.ended} ended, {len(crowd.errors)} failed"
         tell(f"load: {now:6.1f} s {done}, {shown}")
         await asyncio.sleep(LOOK_S)
-    return watched
-
-
-def memory_mib(parts: Mapping[str, Process]) -> dict[str, float]:
-    """Resident memory of each process."""
-    page = os.sysconf("SC_PAGE_SIZE") / 2**20
-    return {
-        name: round(int(Path(f"/proc/{part.process.pid}/statm").read_text().split()[1]) * page, 1)
-        for name, part in parts.items()
-    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -205,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
         "--idle", type=int, default=20, metavar="N", help="more, whose clients stop reading (default: 20)"
     )
     line.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts (default: 1)")
-    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    record.add_argument(line, OUT)
     return line
 
 
@@ -213,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         settings = LoadSettings(args.minutes, args.sessions, args.idle, args.seed)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record.check(args.out)
     except (InvalidParameter, OSError) as error:
         say(f"load: error: {error}")
         return 2
@@ -225,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    found.write(args.out)
+    record.keep(found, args.out, OUT, say)
     print(found.shown())
     return 0 if found.holds else 1
 

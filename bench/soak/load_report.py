@@ -12,14 +12,16 @@ from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
 from bench.report import table
 from bench.soak.growth import MOST_KEPT, Point, kept_bytes
-
-# Seconds, tokens so far, sessions that run, sessions that have ended, MiB by process.
-Sample = tuple[float, int, int, int, dict[str, float]]
+from bench.soak.memory import Sample, Weight
+from bench.soak.record import WHOLE_MINUTES
 
 GROWING = ("orchestrator", "verifier")
 MOST_SHOWN = 20
-# Of the sessions asked for, at every look: one that ends is followed by another, which takes a moment to begin.
+# Of the sessions asked for, at every look, as the orchestrator counts them: one that ends is followed by another, which
+# takes a moment to begin.
 LEAST_RUNNING = 0.95
+# What a record is of.
+WHOLE_SESSIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,9 @@ class LoadReport:
     """A run.
 
     Attributes:
-        before: MiB by process, before the crowd came.
-        samples: see Sample.
+        tokens_per_second: at full speed; the rest is of the paced run.
+        before: MiB by process, resident, before the crowd came.
+        samples, weights: see `bench.soak.memory`.
         idle: for each session that nobody read on: tokens decided before the crowd came, and at the end.
         unread: tokens that these had asked for.
     """
@@ -36,8 +39,10 @@ class LoadReport:
     arguments: Mapping[str, object]
     machine: Mapping[str, object]
     commit: str | None
+    tokens_per_second: float
     before: Mapping[str, float]
     samples: Sequence[Sample]
+    weights: Sequence[Weight]
     sessions: int
     ended: int
     errors: Sequence[str]
@@ -47,7 +52,13 @@ class LoadReport:
     unread: int
 
     @property
-    def tokens_per_second(self) -> float:
+    def whole(self) -> bool:
+        """As long, and of as many sessions, as what is recorded."""
+        return self.samples[-1][0] >= 60 * WHOLE_MINUTES - 30 and self.sessions >= WHOLE_SESSIONS
+
+    @property
+    def paced(self) -> float:
+        """Tokens per second while memory was looked at."""
         (begin, first, *_), (end, last, *_) = self.samples[0], self.samples[-1]
         return (last - first) / (end - begin) if end > begin else 0.0
 
@@ -59,29 +70,42 @@ class LoadReport:
 
     @property
     def kept(self) -> dict[str, Estimate]:
-        """Bytes that each session leaves behind when it has ended, by process; see `bench.soak.growth`.
+        """Bytes that each session leaves behind when it has ended, by process, of what is held.
 
         A run that is too short to tell has none.
         """
-        found = {}
-        for name in GROWING:
-            with suppress(ValueError):
-                found[name] = kept_bytes([Point(ended, memory[name]) for _, _, _, ended, memory in self.samples])
-        return found
+        return _kept(self.weights)
+
+    @property
+    def resident_kept(self) -> dict[str, Estimate]:
+        """The same of resident memory, which moves by more than this tells."""
+        return _kept([(ended, memory) for _, _, _, ended, memory in self.samples])
 
     @property
     def bars(self) -> list[Bar]:
         moved = sum(later > first for first, later in self.idle)
         fewest = min((running for _, _, running, _, _ in self.samples), default=0) / self.sessions
         return [
-            at_least("fewest sessions at a look / asked for", Estimate(fewest, fewest, fewest, 1.0), LEAST_RUNNING),
+            at_least("fewest sessions at a look / asked for", _exactly(fewest), LEAST_RUNNING),
             _most("sessions that failed", len(self.errors), 0),
             _most("mismatches", self.mismatches, 0),
-            *(at_most(f"bytes kept of an ended session, {name}", kept, MOST_KEPT) for name, kept in self.kept.items()),
-            _most("services whose growth could not be told", len(GROWING) - len(self.kept), 0),
+            *(at_most(f"bytes kept of an ended session, {name}", self.kept[name], MOST_KEPT) for name in self._told),
+            *self._resident_bars,
+            _most("services whose growth could not be told", len(GROWING) - len(self._told), 0),
             _most("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle), 0),
             _most("unread sessions decided further meanwhile", moved, 0),
         ]
+
+    @property
+    def _told(self) -> list[str]:
+        return [name for name in GROWING if name in self.kept]
+
+    @property
+    def _resident_bars(self) -> list[Bar]:
+        """Of what is not held, growth can be shown, but not that there is none."""
+        found = self.resident_kept
+        name = "bytes of resident memory kept of one, at least"
+        return [_most(f"{name}, {of}", round(found[of].low, 1), MOST_KEPT) for of in GROWING if of in found]
 
     @property
     def holds(self) -> bool:
@@ -94,11 +118,13 @@ class LoadReport:
             "sessions_ended": self.ended,
             "tokens": self.samples[-1][1],
             "tokens_per_second": round(self.tokens_per_second, 1),
+            "tokens_per_second_paced": round(self.paced, 1),
             "judged_tokens": self.judged,
             "mib_before": dict(self.before),
             "mib_at_the_end": self.samples[-1][4],
             "kib_per_session": self.kib_per_session,
-            "kept_bytes": {name: [round(x, 1) for x in (k.value, k.low, k.high)] for name, k in self.kept.items()},
+            "kept_bytes": _intervals(self.kept),
+            "resident_kept_bytes": _intervals(self.resident_kept),
             "unread_decided": sorted(last for _, last in self.idle),
         }
 
@@ -112,15 +138,31 @@ class LoadReport:
             "commit": self.commit,
             "arguments": self.arguments,
             "samples": self.samples,
+            "weights": self.weights,
         }
         lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in everything.items())
         path.write_text(f"{{\n {lines}\n}}\n")
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {value}" for name, value in self.figures.items()]
-        bars = [(bar.name, _shown(bar), f"<= {bar.needed:g}", "holds" if bar.holds else "MISSED") for bar in self.bars]
+        bars = [
+            (bar.name, _shown(bar), f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
+            for bar in self.bars
+        ]
         parts = (rows, table(("bar", "value", "needed", ""), bars), list(self.errors)[:MOST_SHOWN])
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _kept(memory: Sequence[Weight]) -> dict[str, Estimate]:
+    found = {}
+    for name in memory[0][1] if memory else ():
+        with suppress(ValueError):
+            found[name] = kept_bytes([Point(ended, sizes[name]) for ended, sizes in memory])
+    return found
+
+
+def _intervals(kept: Mapping[str, Estimate]) -> dict[str, list[float]]:
+    return {name: [round(x, 1) for x in (each.value, each.low, each.high)] for name, each in kept.items()}
 
 
 def _shown(bar: Bar) -> str:
@@ -128,4 +170,8 @@ def _shown(bar: Bar) -> str:
 
 
 def _most(name: str, value: float, needed: float) -> Bar:
-    return at_most(name, Estimate(value, value, value, 1.0), needed)
+    return at_most(name, _exactly(value), needed)
+
+
+def _exactly(value: float) -> Estimate:
+    return Estimate(value, value, value, 1.0)

@@ -70,6 +70,12 @@ class Monkey:
         self._every = every
         self._busy: set[str] = set()
 
+    @property
+    def names(self) -> set[str]:
+        """Of all faults that it may think of."""
+        on_lines = {Fault(kind, line, 0.0).name for kind in LINE_KINDS for line in self._rig.lines}
+        return on_lines | {Fault(kind, part, 0.0).name for kind in PROCESS_KINDS for part in self._rig.parts}
+
     async def run(self, until: asyncio.Event) -> None:
         """Until told to end; then every fault that is under way is mended first."""
         async with asyncio.TaskGroup() as tasks:

@@ -55,12 +55,14 @@ class Pair:
 CODE_STOPS: Sequence[str] = ("\n\n", "return ", "):\n", "self.", " == ", "raise ")
 
 
-def scripted(delay_ms: float = 8.0, slots: int = 64) -> Pair:
-    """Known logits, bit for bit the same whatever the batch. The delay emulates a slower target."""
+def scripted(delay_ms: float = 8.0, slots: int = 64, row_cost: float = 0.0) -> Pair:
+    """Known logits, bit for bit the same whatever the batch. The delay, of `specwire.lm.scripted`, emulates a slower
+    target.
+    """
     plain = f"scripted:7:vocab={VOCABULARY}:eos=0.001"
     return Pair(
         SCRIPTED,
-        f"{plain}:delay_ms={delay_ms:g}",
+        f"{plain}:delay_ms={delay_ms:g}:row_cost={row_cost:g}",
         f"scripted:7:vocab={VOCABULARY}:agree=0.8",
         ("--slots", str(slots)),
         tie=0.0,

@@ -21,7 +21,7 @@ class RedisLog(Process):
     """redis-server on a TCP port, for relays. It writes to its file before it answers, so SIGKILL loses nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
         settings = {
             "bind": "127.0.0.1",
@@ -49,6 +49,11 @@ class RedisLog(Process):
                     time.sleep(PING_EVERY_S)
         raise BenchError(f"redis-server at {self.address} did not become ready")
 
+    def held_bytes(self) -> int:
+        """What its allocator has given out for keys, buffers and clients."""
+        with redis.Redis(port=self._port, socket_timeout=10.0) as client:
+            return int(client.info("memory")["used_memory"])
+
     def eternal_keys(self) -> list[str]:
         """Keys that nothing would ever remove."""
         with redis.Redis(port=self._port, socket_timeout=10.0) as client:
@@ -61,7 +66,7 @@ def _eternal(client: redis.Redis) -> Iterator[str]:
             yield key.decode(errors="replace")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

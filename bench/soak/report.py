@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.bars import Bar, at_most
+from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
 from bench.report import table
 from bench.soak.checks import Finding, Kind
 from bench.soak.reader import Told
+from bench.soak.record import WHOLE_MINUTES
 
 # Findings that are printed and written in full.
 MOST_SHOWN = 200
@@ -54,22 +55,48 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`wrong`: what processes did that they should not have. `unended`: sessions that the log does not see ended."""
+    """A run.
+
+    Attributes:
+        asked_minutes: how long it was to go on. lasted_s: how long sessions were begun, and faults.
+        kinds: how many kinds of faults the monkey has; in a run of WHOLE_MINUTES each comes.
+        wrong: what processes did that they should not have.
+        unended: sessions that the log does not see ended; not looked for where the run was interrupted.
+    """
 
     arguments: Mapping[str, object]
     machine: Mapping[str, object]
     commit: str | None
+    asked_minutes: float
+    lasted_s: float
     seconds: float
     tally: Tally
     faults: Mapping[str, int]
+    kinds: int
     wrong: Sequence[str]
     unended: int
     interrupted: bool
 
     @property
+    def whole(self) -> bool:
+        """As long as what is recorded, to its end, and beside all that the monkey does."""
+        return self.asked_minutes >= WHOLE_MINUTES and all(bar.holds for bar in self._whole)
+
+    @property
+    def _whole(self) -> list[Bar]:
+        """A run that was cut short, or in which nothing went wrong, shows little."""
+        kinds = self.kinds if self.asked_minutes >= WHOLE_MINUTES else 1
+        return [
+            at_least("minutes", _exactly(round(self.lasted_s / 60, 2)), self.asked_minutes),
+            at_least("kinds of faults", _exactly(len(self.faults)), kinds),
+            _none("interruptions", int(self.interrupted)),
+        ]
+
+    @property
     def bars(self) -> list[Bar]:
         count = self.tally.count
         return [
+            *self._whole,
             _none("lost", count(Kind.LOST)),
             _none("repeated", count(Kind.REPEATED)),
             _none("mismatches", count(Kind.MISMATCH, Kind.TEXT)),
@@ -87,7 +114,8 @@ class Report:
     def figures(self) -> dict[str, object]:
         tally = self.tally
         return {
-            "minutes": round(self.seconds / 60, 2),
+            "minutes": round(self.lasted_s / 60, 2),
+            "minutes_until_all_ended": round(self.seconds / 60, 2),
             "sessions": tally.sessions,
             "tokens": tally.tokens,
             "tokens_per_second": round(tally.tokens / self.seconds, 1) if self.seconds else 0.0,
@@ -118,14 +146,21 @@ class Report:
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {_shown(value)}" for name, value in self.figures.items()]
-        bars = [(bar.name, f"{bar.value:g}", "holds" if bar.holds else "MISSED") for bar in self.bars]
+        bars = [
+            (bar.name, f"{bar.value:g}", f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
+            for bar in self.bars
+        ]
         said = [f"session {one.session}: {one.kind}: {one.detail}" for one in self.tally.findings[:MOST_SHOWN]]
-        parts = (rows, table(("none of these", "count", ""), bars), said, list(self.wrong))
+        parts = (rows, table(("bar", "value", "needed", ""), bars), said, list(self.wrong))
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _none(name: str, count: int) -> Bar:
-    return at_most(name, Estimate(count, count, count, 1.0), 0)
+    return at_most(name, _exactly(count), 0)
+
+
+def _exactly(value: float) -> Estimate:
+    return Estimate(value, value, value, 1.0)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from bench.run import terminable
 from bench.runs import BenchError
-from bench.soak.settings import parser, settings_of
+from bench.soak import record
+from bench.soak.settings import RECORDS, parser, settings_of
 from bench.soak.soak import soak
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import say
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record.check(args.out)
     except (InvalidParameter, OSError) as error:
         say(f"soak: error: {error}")
         return 2
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    found.write(args.out)
+    record.keep(found, args.out, RECORDS[settings.pair], say)
     print(found.shown())
     return 0 if found.holds else 1
 

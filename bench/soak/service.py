@@ -86,16 +86,25 @@ class Service(Process):
     """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it.
 
     `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials and does not listen keeps its `address`.
+    module: the words between `python -m` and ARGUMENTS.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], said: Path, address: str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        said: Path,
+        address: str,
+        module: Sequence[str] = ("deploy",),
+    ) -> None:
         self._arguments = tuple(arguments)
+        self._module = tuple(module)
         self.address = address
         self.http = ""
         super().__init__(self._line(), environment, said)
 
     def _line(self) -> tuple[str, ...]:
-        return (sys.executable, "-m", "deploy", *self._arguments, "--listen", self.address, "--json")
+        return (sys.executable, "-m", *self._module, *self._arguments, "--listen", self.address, "--json")
 
     def restart(self) -> None:
         self.command = self._line()

@@ -6,11 +6,14 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.soak import record
 from bench.soak.monkey import EVERY_S
-from bench.soak.pairs import PAIRS, SCRIPTED
+from bench.soak.pairs import DEMO, PAIRS, SCRIPTED
 from specwire.core.sampling import InvalidParameter
 
-OUT = Path(__file__).resolve().parents[1] / "results" / "soak.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+# Where each pair's record is.
+RECORDS = {SCRIPTED: RESULTS / "soak.json", DEMO: RESULTS / "soak_demo.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(
         prog="python -m bench.soak.run",
         description="Stream to many clients while services are killed, stopped, restarted, and lines cut and stalled.",
-        epilog="Exit code 1: something was lost, repeated, wrong, or did not end as asked. Ctrl-C ends it early.",
+        epilog="Exit code 1: something was lost, repeated, wrong, or did not end as asked; or it was ended early "
+        "(Ctrl-C), or nothing was broken meanwhile.",
     )
     line.add_argument("--minutes", type=float, default=10.0, metavar="N", help="default: 10")
     line.add_argument("--seed", type=int, default=1, metavar="N", help="of sessions and faults (default: 1)")
@@ -45,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--pair", choices=sorted(PAIRS), default=SCRIPTED, help="whose texts (default: scripted)")
     line.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="mean seconds between faults; 0: none")
     line.add_argument("--quiet", action="store_true", help="do not tell each fault")
-    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    record.add_argument(line, *RECORDS.values())
     return line
 
 

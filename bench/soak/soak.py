@@ -52,9 +52,12 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
         arguments=asdict(settings),
         machine=machine.describe(),
         commit=machine.commit(),
+        asked_minutes=settings.minutes,
+        lasted_s=run.lasted_s,
         seconds=seconds,
         tally=run.tally,
         faults=run.monkey.faults,
+        kinds=len(run.monkey.names),
         wrong=wrong,
         unended=run.unended,
         interrupted=run.interrupted,
@@ -62,12 +65,13 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
 
 
 class _Soak:
-    """`stop` ends the faults and the beginning of sessions."""
+    """`stop` ends the faults and the beginning of sessions. `lasted_s`: until then."""
 
     def __init__(self, settings: Settings, pair: Pair, rig: Rig, say: Callable[[str], None]) -> None:
         self.monkey = Monkey(rig, settings.seed, lambda fault: say(f"soak: {self._clock()} {fault}"), settings.every)
         self.tally = Tally()
         self.unended = 0
+        self.lasted_s = 0.0
         self.interrupted = False
         self._settings = settings
         self._pair = pair
@@ -105,6 +109,7 @@ class _Soak:
             await within(self._stop, min(left, PROGRESS_S))
             self._progress()
         self._stop.set()
+        self.lasted_s = time.monotonic() - self._began
 
     def _progress(self) -> None:
         tally = self.tally

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import monkey, settings
+from bench.soak import monkey, record, settings
 from bench.soak.checks import Kind, check
 from bench.soak.jobs import Job, Manner, draw
 from bench.soak.judge import mismatches, scores_of
@@ -156,7 +156,7 @@ def test_the_report(pair: Pair, tmp_path: Path) -> None:
     right = told(a_job(), text_of(pair, 40, Sampling()))
     right.waits = [0.1, 0.2]
     tally.add(right, [])
-    report = Report({}, {}, None, 2.0, tally, Counter({"redis killed": 1}), [], 0, False)
+    report = a_report(tally)
     assert report.holds
     wrong = told(a_job(), [1] * 40)
     tally.add(wrong, check(pair, wrong))
@@ -170,6 +170,30 @@ def test_the_report(pair: Pair, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "soak.json").read_text())
     assert (written["sessions"], written["tokens"], written["name"]) == (2, 80, "soak")
     assert written["longest_pause_of_a_session_s"] == {"p50": 0.2, "p99": 0.2, "max": 0.2}
+
+
+def a_report(tally: Tally) -> Report:
+    """Of a minute."""
+    faults = Counter({"redis killed": 1})
+    return Report({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, [], 0, False)
+
+
+def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
+    report = a_report(Tally())
+    long = replace(report, asked_minutes=10.0, lasted_s=600.0)
+    for wrong, bar in (
+        (replace(report, lasted_s=59.0), "minutes"),
+        (replace(report, faults={}), "kinds of faults"),
+        (long, "kinds of faults"),
+        (replace(report, interrupted=True), "interruptions"),
+    ):
+        assert [one.name for one in wrong.bars if not one.holds] == [bar]
+        assert not wrong.whole
+    assert report.holds
+    assert not report.whole
+    assert replace(long, kinds=1).whole
+    record.keep(long, None, tmp_path / "soak.json", lambda _: None)
+    assert not (tmp_path / "soak.json").exists()
 
 
 def test_quantiles() -> None:

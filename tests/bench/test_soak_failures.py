@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import grpc
 import pytest
@@ -17,9 +17,11 @@ from bench.runs import BenchError
 from bench.soak import load, run, service
 from bench.soak.crowd import Crowd
 from bench.soak.failures import first_failure
+from bench.soak.memory import Memory
 from bench.soak.monkey import Fault, Kind, Monkey
 from bench.soak.redis_log import RedisLog
 from bench.soak.rig import Rig
+from bench.soak.served import Served
 from bench.soak.service import Process, Service
 from specwire.client import AsyncClient, SpecwireError
 
@@ -78,24 +80,22 @@ class Silent:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def complete(self, *_: object, **__: object) -> None: ...
-
 
 def test_a_crowd_that_does_not_begin_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextmanager
-    def services(_: object) -> Iterator[tuple[str, dict[str, Process]]]:
-        yield "nowhere", {}
+    def services(*_: object) -> Iterator[Served]:
+        yield Served("nowhere", "nowhere", Memory({}, {}, cast(RedisLog, None)))
 
-    async def until_still(*_: object) -> list[int]:
-        raise BenchError("idle sessions are still being decided")
+    async def until_all_run(*_: object) -> None:
+        raise BenchError("only 3 sessions began")
 
-    monkeypatch.setattr(load, "_services", services)
-    monkeypatch.setattr(load, "_until_still", until_still)
+    monkeypatch.setattr(load, "served", services)
+    monkeypatch.setattr(load, "_until_all_run", until_all_run)
     monkeypatch.setattr(load, "AsyncClient", Silent)
     assert load.main(["--idle", "0", "--out", str(tmp_path / "load.json")]) == 1
-    assert capsys.readouterr().err.endswith("load: error: idle sessions are still being decided\n")
+    assert capsys.readouterr().err.endswith("load: error: only 3 sessions began\n")
 
 
 async def test_an_idle_session_that_fails_is_told(dead_address: str) -> None:

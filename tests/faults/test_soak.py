@@ -27,6 +27,7 @@ def test_nothing_is_lost_repeated_or_wrong() -> None:
     assert report.holds, report.shown()
     assert report.tally.sessions >= SETTINGS.sessions
     assert sum(report.faults.values()) > 0
+    assert report.kinds == 20
     assert set(descendants(os.getpid())) <= before
 
 
@@ -42,9 +43,11 @@ def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
         below = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         process.stderr.read()
-        assert process.wait(60) == 0
+        assert process.wait(60) == 1
     report = json.loads(out.read_text())
     assert report["interrupted"]
+    missed = [bar["name"] for bar in report["bars"] if not bar["holds"]]
+    assert missed == ["minutes", "kinds of faults", "interruptions"]
     assert report["sessions"] > 0
     assert len(below) >= 7
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
@@ -53,7 +56,7 @@ def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
 def test_a_small_crowd() -> None:
     """Sessions come and go; those that nobody reads stay where they are, well before their end."""
     before = set(descendants(os.getpid()))  # other tests' services
-    report = load(LoadSettings(minutes=0.05, sessions=8, idle=2), say)
+    report = load(LoadSettings(minutes=0.05, sessions=8, idle=2, rest_s=0.0), say)
     assert report.errors == []
     assert (report.mismatches, report.judged > 0) == (0, True)
     assert all(first == last < report.unread for first, last in report.idle), report.idle
