@@ -117,6 +117,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="default: %(default)s")
     args = parser.parse_args()
+    if record.refused(args, ("prompts", "tokens")):
+        return 2
     pair, tokenizer = Pair(), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt.text).ids[:PROMPT_TOKENS] for prompt in held_out_prompts()[: args.prompts]]
     counted = [_sum(pair, prompts, form, rule, args.tokens) for form in FORMS for rule in SAMPLINGS]

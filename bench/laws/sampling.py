@@ -23,7 +23,8 @@ SCRIPT = Script.parse(TARGET)
 PROMPT = (1, 2)
 LENGTH = 8
 AT_ONCE = 8
-TIMEOUT = 60.0
+# Of each session: on a machine that is busy with other things a minute may pass without a token.
+TIMEOUT = 900.0
 FIGURES = ("proposed", "accepted", "recovered", "bonus", "direct", "target_forwards")
 
 
