@@ -79,7 +79,7 @@ _ASSISTED = {"num_assistant_tokens": DRAFTED}
 def _by_openvino(mode: str, settings: dict[str, int], count: int) -> Counter[Text]:
     """Each text with a seed of its own, and all of the vocabulary."""
     with TemporaryDirectory() as folder:
-        target, draft = write(Path(folder))
+        target, draft = write(Path(folder), special=LETTERS[-1])
         (exported := Path(folder, "exported")).mkdir()
         with openvino_rows.start(str(target), str(draft), "float32", 1, str(exported)) as peer:
             found: Counter[Text] = Counter()
