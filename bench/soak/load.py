@@ -44,6 +44,8 @@ SPARE_SLOTS, MOST_SLOTS = 4, 1024
 PASSING = 5
 # Each has a prompt of its own.
 MOST_IDLE = 60
+# For each session that is asked for: some are just beginning one. Those beyond the slots wait for one, fewer than may.
+CLIENTS = 1.06
 # Positions that a paced verifier computes per second, for each token of full speed: less than can be served. Sessions
 # then go on in step, and another begins at once where one has ended.
 PACE, FULL_SPEED_S = 0.7, 60.0
@@ -114,7 +116,7 @@ async def _crowded(settings: LoadSettings, crowd: Crowd, services: Served) -> As
     """While as many sessions run as were asked for."""
     over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(settings.sessions):
+        for _ in range(round(CLIENTS * settings.sessions)):
             tasks.create_task(crowd.go_on(over))
         try:
             await _until_all_run(settings, crowd, services)

@@ -15,7 +15,8 @@ from bench.soak.growth import MOST_KEPT, Point, kept_bytes
 from bench.soak.memory import Sample, Weight
 from bench.soak.record import WHOLE_MINUTES
 
-GROWING = ("orchestrator", "verifier")
+# Redis keeps the request ids, for as long as the sessions' logs may live and longer.
+GROWING = ("orchestrator", "verifier", "redis")
 MOST_SHOWN = 20
 # Of the sessions asked for, at every look, as the orchestrator counts them: one that ends is followed by another, which
 # takes a moment to begin.

@@ -14,11 +14,11 @@ from bench.soak.crowd import LONGEST, MEAN_LENGTH, length
 from bench.soak.load_report import LoadReport
 from specwire.core.sampling import InvalidParameter
 
-BEFORE = {"orchestrator": 10.0, "verifier": 20.0}
+BEFORE = {"orchestrator": 10.0, "verifier": 20.0, "redis": 4.0}
 
 
 def memory(orchestrator: float, verifier: float = 30.0) -> dict[str, float]:
-    return {"orchestrator": orchestrator, "verifier": verifier}
+    return {"orchestrator": orchestrator, "verifier": verifier, "redis": 4.0}
 
 
 def a_report() -> LoadReport:
@@ -36,8 +36,8 @@ def missed(report: LoadReport) -> list[str]:
 def test_figures(tmp_path: Path) -> None:
     report = a_report()
     assert report.paced == 100.0
-    assert report.kib_per_session == {"orchestrator": 1280.0, "verifier": 1280.0}
-    assert {name: kept.high for name, kept in report.kept.items()} == {"orchestrator": 0.0, "verifier": 0.0}
+    assert report.kib_per_session == {"orchestrator": 1280.0, "verifier": 1280.0, "redis": 0.0}
+    assert {name: kept.high for name, kept in report.kept.items()} == dict.fromkeys(BEFORE, 0.0)
     assert report.holds
     report.write(tmp_path / "load.json")
     assert json.loads((tmp_path / "load.json").read_text())["tokens_per_second"] == 4321.0
