@@ -25,6 +25,8 @@ from specwire.rpc.process import one_line
 RECORDS = Numbered("config")
 AUTOSCALERS = Numbered("autoscaler")
 ASK_LIMIT_S = 5.0
+# One that does not answer for so long cannot be told to drain.
+REACH_LIMIT_S = 20.0
 KNOCK_LIMIT_S = 5.0
 # For what an autoscaler is in the middle of.
 HOLD_LIMIT_S = 30.0
@@ -55,9 +57,9 @@ class Fleet:
             if group is not None and change.drain_first:
                 self._one_by_one(group, change)
             else:
-                addresses = self._start(group, change.start)
+                self._start(group, change.start)
                 if config is not None and group is not None and group.words[0] == "verify" and change.drain:
-                    self._make_known(config.registry, addresses)
+                    self._make_known(config.registry, change.start)
                 self._drain(change.drain)
 
     def _one_by_one(self, group: Group, change: Change) -> None:
@@ -68,26 +70,26 @@ class Fleet:
             self._start(group, [name])
         self._drain(left)
 
-    def _make_known(self, registry: str, addresses: Sequence[str]) -> None:
+    def _make_known(self, registry: str, names: Sequence[ReplicaName]) -> None:
         """Nobody begins a session any more on weights that are about to go."""
+        addresses = [place.known_as for place in self.places(names).values() if place is not None]
         if addresses and not wait_until_known(registry, addresses):
             self._report("not every orchestrator says that it uses the new replicas; going on")
 
-    def _start(self, group: Group | None, names: Sequence[ReplicaName]) -> list[str]:
-        """Returns where they are once all are ready."""
+    def _start(self, group: Group | None, names: Sequence[ReplicaName]) -> None:
+        """Until all are ready."""
         if group is None:
-            return []
+            return
         actors = {name: self.begin(group, name) for name in names}
         try:
-            return self._settle(group, actors)
+            self._settle(group, actors)
         except BaseException:
             for actor in actors.values():
                 ray.kill(actor)
             raise
 
-    def _settle(self, group: Group, actors: dict[ReplicaName, Any]) -> list[str]:
+    def _settle(self, group: Group, actors: dict[ReplicaName, Any]) -> None:
         names = {actor.outcome.remote(): name for name, actor in actors.items()}
-        addresses = []
         deadline = time.monotonic() + self._start_timeout
         while names:
             done, _ = ray.wait(list(names), timeout=max(0.0, deadline - time.monotonic()))
@@ -101,12 +103,10 @@ class Fleet:
             if outcome.error:
                 raise StackError(f"{name}: {outcome.error}")
             self._report(f"{name}: ready on {outcome.address}")
-            addresses.append(outcome.address)
-        return addresses
 
     def _drain(self, names: Sequence[ReplicaName]) -> None:
         """All at once. One that cannot be reached is being started again by Ray, or waits for a node: it just goes."""
-        places = self.places(names)
+        places = self.places(names, REACH_LIMIT_S)
         there = [name for name, place in places.items() if place is not None]
         drained: list[Any] = [ray.get_actor(str(name)).drain.remote() for name in there if _is_there(name)]
         if drained:
@@ -138,13 +138,15 @@ class Fleet:
         AUTOSCALERS.end(AUTOSCALERS.numbers())
         self._drain([name for name, place in self.places().items() if place is not None and place.draining])
 
-    def places(self, names: Iterable[ReplicaName] | None = None) -> dict[ReplicaName, Place | None]:
-        """Where each replica is, of all or of those named that are there; None of one that does not answer now."""
+    def places(
+        self, names: Iterable[ReplicaName] | None = None, limit_s: float = ASK_LIMIT_S
+    ) -> dict[ReplicaName, Place | None]:
+        """Where each replica is, of all or of those named that are there; None of one that does not answer in time."""
         there = [name for name in (self.seen() if names is None else names) if _is_there(name)]
         asked: dict[ReplicaName, Any] = {name: ray.get_actor(str(name)).place.remote() for name in there}
         if not asked:
             return {}
-        answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ASK_LIMIT_S)
+        answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)
         return {name: _answer(reference) if reference in answered else None for name, reference in asked.items()}
 
     def keep(self, text: str) -> None:

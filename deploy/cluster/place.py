@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Place:
     """address: "" until it is ready. http: the URL of an orchestrator that has one. error: why it cannot start.
 
-    draining: it was told to end.
+    draining: it was told to end. registered: its address in the registry, where it advertises another one.
     """
 
     address: str
@@ -17,3 +17,9 @@ class Place:
     http: str = ""
     error: str = ""
     draining: bool = False
+    registered: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """Its address in the registry; "" until it is ready."""
+        return self.registered or self.address

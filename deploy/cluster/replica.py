@@ -26,11 +26,14 @@ from deploy import bound
 from deploy.cluster.place import Place
 from deploy.processes import KEPT_LINES, environment
 from deploy.service_thread import Outcome
+from specwire.registry.options import advertised
 
 # Between lives of a service that cannot start: Ray itself does not wait.
 PAUSE_S = 5.0
 # Beyond its --grace a service ends by itself; this is for one that hangs.
 DRAIN_LIMIT_S = 3700.0
+# A node may say where its services are dialled, as every option can be said.
+ADVERTISE = "SPECWIRE_ADVERTISE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Replica:
 
     def place(self) -> Place:
         outcome = self._outcome.result() if self._outcome.done() else Outcome()
-        return Place(outcome.address, self._node, self._http, outcome.error, self._draining.is_set())
+        registered = advertised(self._environment.get(ADVERTISE, ""), outcome.address) if outcome.address else ""
+        return Place(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
 
     def drain(self) -> None:
         """Have the service drain and end, and the actor with it: who waits for the answer learns that it is gone."""

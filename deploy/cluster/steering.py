@@ -121,7 +121,7 @@ def _loads(places: Places, entries: Iterable[Entry]) -> dict[ReplicaName, Entry]
     """The entries of those that serve."""
     found = {entry.address: entry for entry in entries if entry.state is State.SERVING}
     return {
-        name: found[place.address] for name, place in places.items() if place is not None and place.address in found
+        name: found[place.known_as] for name, place in places.items() if place is not None and place.known_as in found
     }
 
 

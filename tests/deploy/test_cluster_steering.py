@@ -69,7 +69,7 @@ class Site:
             if place is not None and place.address:
                 role = Role.DRAFTER if name.group == "small" else Role.VERIFIER
                 state = State.DRAINING if place.draining else State.SERVING
-                found.append(Entry(f"{number:032x}", role, place.address, slots=4, load=load, state=state))
+                found.append(Entry(f"{number:032x}", role, place.known_as, slots=4, load=load, state=state))
         return found + self.others
 
 
@@ -186,6 +186,12 @@ def test_a_replica_that_dies_is_not_replaced_beside_ray(site: Site) -> None:
         site.serve(large(number), Load(2, 0, 2))
     site.places[large(1)] = None
     assert not any(each.start or each.drain or each.kill for each in site.looks(60))
+
+
+def test_a_replica_may_be_registered_at_another_address(site: Site) -> None:
+    site.serve(large(0), FULL)
+    site.places[large(0)] = Place("10.0.0.1:5", "node", registered="large:1")
+    assert site.look().looks[0].reading.ready == 1
 
 
 def test_status_says_what_was_seen(site: Site) -> None:

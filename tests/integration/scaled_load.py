@@ -106,9 +106,9 @@ async def _serve(client: AsyncClient, session: Planned, began: float) -> Served:
 
 
 @contextmanager
-def place() -> Iterator[Site]:
-    """A cluster with room for one orchestrator and four verifiers."""
-    with site({"front": 1}, {"big": 4}) as found:
+def place(room: int = 4) -> Iterator[Site]:
+    """A cluster with room for one orchestrator and so many verifiers."""
+    with site({"front": 1}, {"big": room}) as found:
         yield found
 
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,14 +19,26 @@ from itertools import pairwise
 import pytest
 import ray
 
-from bench.cluster.site import Site
+from bench.cluster.site import Site, command_lines
 from specwire.client import AsyncClient, Chunk, Completion
 from specwire.core.acceptance import Outcome
 from specwire.rpc.tls import ClientTls
 from tests.certificates import Authority
 from tests.faults.parts import Parts, parts
 from tests.faults.streams import plain
-from tests.integration.scaled_load import MODEL, PROMPTS, Planned, Served, drive, file, place, planned, rest, status
+from tests.integration.scaled_load import (
+    MODEL,
+    PROMPTS,
+    TOKENS,
+    Planned,
+    Served,
+    drive,
+    file,
+    place,
+    planned,
+    rest,
+    status,
+)
 
 LIMIT_S = 120.0
 SPEC = "scripted:7:vocab=64"
@@ -31,6 +47,8 @@ NEW_MODEL = f"{MODEL}:agree=0.999999"
 DRAFT = f"{SPEC}:agree=0.8"
 TOKEN = "an-edge-box-of-ours-and-nobody-else"
 CLIENTS = 3
+# Sessions that keep one replica busy for a minute.
+CROWD = 120
 # Tokens: a session that goes on while others come and go, and is over before the update's grace is.
 LONG, SHORT = 700, 20
 
@@ -90,6 +108,47 @@ def turns(counts: Sequence[int]) -> int:
     """How often growing became shrinking, or the other way round."""
     moves = [after > before for before, after in pairwise(counts) if after != before]
     return sum(before != after for before, after in pairwise(moves))
+
+
+@pytest.mark.cluster
+def test_the_autoscaler_is_started_again(deployed: Deployed) -> None:
+    nodes = deployed.site.cluster.list_all_nodes()
+    below = [node.all_processes["raylet"][0].process.pid for node in nodes]
+    [autoscaler] = [
+        pid for each in below for pid, line in command_lines(each).items() if line.startswith("ray::Autoscaler")
+    ]
+    os.kill(autoscaler, signal.SIGKILL)
+    deadline, began = time.monotonic() + LIMIT_S, time.time()
+    while not any(look["at"] > began for look in status(deployed.site)["looks"]):
+        assert time.monotonic() < deadline
+        time.sleep(1.0)
+
+
+@pytest.mark.cluster
+async def test_a_full_cluster_queues_until_there_is_a_node() -> None:
+    """Who waits has a slot in turn; the replica that finds no node starts as soon as one comes."""
+    with place(1) as site:
+        await asyncio.to_thread(site.deploy, file(site), "--start-timeout", "90")
+        front = next(row["address"] for row in status(site)["replicas"] if row["pool"] == "orchestrators")
+        crowd = asyncio.create_task(
+            drive(front, None, [Planned(0.3 * turn, (5, 6, 7), TOKENS) for turn in range(CROWD)])
+        )
+        await until(site, {"ready": 1, "away": 1})
+        site.cluster.add_node(num_cpus=1, resources={"big": 1})
+        await until(site, {"ready": 2})
+        assert_plain(await crowd)
+        assert "target: removed" in await asyncio.to_thread(site.specwire, "undeploy")
+
+
+async def until(site: Site, wanted: dict[str, int]) -> None:
+    """Until at least as many verifiers are in these states."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            rows = (await asyncio.to_thread(status, site))["replicas"]
+            states = Counter(row["state"] for row in rows if row["pool"] == "target")
+            if all(states[state] >= count for state, count in wanted.items()):
+                return
+            await asyncio.sleep(1.0)
 
 
 @pytest.mark.cluster
