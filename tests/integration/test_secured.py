@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -12,7 +14,7 @@ from specwire.client import Client, ClientTls, SpecwireError
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
-from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_for_tests import RedisServer, free_port
 from tests.orchestrator.redis_groups import log_bytes
 from tests.orchestrator.redis_tls import encrypted, url_of
 
@@ -82,7 +84,13 @@ def log(redis: RedisServer, files: Files) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def serving(owned: Parts, files: Files, log: str) -> Service:
+def figures() -> str:
+    """Give the address where the orchestrator tells its figures."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def serving(owned: Parts, files: Files, log: str, figures: str) -> Service:
     """Give an orchestrator between a log, a verifier, a drafter that it dials and one that dials in."""
     peers = files.private("orchestrators", f"orchestrator {SERVING}\n")
     verifier = owned.start("verify", TARGET, *files.listening(), "--api-keys", peers)
@@ -95,6 +103,7 @@ def serving(owned: Parts, files: Files, log: str) -> Service:
         *("--api-keys", files.private("clients", f"ada {ADA}\nbob {BOB}\n")),
         *("--accept-drafters", "--drafter-keys", files.private("drafters", f"attic {ATTIC}\n")),
         *files.log(log),
+        *("--metrics", figures),
     )
     orchestrator.ready()
     return orchestrator
@@ -147,6 +156,17 @@ def test_the_log_is_reached_by_who_shows_a_certificate(
     code, _, said = owned.run(*orchestrate, *files.log(log, shown=False))
     assert code == 1
     assert "error: redis-url: cannot use rediss:" in said.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("serving")
+def test_figures_are_told_to_who_shows_a_certificate(files: Files, figures: str) -> None:
+    nobody = ssl.create_default_context(cadata=files.authority.pem.decode())
+    known = ssl.create_default_context(cadata=files.authority.pem.decode())
+    known.load_cert_chain(*files.authority.sign().save(files.folder, "prometheus"))
+    with urlopen(f"https://{figures}/metrics", timeout=LIMIT_S, context=known) as page:
+        assert b'specwire:links_up{service="orchestrator"' in page.read()
+    with pytest.raises(OSError):  # which of TLS's errors depends on who is quicker
+        urlopen(f"https://{figures}/metrics", timeout=LIMIT_S, context=nobody)
 
 
 def test_the_command_line_shows_a_token(serving: Service, files: Files, owned: Parts) -> None:
