@@ -63,12 +63,12 @@ class Crowd:
 
     async def _pass(self, left: Iterator[int]) -> None:
         for _ in left:
-            await self._one(lambda _: 1, lambda: False)
+            await self._one(1, lambda _: 1, lambda: False)
 
     async def go_on(self, until: asyncio.Event) -> None:
         """One session after the other; the last one is left where it is."""
         while not until.is_set():
-            await self._one(length, until.is_set)
+            await self._one(PROMPT_TOKENS, length, until.is_set)
 
     async def hold(self, until: asyncio.Event) -> None:
         """One session that is read for a little while, and then is not, and does not end."""
@@ -92,15 +92,16 @@ class Crowd:
         states = [await self.client.get_session(session_id) for session_id in self.idle]
         return [len(state.tokens) - state.prompt_tokens for state in states]
 
-    async def _one(self, drawn: Callable[[Random], int], over: Callable[[], bool]) -> None:
+    async def _one(self, tokens: int, drawn: Callable[[Random], int], over: Callable[[], bool]) -> None:
+        """With a prompt of so many tokens."""
         number = next(self._numbers)
         random = Random(f"{self.seed}/{number}")
-        prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS))
+        prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(tokens))
         most = drawn(random)
         events = self.client.generate(prompt, max_tokens=most, ignore_eos=True, timeout=self.limit_s)
-        tokens = await self._read(events, over)
+        output = await self._read(events, over)
         if number % JUDGED == 0:
-            self.texts.append((prompt, tokens))
+            self.texts.append((prompt, output))
 
     async def _read(self, events: AsyncGenerator[Event, None], over: Callable[[], bool]) -> list[int]:
         tokens: list[int] = []
