@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from bench.cluster.settings import PROMPT, VOCABULARY, Row
-from specwire.client import AsyncClient
+from specwire.client import AsyncClient, Chunk
 
 LIMIT_S = 180.0
 
@@ -16,15 +17,35 @@ Text = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """texts: of the sessions, in turn. seconds: from the first request to the last answer."""
+class Session:
+    """A text, and when so many tokens of it came, in seconds of the monotonic clock."""
 
-    texts: tuple[Text, ...]
+    text: Text
+    arrivals: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """seconds: from the first request to the last answer."""
+
+    sessions: tuple[Session, ...]
     seconds: float
+
+    @property
+    def texts(self) -> tuple[Text, ...]:
+        return tuple(session.text for session in self.sessions)
 
     @property
     def tokens(self) -> int:
         return sum(map(len, self.texts))
+
+    @property
+    def steady(self) -> float:
+        """Tokens per second while all sessions run: from when the last one has begun until the first one ends."""
+        begin = max(session.arrivals[0][0] for session in self.sessions)
+        end = min(session.arrivals[-1][0] for session in self.sessions)
+        counted = sum(count for each in self.sessions for at, count in each.arrivals if begin < at <= end)
+        return counted / (end - begin) if end > begin else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -37,7 +58,7 @@ async def served(row: Row, addresses: Sequence[str]) -> Served:
     try:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(_text(row, turn, clients[turn % len(clients)])) for turn in range(row.at_once)]
+            running = [tasks.create_task(_run(row, turn, clients[turn % len(clients)])) for turn in range(row.at_once)]
         return Served(tuple(task.result() for task in running), time.monotonic() - began)
     finally:
         for client in clients:
@@ -49,8 +70,10 @@ def prompt(turn: int) -> Text:
     return tuple(2 + (turn // (VOCABULARY - 2) ** place) % (VOCABULARY - 2) for place in range(PROMPT))
 
 
-async def _text(row: Row, turn: int, client: AsyncClient) -> Text:
-    done = await client.complete(
+async def _run(row: Row, turn: int, client: AsyncClient) -> Session:
+    text: list[int] = []
+    arrivals: list[tuple[float, int]] = []
+    events = client.generate(
         prompt(turn),
         max_tokens=row.tokens,
         ignore_eos=True,
@@ -59,4 +82,9 @@ async def _text(row: Row, turn: int, client: AsyncClient) -> Text:
         model=row.model,
         timeout=LIMIT_S,
     )
-    return done.tokens
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Chunk):
+                text += event.tokens
+                arrivals.append((event.received_ns / 1e9, len(event.tokens)))
+    return Session(tuple(text), tuple(arrivals))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.cluster.settings import AGREE, DRAFT_MS, FLOOD, PROMPT, SLOPE, SLOTS, V_MS, Row
+from bench.cluster.settings import AGREE, DRAFT_MS, FLOOD, PROMPT, SLOPE, SLOTS, V_MS, WIDE, Row
 from specwire import sim
 
 # All at once, nearly: the simulator's sessions arrive by chance.
@@ -18,13 +18,13 @@ def simulated(row: Row) -> float | None:
         verifiers=row.verifiers,
         drafters=1,
         V_us=1000 * V_MS,
-        slope=SLOPE,
+        slope=0.0 if row in WIDE else SLOPE,
         draft_us=1000 * DRAFT_MS,
         arrivals_per_second=ARRIVALS_PER_SECOND,
         rtts_us=(0.0,),
         acceptance=AGREE,
         prompt=PROMPT,
         tokens=row.tokens,
-        slots=SLOTS,
+        slots=row.at_once if row in WIDE else SLOTS,
     )
     return sim.simulate_fleet(fleet, sim.AUTO if row.drafting else sim.PLAIN).tokens_per_second

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.bars import Bar, at_least, at_most
 from bench.cluster.clocks import ORCHESTRATORS
 from bench.cluster.measure import Measured, Sample
-from bench.cluster.settings import LEAST_LINEAR, LINEAR, ONE, ROWS, Row
+from bench.cluster.settings import LEAST_LINEAR, ONE, OVER_ORCHESTRATORS, OVER_VERIFIERS, ROWS, WIDE, Row
 from bench.interval import Estimate, estimate
 from bench.report import bar_lines, table
 from bench.results import write_object
@@ -19,8 +19,9 @@ from bench.results import write_object
 class RowResult:
     """A row's figures.
 
-    to_one: tokens/s over those of the first row in the same repeat, divided by the verifiers; None of what has other
-        devices or guesses.
+    tokens_per_second: from the first request to the last answer. steady: while all sessions run.
+    to_one: steady, over that of one verifier in the same repeat, divided by the verifiers; or over those of one
+        orchestrator, divided by the orchestrators. None of what is no multiple of anything.
     simulated: tokens/s by the simulator. orchestrator_us: processor time of all orchestrators for each decided token.
     busy: cores that an orchestrator uses. cores: that everything uses, clients and Ray included.
     """
@@ -30,6 +31,7 @@ class RowResult:
     orchestrators: int
     sessions: int
     tokens_per_second: Estimate
+    steady: Estimate
     to_one: Estimate | None
     simulated: float | None
     orchestrator_us: Estimate
@@ -61,25 +63,34 @@ class Results:
 def row_results(measured: Measured, simulated: Mapping[str, float | None]) -> list[RowResult]:
     """Of every row that has run."""
     by_row = {row: [each for each in measured.samples if each.row == row.name] for row in ROWS}
-    firsts = by_row[ONE]
-    return [_row_result(row, found, firsts, simulated[row.name]) for row, found in by_row.items() if found]
+    return [
+        _row_result(row, found, by_row[first_of(row)], simulated[row.name]) for row, found in by_row.items() if found
+    ]
+
+
+def first_of(row: Row) -> Row:
+    """The row of which it is to be a multiple."""
+    return WIDE[0] if row in WIDE else ONE
+
+
+def multiple_of(row: Row) -> int:
+    return row.orchestrators if row in WIDE else row.verifiers
 
 
 def bars(measured: Measured, rows: Sequence[RowResult]) -> list[Bar]:
     linear = [
-        at_least(f"tokens/s over those of {ONE.name}, over the verifiers: {row.name}", row.to_one, LEAST_LINEAR)
-        for row in rows
-        if row.to_one is not None
+        at_least(
+            f"tokens/s over {multiple_of(row)} times those of {first_of(row).name}: {row.name}", found, LEAST_LINEAR
+        )
+        for row, found in zip(ROWS, [each.to_one for each in rows], strict=True)
+        if found is not None
     ]
     wrong = measured.mismatches
     return [*linear, at_most("sessions whose text changed", Estimate(wrong, wrong, wrong, 1.0), 0)]
 
 
 def _row_result(row: Row, found: Sequence[Sample], firsts: Sequence[Sample], simulated: float | None) -> RowResult:
-    to_one = [
-        each.tokens_per_second / first.tokens_per_second / row.verifiers
-        for each, first in zip(found, firsts, strict=True)
-    ]
+    to_one = [each.steady / first.steady / multiple_of(row) for each, first in zip(found, firsts, strict=True)]
     busy = [each.cpu[ORCHESTRATORS] / each.seconds / row.orchestrators for each in found]
     return RowResult(
         name=row.name,
@@ -87,7 +98,8 @@ def _row_result(row: Row, found: Sequence[Sample], firsts: Sequence[Sample], sim
         orchestrators=row.orchestrators,
         sessions=row.at_once,
         tokens_per_second=estimate([each.tokens_per_second for each in found]),
-        to_one=estimate(to_one) if row in LINEAR else None,
+        steady=estimate([each.steady for each in found]),
+        to_one=estimate(to_one) if row in (*OVER_VERIFIERS, *OVER_ORCHESTRATORS) else None,
         simulated=simulated,
         orchestrator_us=estimate([each.us_per_token(ORCHESTRATORS) for each in found]),
         busy=estimate(busy).value,
@@ -109,12 +121,23 @@ def write(results: Results, path: Path) -> None:
 
 def shown(results: Results) -> str:
     """The table and the bars."""
-    head = ("row", "sessions", "tokens/s", "linear", "simulated", "us/token", "tokens/s per core", "cores in use")
+    head = (
+        "row",
+        "sessions",
+        "tokens/s",
+        "steady",
+        "linear",
+        "simulated",
+        "us/token",
+        "tokens/s per core",
+        "cores in use",
+    )
     lines = [
         (
             row.name,
             str(row.sessions),
             f"{row.tokens_per_second.value:.1f}",
+            f"{row.steady.value:.1f}",
             "" if row.to_one is None else f"{row.to_one.value:.3f}",
             "" if row.simulated is None else f"{row.simulated:.1f}",
             f"{row.orchestrator_us.value:.0f}",

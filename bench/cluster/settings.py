@@ -19,9 +19,9 @@ REPEATS = 7
 PROMPT, VOCABULARY = 3, 64
 AGREE = 0.8
 DRAFT_MS = 20.0
-# A verifier that takes almost no time: what is measured is the orchestrator with as much as one core can do.
+# A verifier that takes almost no time: what is measured is an orchestrator with as much to do as the machine can.
 QUICK_MS = 2.0
-FLOOD_SESSIONS, FLOOD_TOKENS = 48, 200
+FLOOD_SESSIONS, FLOOD_TOKENS = 48, 100
 MOST_VERIFIERS = MOST_ORCHESTRATORS = 4
 
 
@@ -47,17 +47,29 @@ def pool_model(verifiers: int) -> str:
     return f"scripted:{verifiers}"
 
 
-FLOOD_MODEL = "scripted:100"
+FLOOD_MODEL, WIDE_MODEL = "scripted:100", "scripted:50"
 ONE = Row("1 verifier, 1 orchestrator", pool_model(1), 1)
 TWO = Row("2 verifiers, 1 orchestrator", pool_model(2), 2)
 FOUR = Row("4 verifiers, 1 orchestrator", pool_model(4), 4)
-TWO_BY_TWO = Row("2 verifiers, 2 orchestrators", pool_model(2), 2, orchestrators=2)
 FOUR_BY_FOUR = Row("4 verifiers, 4 orchestrators", pool_model(4), 4, orchestrators=4)
 DRAFTED = Row("4 verifiers, 1 orchestrator, drafting", pool_model(4), 4, tokens=2 * TOKENS, drafting=True)
-FLOOD = Row("1 verifier of 2 ms, 1 orchestrator", FLOOD_MODEL, 1, sessions=FLOOD_SESSIONS, tokens=FLOOD_TOKENS)
-ROWS = (ONE, TWO, FOUR, TWO_BY_TWO, FOUR_BY_FOUR, DRAFTED, FLOOD)
-# Of these the sessions are told to be as fast as so many times the first row's.
-LINEAR = (TWO, FOUR, TWO_BY_TWO, FOUR_BY_FOUR)
+FLOOD = Row(
+    f"1 verifier of {QUICK_MS:g} ms, 1 orchestrator", FLOOD_MODEL, 1, sessions=FLOOD_SESSIONS, tokens=FLOOD_TOKENS
+)
+# Each orchestrator has as many sessions, at four verifiers that take any number in the same time.
+WIDE = tuple(
+    Row(
+        f"4 flat verifiers, {count} orchestrator{'s' if count > 1 else ''}",
+        WIDE_MODEL,
+        4,
+        orchestrators=count,
+        sessions=count * 4 * SESSIONS_PER_VERIFIER,
+    )
+    for count in (1, 2, 4)
+)
+ROWS = (ONE, TWO, FOUR, FOUR_BY_FOUR, *WIDE, DRAFTED, FLOOD)
+# Of these so many verifiers, or orchestrators, are to be as fast as so many times one.
+OVER_VERIFIERS, OVER_ORCHESTRATORS = (TWO, FOUR, FOUR_BY_FOUR), WIDE[1:]
 LEAST_LINEAR = 0.9
 
 _VERIFY = """\
@@ -86,7 +98,7 @@ orchestrators:
   options: {{insecure: true}}
 """
 HEAD = {"orchestrate": float(MOST_ORCHESTRATORS)}
-NODES = ({"verify": 4.0, "draft": 1.0}, {"verify": 4.0})
+NODES = ({"verify": 6.0, "draft": 1.0}, {"verify": 6.0})
 
 
 def config(redis: str) -> str:
@@ -100,9 +112,10 @@ def config(redis: str) -> str:
         )
         for count in (1, 2, 4)
     ]
-    pools.append(
-        _VERIFY.format(name="flood", model=f"{FLOOD_MODEL}:delay_ms={QUICK_MS:g}", replicas=1, slots=FLOOD_SESSIONS)
-    )
+    pools += [
+        _VERIFY.format(name="flood", model=f"{FLOOD_MODEL}:delay_ms={QUICK_MS:g}", replicas=1, slots=FLOOD_SESSIONS),
+        _VERIFY.format(name="wide", model=f"{WIDE_MODEL}:delay_ms={V_MS:g}", replicas=4, slots=WIDE[-1].at_once),
+    ]
     pools.append(_DRAFT.format(model=DRAFTED.model, agree=AGREE, delay=f"{DRAFT_MS:g}", slots=DRAFTED.at_once))
     rest = _REST.format(orchestrators=MOST_ORCHESTRATORS)
     return f"redis: redis://{redis}/0\npools:\n{''.join(pools)}{rest}"

@@ -12,24 +12,26 @@ import pytest
 
 from bench.cluster import run
 from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
-from bench.cluster.crowd import prompt
+from bench.cluster.crowd import Served, Session, prompt
 from bench.cluster.expected import simulated
 from bench.cluster.measure import EXPECTED, Measured, Sample, Texts
-from bench.cluster.results import Results, bars, row_results, shown, write
+from bench.cluster.results import Results, bars, multiple_of, row_results, shown, write
 from bench.cluster.settings import (
     DRAFTED,
     FLOOD,
     FOUR,
     HEAD,
-    LINEAR,
     NODES,
     ONE,
+    OVER_ORCHESTRATORS,
+    OVER_VERIFIERS,
     ROWS,
     SESSIONS_PER_VERIFIER,
     SLOPE,
     SLOTS,
     TOKENS,
     V_MS,
+    WIDE,
     config,
 )
 from bench.interval import Estimate
@@ -94,11 +96,11 @@ def test_texts_may_end_early_but_not_part() -> None:
 
 def sample(name: str, repeat: int, speed: float) -> Sample:
     cpu = {ORCHESTRATORS: 0.1, VERIFIERS: 0.2, DRAFTERS: 0.0, REST: 0.1, CLIENTS: 0.1}
-    return Sample(name, repeat, int(10 * speed), 10.0, cpu)
+    return Sample(name, repeat, int(10 * speed), 10.0, speed, cpu)
 
 
 def measured(four: float = 395.0) -> Measured:
-    speeds = {row.name: 100.0 * row.verifiers for row in ROWS} | {FOUR.name: four}
+    speeds = {row.name: 100.0 * multiple_of(row) for row in ROWS} | {FOUR.name: four}
     samples = [sample(name, repeat, speed) for repeat in range(7) for name, speed in speeds.items()]
     return Measured(samples, 0)
 
@@ -114,6 +116,7 @@ def test_figures(tmp_path: Path) -> None:
     by_name = {row.name: row for row in found.rows}
     assert by_name[FOUR.name].to_one == Estimate(0.9875, 0.9875, 0.9875, by_name[FOUR.name].to_one.coverage)  # type: ignore[union-attr]
     assert by_name[DRAFTED.name].to_one is None
+    assert by_name[WIDE[-1].name].to_one == Estimate(1.0, 1.0, 1.0, by_name[WIDE[-1].name].to_one.coverage)  # type: ignore[union-attr]
     assert by_name[ONE.name].orchestrator_us.value == pytest.approx(100.0)
     assert by_name[ONE.name].tokens_per_core == pytest.approx(10_000.0)
     assert by_name[ONE.name].cores == pytest.approx(0.05)
@@ -129,7 +132,7 @@ def test_what_is_missed() -> None:
     assert [FOUR.name in name for name in slow] == [True]
     wrong = [bar.name for bar in results(replace(measured(), mismatches=1)).bars if not bar.holds]
     assert wrong == ["sessions whose text changed"]
-    assert len(results(measured()).bars) == len(LINEAR) + 1
+    assert len(results(measured()).bars) == len(OVER_VERIFIERS) + len(OVER_ORCHESTRATORS) + 1
 
 
 def test_repeats_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +146,12 @@ def test_who_listens_where() -> None:
         assert server.getsockname()[1] in ports_of(os.getpid())
     with pytest.raises(BenchError, match="no process of ours listens"):
         Clocks(["127.0.0.1:1"])
+
+
+def test_tokens_are_counted_while_all_run() -> None:
+    """The second one begins at 2 s, and the first one ends at 5 s."""
+    first = Session((1,) * 5, tuple((float(at), 1) for at in range(1, 6)))
+    second = Session((1,) * 8, ((2.0, 2), (4.0, 2), (6.0, 2), (8.0, 2)))
+    found = Served((first, second), 8.0)
+    assert (found.tokens, found.tokens_per_second) == (13, 13 / 8)
+    assert found.steady == (3 + 2) / 3
