@@ -9,13 +9,16 @@ import pytest
 
 from bench import deterministic, dtypes
 from demo_pair import DRAFT
+from scripts.exact_figures import deterministic_table, dtypes_table
 
 
 def test_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "dtypes.json"
     models = ["--target", str(DRAFT), "--draft", str(DRAFT), "--runtimes", "torch"]
     assert dtypes.main([*models, "--prompts", "1", "--tokens", "6", "--ahead", "2", "--out", str(out)]) == 0
-    rows = {(row["dtype"], row["quantization"]): row for row in json.loads(out.read_text())["rows"]}
+    found = json.loads(out.read_text())
+    assert "| torch, bfloat16, int8 |" in dtypes_table(found)
+    rows = {(row["dtype"], row["quantization"]): row for row in found["rows"]}
     assert rows.keys() == {(dtype, rounded) for dtype in ("float32", "bfloat16") for rounded in ("none", "int8")}
     assert rows["float32", "none"]["acceptance"] == 1.0  # a drafter that is the target
     whole, rounded = rows["float32", "none"]["target_loss"], rows["float32", "int8"]["target_loss"]
@@ -33,6 +36,7 @@ def test_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [bar["holds"] for bar in found["bars"]] == [True]
     assert {row["way"]: row["compared"] for row in found["texts"]} == {"as usual": 15, "deterministic": 15}
     assert len(found["times"]) == len(deterministic.SHAPES)
+    assert "| float32 | deterministic | 0 | 15 |" in deterministic_table(found)
     assert "deterministic" in capsys.readouterr().out
 
 

@@ -14,6 +14,7 @@ from bench.laws.exact import chi_square, joint
 from bench.laws.run import Verdict
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Sample, all_of
+from scripts.exact_figures import laws_table
 
 SESSIONS = 60
 BROKEN_SESSIONS = 100
@@ -102,4 +103,7 @@ def test_what_is_wrong_is_said(
     assert run.main(["--sessions", "9", "--out", str(tmp_path / "laws.json")]) == (0 if all(holds[:3]) else 1)
     found = json.loads((tmp_path / "laws.json").read_text())
     assert [bar["holds"] for bar in found["bars"]] == holds
+    page = laws_table(found)
+    assert "biased: value-dependent stop" in page
+    assert page.count("| refused |") == sum(law["refused"] for law in found["laws"])
     assert ("WRONGLY" in capsys.readouterr().out) is not (holds[0] and holds[1])

@@ -12,6 +12,7 @@ from bench.laws import engines, peer
 from bench.laws.engines import Way, server_way, transformers_ways
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, joint, model, write
 from bench.runs import BenchError
+from scripts.exact_figures import peers_table
 from tests.orchestrator.http.front import front
 
 TEXTS = 150
@@ -66,7 +67,9 @@ def test_what_is_found_is_told_and_kept(
     monkeypatch.setattr(peer, "openvino_ways", list)
     out = tmp_path / "peers.json"
     assert peer.main(["--sessions", "500", "--out", str(out)]) == 1, "a control that is refused"
-    (row,) = json.loads(out.read_text())["rows"]
+    found = json.loads(out.read_text())
+    assert "| some engine | plain | 500 |" in peers_table(found)
+    (row,) = found["rows"]
     assert (row["engine"], row["refused"], row["texts"]) == ("some engine", True, 500)
     assert "refused" in capsys.readouterr().out
     assert peer.main(["--write", str(tmp_path)]) == 0
