@@ -21,11 +21,12 @@ PYTEST := $(BIN)/python -m pytest -q
 
 # Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
 WORKERS ?= 3
-# Faults are mostly waited for, too.
+# Processes start, which is computing, and faults are mostly waited for.
+INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -40,15 +41,17 @@ $(STAMP): pyproject.toml constraints.txt
 	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "setup: $(PYTHON) has no venv module (on Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
 	echo "setup: $(VENV) with $$("$(PYTHON)" --version), a few minutes the first time"
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install -q --constraint constraints.txt pip hatchling editables
-	$(BIN)/python -m pip install -q --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -q --no-compile --constraint constraints.txt pip hatchling editables
+	$(BIN)/python -m pip install -q --no-compile --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	# On all cores: pip compiles on one. What cannot be compiled is told when somebody imports it.
+	$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
 	touch $@
 	echo "setup: done"
 
 # Other people's HTTP clients, for tests: what they need does not suit what transformers needs.
 $(CLIENTS): tests/http_clients.txt $(STAMP)
 	$(BIN)/python -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install -q --no-deps --requirement tests/http_clients.txt
+	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
 	touch $@
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
@@ -63,7 +66,7 @@ test-unit: $(STAMP)
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
-	$(PYTEST) --timeout=240 --session-timeout=1500 -m "not cluster" tests/integration
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=240 --session-timeout=1500 -m "not cluster" tests/integration
 
 # Where pauses are written, if anywhere: make test-cluster RECORD=bench/results/cluster_faults.json
 RECORD ?=
@@ -105,11 +108,17 @@ statistics: $(STAMP) ## the law of many short texts under each exact rule, and b
 	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS)
 
 lint: $(STAMP) ## formatting, types, import order, protocol
+	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rest
+
+# One core's work as long as all the rest's.
+lint-types: $(STAMP)
+	echo "lint: mypy"
+	$(BIN)/mypy $(CODE)
+
+lint-rest: $(STAMP)
 	echo "lint: ruff"
 	$(BIN)/ruff check -q $(CODE)
 	$(BIN)/ruff format -q --check $(CODE) || { echo "lint: run make format" >&2; exit 1; }
-	echo "lint: mypy"
-	$(BIN)/mypy $(CODE)
 	echo "lint: import order"
 	$(BIN)/lint-imports --no-cache --no-logo
 	echo "lint: protocol"

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.integration.pauses import Pause, record
 
 HERE = Path(__file__).parent
-PAUSES = pytest.StashKey[list[Pause]]()
 PAUSES = pytest.StashKey[list[Pause]]()
 GROUPS = {
     # A Ray cluster keeps both cores busy while it starts: one at a time.
@@ -29,12 +30,22 @@ def group_of(path: Path) -> str:
     return next((name for name, files in GROUPS.items() if path.stem in files), path.stem)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the names of groups become part of the tests' own
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """A worker that is free gets the next group, whole. xdist's own groups are lost on pytest 9.2's tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(Path(nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = list(GROUPS)
     ours = [item for item in items if item.path.parent == HERE]
-    for item in ours:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
     ours.sort(key=lambda item: order.index(group) if (group := group_of(item.path)) in order else len(order))
     items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
 
