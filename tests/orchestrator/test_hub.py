@@ -106,6 +106,39 @@ async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.Capt
     assert f"joined {drafter.address} again" in said
 
 
+async def test_one_drafter_may_serve_several_orchestrators(
+    capsys: pytest.CaptureFixture[str], dead_address: str
+) -> None:
+    """One of them refuses it, one is not there: the others are served all the same."""
+    async with (
+        stack(SLOW_TARGET, accept_drafters=True) as first,
+        stack(SLOW_TARGET, accept_drafters=True) as second,
+        stack(SLOW_TARGET) as strict,
+    ):
+        also = (second.orchestrator.address, strict.orchestrator.address, dead_address)
+        async with asyncio.timeout(LIMIT_S):
+            drafter = await draft_service.server.dial_in(
+                ModelServiceOptions(DRAFT), first.orchestrator.address, None, also=also
+            )
+        try:
+            await until(lambda: drafters_of(first) == drafters_of(second) == 1)
+            for running in (first, second):
+                done = await running.client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
+                assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+                assert done.stats.accepted > 10
+        finally:
+            await drafter.stop()
+        refusal = f"specwire draft: {strict.orchestrator.address} does not let drafters dial in (--accept-drafters)"
+        assert refusal in capsys.readouterr().err.splitlines()
+
+
+async def test_it_ends_once_none_of_several_will_have_it() -> None:
+    async with stack(SLOW_TARGET) as one, stack(SLOW_TARGET) as other:
+        also = (other.orchestrator.address,)
+        with pytest.raises(JoinRefused, match="does not let drafters dial in"):
+            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), one.orchestrator.address, None, also=also)
+
+
 # A peer that does not keep to the protocol
 
 
