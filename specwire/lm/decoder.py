@@ -1,9 +1,10 @@
 """A decoder of the Llama family as one TorchScript call: the same arithmetic in few dispatches, none of them Python's.
 
 At batch 1 on a CPU most of an eager forward is dispatch and a BLAS that is slow at a few rows. Here each layer is four
-matrix products, one attention per session over its valid positions only, and a dozen small operations. The call holds
-the interpreter's lock at neither of them: the thread that sends the last step's verdicts runs beside it, where between
-a hundred Python calls each of them would wait for the other (measured; docs say where).
+matrix products, one attention for all short feeds (`specwire.lm.batched`), one for each of the others over its valid
+positions only, and a dozen small operations. The call holds the interpreter's lock at neither of them: the thread that
+sends the last step's verdicts runs beside it, where between a hundred Python calls each of them would wait for the
+other (measured; docs say where).
 """
 
 # No postponed annotations here: TorchScript reads them as they stand.
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from specwire.lm.batched import Batch
 from specwire.lm.linear import Weights, pack
 from specwire.lm.party import Rank
 from specwire.lm.together import adding, joining
@@ -89,11 +91,18 @@ class Decoder(nn.Module):
         self.adding, self.joining = adding(rank), joining(rank)
 
     def forward(
-        self, tokens: list[int], slots: list[int], starts: list[int], counts: list[int], wanted: list[int]
+        self,
+        tokens: list[int],
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        wanted: list[int],
+        batch: Batch,
     ) -> torch.Tensor:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
 
-        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i].
+        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i]; the first
+        are a `batch`.
         """
         device = self.embedding.device
         x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
@@ -101,10 +110,11 @@ class Decoder(nn.Module):
         masks: list[torch.Tensor] = []
         for feed in range(len(slots)):
             parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
-            masks.append(self._mask(starts[feed], counts[feed]))
+            if feed >= batch.feeds:
+                masks.append(self._mask(starts[feed], counts[feed]))
         rotation = torch.cat(parts).unsqueeze(1)
         for layer in range(self.layers):
-            x = self._layer(layer, x, rotation, slots, starts, counts, masks)
+            x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)
         rows: list[torch.Tensor] = []
         end = 0
         for feed in range(len(slots)):
@@ -136,20 +146,24 @@ class Decoder(nn.Module):
         starts: list[int],
         counts: list[int],
         masks: list[torch.Tensor],
+        batch: Batch,
     ) -> torch.Tensor:
-        """Map x (rows, hidden) to (rows, hidden)."""
+        """Map x (rows, hidden) to (rows, hidden); `masks` are of the feeds behind the batch."""
         heads = self._multiply(4 * layer, self._normed(2 * layer, x)).view(x.size(0), -1, self.head_dim)
         heads = self._turned(layer, heads, rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)
-        fresh = heads.narrow(1, self.heads, 2 * self.kv_heads).transpose(0, 1)
+        fresh = heads.narrow(1, self.heads, 2 * self.kv_heads)
         parts: list[torch.Tensor] = []
-        begin = 0
-        for feed in range(len(slots)):
+        begin = batch.rows
+        if batch.feeds > 0:
+            parts.append(self._attended_together(layer, queries.narrow(0, 0, begin), fresh.narrow(0, 0, begin), batch))
+        fresh = fresh.transpose(0, 1)
+        for feed in range(batch.feeds, len(slots)):
             start, count = starts[feed], counts[feed]
             cache = self.cache[layer, slots[feed]]
             cache.narrow(1, start, count).copy_(fresh.narrow(1, begin, count))
             seen = cache.narrow(1, 0, start + count)
-            parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed]))
+            parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed - batch.feeds]))
             begin += count
         x = x + self._summed(4 * layer + 1, torch.cat(parts))
         gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
@@ -198,6 +212,23 @@ class Decoder(nn.Module):
         result = functional.scaled_dot_product_attention(query, keys, values, additive)
         result = result.view(self.kv_heads, rows, -1, self.head_dim).transpose(0, 1)
         return result.reshape(rows, self.heads * self.head_dim)
+
+    def _attended_together(self, layer: int, queries: torch.Tensor, fresh: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """File keys and values `fresh` (rows, 2 kv_heads, head_dim) of the batch; attention's result as `_attended`."""
+        cache = self.cache[layer]
+        vectors = fresh.to(cache.dtype).reshape(-1, self.head_dim)
+        cache.view(-1, self.head_dim).index_copy_(0, batch.places, vectors)
+        cells = batch.slots * batch.columns
+        if not batch.straight:
+            queries = queries.new_zeros([cells, self.heads, self.head_dim]).index_copy_(0, batch.cells, queries)
+        query = queries.view(batch.slots, batch.columns, self.kv_heads, -1, self.head_dim).transpose(1, 2)
+        query = query.reshape(batch.slots, self.kv_heads, -1, self.head_dim)
+        seen = cache.narrow(0, batch.first, batch.slots).narrow(2, 0, batch.span)
+        keys, values = seen.narrow(1, 0, self.kv_heads), seen.narrow(1, self.kv_heads, self.kv_heads)
+        result = functional.scaled_dot_product_attention(query, keys, values, batch.mask)
+        result = result.view(batch.slots, self.kv_heads, batch.columns, -1, self.head_dim).transpose(1, 2)
+        rows = result.reshape(cells, self.heads * self.head_dim)
+        return rows if batch.straight else rows.index_select(0, batch.cells)
 
     def _normed(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Of each row, x / sqrt(mean of squares + epsilon), times a weight.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specwire.lm.batched import Layout, batch_of, nothing
 from specwire.lm.decoder import Decoder, Layer, Model, Shape, compiled
 from specwire.lm.interface import Feed
 from specwire.lm.linear import Weights
@@ -47,6 +48,10 @@ class LlamaRunner:
         room = -(-context // ALIGNED) * ALIGNED if apart else context
         size = (shape.layers, slots, 2 * shape.kv_heads, room, shape.head_dim)
         self._cache = torch.zeros(size, dtype=weights.embedding.dtype, device=weights.embedding.device)
+        self._layout = Layout(
+            2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
+        )
+        self._apart = apart
         self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
 
@@ -72,6 +77,7 @@ class LlamaRunner:
             [feed.start for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             [max(feed.wanted, 1) for feed in feeds],
+            nothing(self._layout) if self._apart else batch_of(feeds, self._layout),
         )
         return rows
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from specwire.lm.interface import NONE, QUANTIZATIONS, RUNTIMES, TORCH, LanguageModel, ModelError
@@ -50,17 +53,10 @@ def load_model(
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
-    if slots < 1:
-        raise ModelError(f"slots: must be at least 1, not {slots}")
-    if runtime not in RUNTIMES:
-        raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
-    if quantization not in QUANTIZATIONS:
-        raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
+    _check(slots, runtime, quantization)
     _set_threads(threads)
     if spec.startswith(PREFIX):
-        if party is not None:
-            raise ModelError(f"{FIELD}: a scripted model cannot be split over {party.size} ranks")
-        return ScriptedLM.parse(spec, slots=slots, context=context)
+        return _scripted(spec, slots, context, party)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
     from specwire.lm.kv_memory import KvMemory
     from specwire.lm.pretrained import load_pretrained
@@ -68,10 +64,31 @@ def load_model(
 
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
-    try:
+    with _told_by(party):
         return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, party=party)
+
+
+def _check(slots: int, runtime: str, quantization: str) -> None:
+    if slots < 1:
+        raise ModelError(f"slots: must be at least 1, not {slots}")
+    if runtime not in RUNTIMES:
+        raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
+
+
+def _scripted(spec: str, slots: int, context: int | None, party: Party | None) -> LanguageModel:
+    if party is not None:
+        raise ModelError(f"{FIELD}: a scripted model cannot be split over {party.size} ranks")
+    return ScriptedLM.parse(spec, slots=slots, context=context)
+
+
+@contextmanager
+def _told_by(party: Party | None) -> Iterator[None]:
+    """What breaks off between the ranks says less than the rank that ended; what all of them found is known already."""
+    try:
+        yield
     except Exception as error:
-        # What broke off between the ranks says less than the rank that ended; what all of them found is known already.
         loss = "" if party is None else party.loss()
         if loss and str(error) not in loss:
             raise ModelError(f"{FIELD}: {loss}") from error
