@@ -122,15 +122,14 @@ class Engine:
         """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
         self._take_commands()
         self.reception.expire(self._now_us())
-        self.reception.seating.fill()
+        self.reception.seating.fill(between_steps=True)
         self.reception.seating.catch_up()
         runnable = {held.slot: held for held in self.roster if self._may_run(held)}
+        waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         candidates = [
-            held.running.candidate(held.slot, self.lm.cached(held.slot), self.costs, self._pauses.waited_us)
-            for held in runnable.values()
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us) for slot, held in runnable.items()
         ]
-        waited_us = self._pauses.waited_us
-        V, rows = self.costs.step, self._budget.prefill_rows
+        V = self.costs.of(sum(each.uncached == 1 for each in candidates))
         plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
         self._flush()
         if plan.wait_until_us is not None and not self._scorer.busy:

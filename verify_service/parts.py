@@ -32,9 +32,10 @@ class Part(NamedTuple):
     @classmethod
     def of(cls, share: Share, held: Held) -> Part:
         session = held.session
-        if share.kind is SourceKind.DRAFTER:
+        window: tuple[Draft, ...] = ()
+        if share.window and share.kind is SourceKind.DRAFTER:
             window = session.drafts(share.window)
-        else:
+        elif share.window:
             window = tuple(map(Draft, session.window(share.window, share.kind)))
         return cls(share, held, session.foreseen(window), session.source)
 

@@ -53,7 +53,10 @@ class Reception:
         self._eos_ids = frozenset(lm.info.eos_ids)
 
     def report(self, link: int) -> Report:
-        return self.reports.setdefault(link, Report())
+        known = self.reports.get(link)
+        if known is None:
+            known = self.reports[link] = Report()
+        return known
 
     def report_of(self, held: Held) -> Report:
         """What its link hears; nobody hears of a session that has none."""
@@ -122,6 +125,7 @@ class Reception:
             self.counts["progress of an unknown session"] += 1
             return
         held.running.allow(allowance, tick.arrived_us)
+        self.seating.unpark(held)
 
     # Taking in
 
@@ -237,12 +241,12 @@ class Reception:
         return session
 
     def _seated(self, held: Held) -> None:
-        if held.session.ready:
+        if held.session.ready and not held.told:
             self._admitted(held, held.session.position)
 
     def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
         """`position`: the length of the text that it was opened with."""
-        cached = min(position, self._lm.cached(held.slot))
+        cached, held.told = min(position, self._lm.cached(held.slot)), True
         admitted = Admitted(held.handle, held.attach, position, resumed, tail, cached)
         self.report(held.link).admitted.append(admitted)
 
@@ -255,7 +259,8 @@ class Reception:
 
     @property
     def next_deadline_us(self) -> float:
-        return min((held.expires_us for held in self.roster), default=math.inf)
+        expiring_us = min((held.expires_us for held in self.roster), default=math.inf)
+        return min(expiring_us, self.seating.next_parking_us)
 
     def expire(self, now_us: float) -> None:
         """End the sessions whose deadline has passed; let go those that were kept long enough."""
@@ -268,7 +273,7 @@ class Reception:
             elif held.until_us <= now_us:
                 self.counts["session let go that nobody came back for"] += 1
             else:
-                if held.waiting or not held.session.ready:
+                if not held.told:
                     self.report(held.link).admitted.append(Admitted(held.handle, held.attach, held.session.position))
                 held.session.finish = FinishReason.DEADLINE
                 self._finished(self.report_of(held), held.handle, held.attach, held.session)

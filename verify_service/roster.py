@@ -21,7 +21,8 @@ class Held:
     """A session in its slot, or one that waits for a slot.
 
     attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
-    scope, priority: see Open in verify.proto. came_us: when it asked for a slot.
+    scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
+    open. parked: it gave its slot up because it had no room, and waits for nothing until it has some.
     """
 
     link: int
@@ -38,9 +39,12 @@ class Held:
     scope: bytes = b""
     priority: int = 0
     came_us: float = 0.0
+    told: bool = False
+    parked: bool = False
 
     @property
     def waiting(self) -> bool:
+        """It has no slot."""
         return self.slot == NO_SLOT
 
     @property

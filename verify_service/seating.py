@@ -1,4 +1,9 @@
-"""Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others."""
+"""Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others.
+
+A session that may decide nothing, because its client does not read or its log does not answer, keeps its slot as long
+as nobody needs it. Then whoever has had no room for longest is parked: with new credit it queues for a slot, and feeds
+its text again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,16 @@ from collections.abc import Callable, Sequence
 
 from specwire.core.prefixes import LEAST_SHARED, Prefix, longest
 from specwire.lm import LanguageModel
-from verify_service.roster import Held, Roster
+from verify_service.roster import NO_SLOT, Held, Roster
 from verify_service.slots import Slots
 from verify_service.waiting import LongestWait, Patience, WaitingRoom
 
+# Without room for so long a session gives its slot up to one that waits for it.
+PARK_AFTER_US = 5e6
+
 
 class Seating:
-    """Invariant: a session of the roster has a slot of its own, or is in the waiting room.
+    """Invariant: a session of the roster has a slot of its own, is in the waiting room, or is parked.
 
     Args:
         counts: where idle sessions that gave way are counted.
@@ -55,15 +63,43 @@ class Seating:
         queue = f", and {self._patience.sessions} sessions wait" if self._patience.sessions else ""
         return f"all {self._lm.slots} slots of this verifier are taken{queue}"
 
-    def fill(self) -> None:
-        """Give those who wait a slot, each in turn, as long as there is one."""
+    def fill(self, between_steps: bool = False) -> None:
+        """Give those who wait a slot, each in turn, as long as there is one. Between steps somebody may be parked."""
         while self.waiting and (held := self.waiting.next(self._roster.served)) is not None:
             slot = self._slot_for(held)
+            if slot is None and between_steps and self._park():
+                slot = self._slot_for(held)
             if slot is None:
                 return
             self.waiting.took_turn(held)
             self._waited(held)
             self._seat(held, slot)
+
+    def _park(self) -> bool:
+        """Whether a session had no room for long enough, and has given its slot up."""
+        held = min(self._paused, key=_since, default=None)
+        if held is None or _since(held) > self._now_us() - PARK_AFTER_US:
+            return False
+        self._counts["session without room gave up its slot"] += 1
+        slot, held.slot, held.parked = held.slot, NO_SLOT, True
+        self.slots.keep(slot, list(held.session.text.tokens), held.scope, held.session_id)
+        return True
+
+    @property
+    def _paused(self) -> list[Held]:
+        return [held for held in self._roster.served if held.session.ready and held.session.room == 0]
+
+    @property
+    def next_parking_us(self) -> float:
+        """When somebody will have had no room for long enough, if anybody waits for that."""
+        return min(map(_since, self._paused), default=math.inf) + PARK_AFTER_US if self.waiting else math.inf
+
+    def unpark(self, held: Held) -> None:
+        """It has room again, if it was parked for want of it: it waits for a slot, however long that takes."""
+        if held.parked and held.session.room > 0:
+            held.parked, held.came_us = False, self._now_us()
+            self.waiting.add(held)
+            self.fill()
 
     def catch_up(self) -> None:
         """Before a step: those whose prompts wait to be fed take what has been fed meanwhile of one that begins alike.
@@ -98,7 +134,8 @@ class Seating:
         self._roster.remove(held)
         if held.waiting:
             self.waiting.remove(held)
-            self._waited(held)
+            if not held.parked:
+                self._waited(held)
         else:
             self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
 
@@ -117,7 +154,7 @@ class Seating:
     def queue_us(self) -> float:
         """The longest that a session waits for a slot, or has waited of late. For any thread."""
         now_us = self._now_us()
-        waiting = [now_us - held.came_us for held in list(self._roster) if held.waiting]
+        waiting = [now_us - held.came_us for held in list(self._roster) if held.waiting and not held.parked]
         return max(self._longest.at(now_us), *waiting, 0.0)
 
     def _waited(self, held: Held) -> None:
@@ -149,3 +186,7 @@ class Seating:
             self._counts["idle session gave up its slot"] += 1
             self.leave(spare)
         return spare is not None
+
+
+def _since(held: Held) -> float:
+    return held.running.since_us

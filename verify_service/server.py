@@ -187,9 +187,8 @@ def _loader(
 ) -> Load[common_pb2.GetModelInfoResponse]:
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
-        from specwire.core.costs import StepCosts
         from specwire.lm import load_model
-        from verify_service.calibrate import calibrate
+        from verify_service.calibrate import step_costs
         from verify_service.engine import Engine
         from verify_service.metrics import families, load_of
 
@@ -200,14 +199,14 @@ def _loader(
         kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
         say("specwire verify: measuring forward times")
-        times = calibrate(lm, go_on=go_on)
+        costs = step_costs(lm, go_on)
         info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes)
-        for rows, microseconds in times.points.items():
+        for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
-            StepCosts(times),
+            costs,
             deliver,
             patient=patient,
             ngram=options.ngram,

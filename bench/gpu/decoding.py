@@ -12,14 +12,13 @@ from typing import Protocol
 from bench.runs import BenchError
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
-from specwire.core.costs import StepCosts
 from specwire.core.limits import Stopping
 from specwire.core.prefixes import common
 from specwire.core.sampling import Sampling
 from specwire.core.text import Text
 from specwire.core.verification import Allowance
 from specwire.lm import Feed, LanguageModel
-from verify_service.calibrate import calibrate
+from verify_service.calibrate import step_costs
 from verify_service.commands import Opening, Proposed, Reports, Tick
 from verify_service.engine import Engine
 
@@ -110,10 +109,10 @@ class _Tally:
 
 
 class Decoding:
-    """One engine, and what it reports. V(m) is measured when made."""
+    """One engine, and what it reports. What steps cost is measured when made."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        self._engine = Engine(lm, StepCosts(calibrate(lm)), self._take, ngram=False)
+        self._engine = Engine(lm, step_costs(lm), self._take, ngram=False)
         self._handles, self._chains = count(1), count(1)
         self._sessions: dict[int, _Session] = {}
         self._tally = _Tally()

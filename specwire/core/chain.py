@@ -250,6 +250,8 @@ class Chains:
 
         Where nothing is known that is the longest chain; of equal ones it is the lowest source.
         """
+        if not self._live:
+            return None
         reach = {source: min(WEIGHED, chain.end - position) for source, chain in self._live.items()}
         sources = sorted(source for source, tokens in reach.items() if tokens > 0)
         if len(sources) < 2 or self.weighed:

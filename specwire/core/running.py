@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from specwire.core.chain import Offer, Proposal
 from specwire.core.constraint import Matcher
-from specwire.core.costs import StepCosts
 from specwire.core.expectation import Answer, Expectations
 from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
 from specwire.core.tail import Verdict
@@ -58,20 +57,21 @@ class Running:
             self.since_us = now_us if paused else self.since_us
         return verdicts
 
-    def candidate(self, slot: int, cached: int, costs: StepCosts, waited_us: float) -> Candidate:
-        """The session as the scheduler sees it; `waited_us`: since the last step."""
+    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float) -> Candidate:
+        """The session as the scheduler sees it; `waited_us`: since the last step; `plain_us`: of a session alone."""
         session = self.session
-        source, drafted = session.source, len(session.window(MOST_WINDOW))
-        # A part of a chunk may be at hand that no window can take: it is not missing for that.
-        at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
-        missing = max(0, min(session.allowance.due, MOST_WINDOW, session.room - 1) - at_hand)
-        plain_us = costs.plain(1)
+        source, drafted, at_hand, room = session.source, 0, 0, session.room
+        if source is not None:
+            drafted = len(session.window(MOST_WINDOW))
+            # A part of a chunk may be at hand that no window can take: it is not missing for that.
+            at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
+        missing = max(0, min(session.allowance.due, MOST_WINDOW, room - 1) - at_hand)
         due = self.expectations.due(plain_us) if missing > 0 else None
         if source is None:
             source = due.source if due is not None else 0
         return Candidate(
             slot,
-            session.room,
+            room,
             session.position - cached,
             drafted,
             session.ledger.spare_us(plain_us) - waited_us,

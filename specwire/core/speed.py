@@ -6,12 +6,27 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from statistics import median
+from typing import Any
 
 DECAY = 0.98
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 # Of the position before in the estimate of the next: later ones are tested less often, and differ little.
 LATER_WEIGHT = 6.0
+
+
+def interpolated(points: Mapping[Any, float], at: float) -> float:
+    """Linear between `points`, whose keys are ascending numbers; before the first and behind the last as there."""
+    known: float | None = points.get(at)
+    if known is not None:
+        return known
+    places = list(points)
+    index = bisect_left(places, at)
+    if index in (0, len(places)):
+        return points[places[max(0, index - 1)]]
+    low, high = places[index - 1], places[index]
+    share = (at - low) / (high - low)
+    return points[low] * (1 - share) + points[high] * share
 
 
 class ForwardTimes:
@@ -34,18 +49,8 @@ class ForwardTimes:
 
     def at(self, rows: int) -> float:
         """V(rows), in microseconds."""
-        known = self._times.get(rows)
-        if known is not None:
-            return known
         widths = list(self._times)
-        index = bisect_left(widths, rows)
-        if index == 0:
-            return self._times[widths[0]]
-        if index == len(widths):
-            return self._beyond(rows, widths)
-        low, high = widths[index - 1], widths[index]
-        share = (rows - low) / (high - low)
-        return self._times[low] * (1 - share) + self._times[high] * share
+        return self._beyond(rows, widths) if rows > widths[-1] else interpolated(self._times, rows)
 
     def _beyond(self, rows: int, widths: Sequence[int]) -> float:
         last = self._times[widths[-1]]

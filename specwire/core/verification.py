@@ -100,7 +100,7 @@ class VerifySession:
         """How many tokens may be decided now."""
         if self.finish is not None or self.stuck or not self.ready:
             return 0
-        return max(0, min(self.allowance.credit, self.ending.end) - self.position)
+        return max(0, min(self.allowance.credit, self.ending.end) - len(self.text.tokens))
 
     @property
     def ready(self) -> bool:
@@ -303,7 +303,7 @@ class VerifySession:
             self.stuck = taken < kept
             kept, finish = taken, None if self.stuck else finish
         self.finish = finish
-        return decision.clipped(kept)
+        return decision if kept == len(decision.tokens) else decision.clipped(kept)
 
     def _learn(self, decision: Decision, width: int, tested: int | None) -> None:
         """How often the sources are right. Positions of the window behind the text's end were not tested."""

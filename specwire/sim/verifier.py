@@ -23,6 +23,7 @@ from specwire.sim.guesses import target_token
 
 # Widths at which V(m) is known at start; a linear V is known everywhere.
 WIDTHS = (1, 2, 4, 8, 16, 32)
+BATCHES, DEPTHS = (4, 16), (1, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class ForwardCost:
     def measured(self) -> ForwardTimes:
         """V(m) of one session, as a verifier measures it at start."""
         return ForwardTimes({rows: self.at(1, rows - 1) for rows in WIDTHS})
+
+    def batches(self) -> dict[tuple[int, int], float]:
+        """Likewise of several, by (sessions, positions of each)."""
+        return {
+            (sessions, depth): self.at(sessions, sessions * (depth - 1)) for sessions in BATCHES for depth in DEPTHS
+        }
 
 
 class StepTimes(NamedTuple):
@@ -121,7 +128,7 @@ class Verifier:
         self, clock: Clock, machine: Machine, cost: ForwardCost, step_us: float = 0.0, patient: bool = False
     ) -> None:
         self.counts = Counts()
-        self.costs = StepCosts(cost.measured())
+        self.costs = StepCosts(cost.measured(), cost.batches())
         self._clock = clock
         self._machine = machine
         self._cost = cost
@@ -185,12 +192,10 @@ class Verifier:
         self._take_commands()
         now_us = self._clock.now_us
         runnable = {held.slot: held for held in self._held.values() if held.running.session.room > 0}
-        candidates = [
-            held.running.candidate(held.slot, held.cached, self.costs, self._pause.waited_us)
-            for held in runnable.values()
-        ]
-        waited_us = self._pause.waited_us
-        plan = schedule(candidates, now_us, self.costs.step, patient=self._patient, waited_us=waited_us)
+        waited_us, plain_us = self._pause.waited_us, self.costs.plain(1)
+        candidates = [held.running.candidate(held.slot, held.cached, plain_us, waited_us) for held in runnable.values()]
+        V = self.costs.of(sum(each.uncached == 1 for each in candidates))
+        plan = schedule(candidates, now_us, V, patient=self._patient, waited_us=waited_us)
         self._pause.since_us, self._pause.waiting = now_us, plan.wait_until_us is not None
         self._pause.number += 1
         if plan.wait_until_us is not None:

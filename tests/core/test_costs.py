@@ -5,7 +5,7 @@ import pytest
 from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
 from specwire.lm import load_model
-from verify_service.calibrate import WIDTHS, calibrate
+from verify_service.calibrate import WIDTHS, calibrate, calibrate_batches
 
 
 def costs() -> StepCosts:
@@ -57,3 +57,57 @@ def test_calibration_measures_every_width_and_leaves_the_slot_empty() -> None:
 
 def test_calibration_fits_a_small_context() -> None:
     assert tuple(calibrate(load_model("scripted:3", slots=1, context=4), budget_s=0.01).points) == (1, 2)
+
+
+def batch_costs() -> StepCosts:
+    """Each further session adds 100 us at one position and 200 us at four; a row adds 10 us."""
+    forward = ForwardTimes({1: 1000.0, 101: 2000.0})
+    measured = {
+        (sessions, depth): forward.at(sessions * depth) + (sessions - 1) * added
+        for sessions in (4, 16)
+        for depth, added in ((1, 100.0), (4, 200.0))
+    }
+    return StepCosts(forward, measured)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "rows", "expected"),
+    [
+        (1, 4, 1030.0),
+        (4, 4, 1030.0 + 300.0),
+        (4, 16, 1150.0 + 600.0),
+        (4, 10, 1090.0 + 450.0),
+        (2, 2, 1010.0 + 100.0),
+        (10, 10, 1090.0 + 900.0),
+        (16, 160, 2590.0 + 3000.0),
+        (31, 31, 1300.0 + 3000.0),
+    ],
+)
+def test_what_further_sessions_cost_is_measured_and_linear_between(sessions: int, rows: int, expected: float) -> None:
+    assert batch_costs().of(sessions)(rows) == pytest.approx(expected)
+
+
+def test_a_plan_s_costs_begin_at_the_plain_step_and_grow_by_what_windows_were_seen_to_add() -> None:
+    learned = batch_costs()
+    for _ in range(300):
+        learned.observe(4, 4, 3000.0, drafting=False, waited=False)
+        learned.observe(4, 16, 3000.0 + 2 * 420.0, drafting=False, waited=False)
+    learned.observe_overhead(100.0)
+    assert learned.plain(4) == pytest.approx(3100.0, rel=0.01)
+    assert learned.of(4)(4) == pytest.approx(3100.0, rel=0.01)
+    assert learned.of(4)(16) == pytest.approx(3100.0 + 840.0, rel=0.02)
+
+
+def test_one_slow_step_of_a_batch_changes_little() -> None:
+    learned = batch_costs()
+    before = learned.of(4)(16)
+    learned.observe(4, 16, 1e6, drafting=False, waited=False)
+    assert learned.of(4)(16) < 2 * before
+
+
+def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
+    lm = load_model("scripted:3", slots=6)
+    assert list(calibrate_batches(lm, budget_s=0.0)) == [(4, 1), (4, 4), (6, 1), (6, 4)]
+    assert [lm.cached(slot) for slot in range(6)] == [0] * 6
+    assert calibrate_batches(load_model("scripted:3", slots=1)) == {}
+    assert list(calibrate_batches(load_model("scripted:3", slots=2, context=4), budget_s=0.0)) == [(2, 1)]

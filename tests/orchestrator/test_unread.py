@@ -1,4 +1,4 @@
-"""What an orchestrator keeps for a client that does not read, counted where it is kept."""
+"""What an orchestrator keeps for a client that does not read, counted where it is kept; the others read on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.link import Link
 from specwire.client import AsyncClient, Chunk
 from specwire.core.states import State
-from tests.orchestrator.stack import DRAFT, TARGET, Stack, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
 
 LENGTH, READ_FIRST = 4000, 16
 LIMIT_S = 30.0
@@ -56,6 +56,9 @@ async def test_over_grpc() -> None:
         driver = await still(parts)
         check_bounded(parts, driver)
         assert len(driver.output.tokens) < LENGTH
+        others = [event async for event in client.generate(PROMPT, max_tokens=40, ignore_eos=True, timeout=LIMIT_S)]
+        told = [token for event in others if isinstance(event, Chunk) for token in event.tokens]
+        assert told == plain(TARGET, PROMPT, 40)
         await events.aclose()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ from specwire.core.chain import Proposal
 from specwire.core.sampling import Sampling
 from specwire.core.verification import Allowance
 from specwire.lm import Feed
+from tests.lm.models import CONTEXT, build, config, poison, save
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.commands import Code, LinkLost
 
 SYSTEM = tuple(index % 50 + 3 for index in range(24))
 PROMPTS = {handle: (*SYSTEM, handle) for handle in (1, 2, 3)}
 SAMPLINGS = {1: GREEDY, 2: COUPLED, 3: Sampling(0.8, 5, 0.9, 3)}
+# An id that the real model below has no finite embedding of.
+POISON = 7
 
 
 def malformed(rig: Rig, handle: int) -> None:
@@ -126,3 +130,32 @@ def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: fl
         rig.run()
         assert rig.tokens[2][-5:] == oracle(rig.lm, (*PROMPTS[2], 9), 5)
     check_others(rig)
+
+
+def served(folder: str, prompts: Mapping[int, tuple[int, ...]], proposed: Sequence[int] = ()) -> Rig:
+    """A real model serves these sessions together; `proposed` to session 2, behind its first token."""
+    rig = Rig(folder, slots=3, context=CONTEXT)
+    for handle, prompt in prompts.items():
+        rig.open(handle, prompt, sampling=SAMPLINGS[handle], max_tokens=20, scope=b"a")
+    rig.step()
+    if proposed:
+        rig.propose(2, chain(10, (*prompts[2], *rig.tokens[2]), proposed))
+    rig.run()
+    return rig
+
+
+@pytest.mark.parametrize("proposed", [False, True], ids=["prompt", "proposal"])
+def test_what_poisons_one_text_of_a_real_model_reaches_no_other(proposed: bool, tmp_path: Path) -> None:
+    """One attention reads the keys and values of all of them: what is not finite stays where it was computed."""
+    model = build(config("llama"))
+    poison(model, POISON, float("nan"))
+    folder = save(model, tmp_path)
+    prompts = {handle: (5, 17, 3, 9 + handle) for handle in (1, 2, 3)}
+    alone = {handle: served(folder, {handle: prompt}).tokens[handle] for handle, prompt in prompts.items()}
+    if proposed:
+        together = served(folder, prompts, (POISON, 4))
+        assert (together.refused, together.tokens) == ([], alone)
+    else:
+        together = served(folder, {**prompts, 2: (*prompts[2], POISON)})
+        assert [(each.handle, each.code) for each in together.refused] == [(2, Code.ABORTED)]
+        assert {handle: together.tokens[handle] for handle in (1, 3)} == {handle: alone[handle] for handle in (1, 3)}
