@@ -23,6 +23,7 @@ from specwire.rpc.options import exposure
 from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
+    add_compile_argument,
     add_deterministic_argument,
     add_ranks_argument,
     add_runtime_argument,
@@ -55,6 +56,7 @@ class StackOptions:
         target_threads, draft_threads: CPU threads of the models' forwards.
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
+        device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
         quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
             ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
@@ -75,6 +77,9 @@ class StackOptions:
     retention: float = RETENTION_S
     listen: str = ANY_PORT
     dtype: str = "float32"
+    device: str = "cpu"
+    draft_device: str = ""
+    compiled: bool = False
     runtime: str = "torch"
     quantization: str = "none"
     deterministic: bool = False
@@ -112,6 +117,8 @@ class StackOptions:
         return ModelServiceOptions(
             self.target,
             dtype=self.dtype,
+            device=self.device,
+            compiled=self.compiled,
             runtime=self.runtime,
             quantization=self.quantization,
             deterministic=self.deterministic,
@@ -128,6 +135,8 @@ class StackOptions:
             DRAFTER if number == 1 else f"{DRAFTER}-{number}": ModelServiceOptions(
                 model,
                 dtype=self.dtype,
+                device=self.draft_device or self.device,
+                compiled=self.compiled,
                 runtime=self.runtime,
                 quantization=self.quantization,
                 threads=self.draft_threads,
@@ -190,6 +199,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
     group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    group.add_argument("--device", default="cpu", help="of both models, such as cpu or cuda:0 (default: %(default)s)")
+    group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")
+    add_compile_argument(group)
     add_runtime_argument(group)
     add_deterministic_argument(group)
     add_ranks_argument(group)
@@ -222,6 +234,9 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         retention=args.retention,
         listen=listen,
         dtype=args.dtype,
+        device=args.device,
+        draft_device=args.draft_device,
+        compiled=args.compile,
         runtime=args.runtime,
         quantization=args.quantization,
         deterministic=args.deterministic,

@@ -140,7 +140,8 @@ class PlainService:
         context = [] if o.context is None else ["--context", str(o.context)]
         if o.kv_memory is not None:
             sizes += ["--kv-memory", str(o.kv_memory)]
-        own = [*([] if o.ngram else ["--no-ngram"]), *(["--deterministic"] if o.deterministic else [])]
+        flags = (("--no-ngram", not o.ngram), ("--deterministic", o.deterministic), ("--compile", o.compiled))
+        own = [flag for flag, given in flags if given]
         if o.tensor_parallel_size > 1:
             own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
         if o.metrics:

@@ -29,6 +29,8 @@ NAMESPACE = "specwire"
 LOOPBACK = "127.0.0.1"  # else Ray listens on the machine's own address
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
+# Actors ask Ray for no GPU: they are told by name which one they use. Without this some releases hide all of them then.
+HIDE_DEVICES = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 
 
 Say = Callable[[RayAnswer], None]
@@ -76,8 +78,9 @@ def _start_ray(order: RayOrder) -> None:
     """Start Ray on loopback with its files in our folder.
 
     num_cpus is what Ray schedules by, not what the models use: one for each actor, whose threads are set on purpose by
-    the services' own options. The custom resources say which node may hold which actor.
+    the services' own options, and so is the device. The custom resources say which node may hold which actor.
     """
+    os.environ[HIDE_DEVICES] = "0"
     ray.init(
         address="local",
         namespace=NAMESPACE,

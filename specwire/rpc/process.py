@@ -190,11 +190,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
         help="of keys and values, such as 8G: as many slots as fit, whatever --slots says",
     )
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
+    add_compile_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_listening_arguments(parser, "orchestrators")
+
+
+def add_compile_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="compile the forwards in static shapes: for GPUs, minutes at start"
     )
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_listening_arguments(parser, "orchestrators")
 
 
 def add_runtime_argument(parser: argparse._ActionsContainer) -> None:

@@ -1,0 +1,49 @@
+"""Which device each model of `specwire up` is on, and whether it is compiled, reaches the model's own service."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+import verify_service.server
+from deploy.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
+from deploy.plain_host import PlainService
+from specwire.core.sampling import InvalidParameter
+from specwire.rpc.process import ModelServiceOptions, model_options
+
+
+def asked(*words: str) -> StackOptions:
+    line = argparse.ArgumentParser()
+    add_stack_arguments(line)
+    return stack_options(line.parse_args(words))
+
+
+def told(options: ModelServiceOptions) -> ModelServiceOptions:
+    """What a service reads from the command line that a child process of the stack is started with."""
+    line = argparse.ArgumentParser()
+    verify_service.server.add_arguments(line)
+    _, _, _, *words = PlainService(VERIFIER, options, 1.0, pytest.fail)._command(options.listen)
+    return model_options(line.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "draft", "compiled"),
+    [
+        ((), "cpu", "cpu", False),
+        (("--device", "cuda:0", "--compile"), "cuda:0", "cuda:0", True),
+        (("--device", "cuda:1", "--draft-device", "cpu"), "cuda:1", "cpu", False),
+        (("--draft-device", "cuda:0"), "cpu", "cuda:0", False),
+    ],
+)
+def test_they_reach_the_services(words: tuple[str, ...], target: str, draft: str, compiled: bool) -> None:
+    services = asked(*words).services()
+    assert (services[VERIFIER].device, services[DRAFTER].device) == (target, draft)
+    assert {each.compiled for each in services.values()} == {compiled}
+    for each in services.values():
+        assert told(each) == each
+
+
+def test_a_target_without_a_device_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="device: must not be empty"):
+        asked("--device", "")
