@@ -13,8 +13,8 @@ from bench.speed import speed_ratio
 from bench.texts import Judged
 
 SPEED = (
-    ("drafting on / transformers", DRAFTING_ON, PLAIN, 1.5),
-    ("drafting on / transformers assisted", DRAFTING_ON, ASSISTED, 1.3),
+    ("drafting on / transformers", DRAFTING_ON, PLAIN, 2.5),
+    ("drafting on / transformers assisted", DRAFTING_ON, ASSISTED, 2.0),
     ("drafting off / transformers", DRAFTING_OFF, PLAIN, 1.0),
 )
 GAPS_MS = {BETWEEN: 1.0, DELIVERY: 2.5}

@@ -29,6 +29,7 @@ GPU = ROOT / "bench" / "results" / "gpu.json"
 CLUSTER = ROOT / "bench" / "results" / "cluster.json"
 INGRESS = ROOT / "bench" / "results" / "ingress.json"
 CLUSTER_FAULTS = ROOT / "bench" / "results" / "cluster_faults.json"
+STEP = ROOT / "bench" / "results" / "step.json"
 PAIR = ROOT / "demo_pair" / "figures.json"
 
 
@@ -176,6 +177,20 @@ def batch_table(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def step_table(results: dict[str, Any]) -> str:
+    """Render `make bench-step`: each step, as a multiple of its runtime's V(1) and of the peer's time per token."""
+    rows = [["runtime", "sessions", "positions of each", "ms", "x its V(1)", "x OpenVINO GenAI's token"]]
+    for row in results["rows"]:
+        sizes = [str(row["sessions"]), ", ".join(map(str, row["windows"]))]
+        to_peer = "" if row["to_peer"] is None else interval(row["to_peer"])
+        rows.append([row["runtime"], *sizes, interval(row["ms"]), interval(row["to_one"]), to_peer])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out texts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    where = f"{machine['cpu']}, {arguments['threads']} threads of {machine['cores']} cores, {arguments['dtype']}"
+    said = " ".join([f"Measured on {where}: {how}, interleaved.", *results["notes"]])
+    return "\n\n".join([grid(rows), *([bars_table(results)] if results["bars"] else []), said])
+
+
 def constrained_table(results: dict[str, Any]) -> str:
     """Render the counts of `make bench-constrained`."""
     rows = [["constraint, rule", "positions", "only one id allowed", "right with the mask", "right without"]]
@@ -222,6 +237,7 @@ TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
     (ROOT / "README.md", "headline", BENCH, headline_table),
     (ROOT / "README.md", "speed", BENCH, speed_table),
     (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
+    (ROOT / "docs" / "PERFORMANCE.md", "step", STEP, step_table),
     (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
     (ROOT / "docs" / "CHOOSING_A_PAIR.md", "pairs", WAN, pairs_table),
     (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),

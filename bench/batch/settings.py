@@ -15,8 +15,11 @@ from specwire.rpc.process import DTYPES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
-# A repeat of a level has as many sessions, in groups that begin together.
-LEAST_SESSIONS = 8
+# A repeat of a level has at least so many sessions, and so many groups that begin together: one group of many is over
+# in a second or two, of which a hiccup is a large part.
+LEAST_SESSIONS, LEAST_GROUPS = 8, 2
+# Seven would do for an interval of 95 %, from the least of them to the greatest; of nine it leaves out one at each end.
+REPEATS = 9
 PLAN = "lockstep:4"
 SHARES = (0.5, 0.8)
 SEEDS = (1, 2, 3)
@@ -38,7 +41,7 @@ class BatchSettings:
     draft: str
     levels: tuple[int, ...] = LEVELS
     tokens: int = 128
-    repeats: int = 7
+    repeats: int = REPEATS
     dtype: str = "bfloat16"
     ray: bool = True
     plan: str = PLAN
@@ -67,11 +70,15 @@ class BatchSettings:
 
     @property
     def prompts(self) -> int:
-        return max(self.most, LEAST_SESSIONS)
+        return max(map(self._sessions, self.levels))
 
     def groups(self, level: int) -> list[int]:
         """Each group's first prompt."""
-        return list(range(0, max(level, LEAST_SESSIONS) - level + 1, level))
+        return list(range(0, self._sessions(level) - level + 1, level))
+
+    def _sessions(self, level: int) -> int:
+        """Of a repeat, as far as there are prompts."""
+        return min(max(level * LEAST_GROUPS, LEAST_SESSIONS), len(held_out_prompts()))
 
     def shown(self) -> dict[str, object]:
         """For others to read: models without where this machine keeps them."""
@@ -88,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--draft", default=str(DRAFT), metavar="PATH", help="path or hub id (default: the demo pair)")
     line.add_argument("--levels", metavar="N,N", help="sessions at once (default: 1,2,4,8,16,32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
-    line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
+    line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 9)")
     line.add_argument("--requests", type=int, metavar="N", help="of each load that arrives, 0: none (default: 64)")
     line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16)")
     line.add_argument("--plan", default=PLAN, metavar="PLAN", help="of the row with drafting on (default: %(default)s)")
@@ -102,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_of(args: argparse.Namespace) -> BatchSettings:
     """InvalidParameter names what is wrong."""
-    levels, tokens, repeats, requests = ((1, 2), 8, 1, 4) if args.quick else (LEVELS, 128, 7, 64)
+    levels, tokens, repeats, requests = ((1, 2), 8, 1, 4) if args.quick else (LEVELS, 128, REPEATS, 64)
     return BatchSettings(
         located(args.target),
         located(args.draft),

@@ -214,7 +214,8 @@ def test_settings() -> None:
     found = settings.settings_of(settings.parser().parse_args(["--quick", "--levels", "4,1", "--no-ray"]))
     assert (found.levels, found.tokens, found.repeats, found.most, found.prompts) == ((1, 4), 8, 1, 4, 8)
     assert (found.groups(1), found.groups(4)) == ([*range(8)], [0, 4])
-    assert settings.BatchSettings("t", "d").groups(32) == [0]
+    full = settings.BatchSettings("t", "d")
+    assert (full.groups(32), full.groups(64), full.prompts) == ([0, 32], [0], 64)
     for words in (["--levels", "0"], ["--levels", "x"], ["--tokens", "1"], ["--plan", "lockstep"]):
         with pytest.raises(InvalidParameter):
             settings.settings_of(settings.parser().parse_args(words))

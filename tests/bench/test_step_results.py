@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import step_results
 from bench.step_results import PEER, Cell, StepResults, StepSample
+from scripts.figures import step_table
 
 ONE, EIGHT, MANY = Cell("torch", 1, (1,)), Cell("torch", 1, (8,)), Cell("torch", 16, (1,))
 MIXED = Cell("torch", 1, (1, 5))
@@ -77,3 +79,15 @@ def test_the_table_and_the_file_say_all(tmp_path: Path) -> None:
     where = {"repeat": 0, "text": 0, "runtime": "torch", "sessions": 1, "windows": [1]}
     assert written["raw"][0] == {**where, "seconds": 0.01, "steps": 10}
     assert (tmp_path / "step.png").stat().st_size > 0
+
+
+def test_the_page_s_table_says_all_too(tmp_path: Path) -> None:
+    step_results.write(
+        replace(
+            found(list(MS)), arguments={"dtype": "bfloat16", "prompts": 2, "tokens": 40, "repeats": 7, "threads": 1}
+        ),
+        tmp_path / "step.json",
+    )
+    table = step_table(json.loads((tmp_path / "step.json").read_text()))
+    for words in ("| torch | 1 | 1, 5 |", "2.50 (2.50 to 2.50)", "**no**", "1 threads of", "a note"):
+        assert words in table
