@@ -134,7 +134,7 @@ def load_table(results: dict[str, Any]) -> str:
     said = (
         f"{results['sessions']:,} sessions at once for {asked['minutes']:g} minutes on {_where(results)}:",
         f"{results['tokens_per_second']:,.0f} tokens/s; {results['sessions_ended']:,} sessions ended.",
-        f"Resident memory of a session: {memory}. Decided for who does not read:",
+        f"Resident memory of a session, at most: {memory}. Decided for who does not read:",
         f"{min(results['unread_decided']):,} to {max(results['unread_decided']):,} tokens.",
     )
     return f"{grid(rows)}\n\n{' '.join(said)}"

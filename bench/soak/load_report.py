@@ -65,9 +65,9 @@ class LoadReport:
 
     @property
     def kib_per_session(self) -> dict[str, float]:
-        """At the middle of the run, over what the process had before."""
-        middle = self.samples[len(self.samples) // 2][4]
-        return {name: round((size - self.before[name]) * 1024 / self.sessions, 1) for name, size in middle.items()}
+        """At most, over what the process had before."""
+        most = {name: max(memory[name] for *_, memory in self.samples) for name in self.before}
+        return {name: round((size - self.before[name]) * 1024 / self.sessions, 1) for name, size in most.items()}
 
     @property
     def kept(self) -> dict[str, Estimate]:

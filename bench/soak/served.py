@@ -22,6 +22,8 @@ RUNNING = "specwire:num_sessions_running"
 # Ended sessions are remembered for as long, a minute by itself: at some thousand a minute their number, and with it
 # memory, would follow every change of the machine's speed.
 FORGETTING = ("--retention", "5")
+# With sessions that wait for a slot: on a slow machine it takes long until one is free.
+PATIENT = ("--queue-wait", "300")
 DEPLOY = "deploy"
 
 
@@ -61,7 +63,7 @@ def served(pair: Pair, verifier: str) -> Iterator[Served]:
             owned.callback(service.kill)
             return service
 
-        verify = start(verifier, "verify", pair.target, *pair.words)
+        verify = start(verifier, "verify", pair.target, *pair.words, *PATIENT)
         figures = f"127.0.0.1:{free_port()}"
         words = ("--redis-url", f"redis://{redis.ready()}/0", *FORGETTING, "--metrics", figures)
         orchestrate = start(DEPLOY, "orchestrate", "--verifier", verify.ready(), *words)
