@@ -25,7 +25,7 @@ def interpolated(points: Mapping[Any, float], at: float) -> float:
     if index in (0, len(places)):
         return points[places[max(0, index - 1)]]
     low, high = places[index - 1], places[index]
-    share = (at - low) / (high - low)
+    share: float = (at - low) / (high - low)
     return points[low] * (1 - share) + points[high] * share
 
 
