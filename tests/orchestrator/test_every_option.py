@@ -81,21 +81,24 @@ combinations = st.fixed_dictionaries(
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """A stack with a good drafter, and one with a random one; slowed down, that texts outlast a drafter's way."""
+async def serving() -> AsyncIterator[tuple[AsyncClient, ...]]:
+    """Stacks without a drafter, with a good one, and with a random one; the latter two wait for what is drafted."""
     async with (
-        stack(f"{MODEL}:delay_ms=4", f"{MODEL}:agree=0.8", plan="stream:2,6", slots=32) as good,
-        stack(f"{MODEL}:delay_ms=4", f"scripted:99:vocab={VOCABULARY}", plan="stream:2,6", slots=32) as bad,
+        stack(f"{MODEL}:delay_ms=4", slots=32) as plain,
+        stack(f"{MODEL}:delay_ms=4", f"{MODEL}:agree=0.8", plan="stream:2,6,2", slots=32, patient=True) as good,
+        stack(
+            f"{MODEL}:delay_ms=4", f"scripted:99:vocab={VOCABULARY}", plan="stream:2,6,2", slots=32, patient=True
+        ) as bad,
     ):
-        yield good.client, bad.client
+        yield plain.client, good.client, bad.client
 
 
-async def ways(clients: tuple[AsyncClient, AsyncClient], wish: Options) -> list[Completion]:
+async def ways(clients: tuple[AsyncClient, ...], wish: Options) -> list[Completion]:
     """Nobody drafts, the text itself, a good drafter, a random one."""
     off: Options = {**wish, "drafting": False}
     ngram: Options = {**off, "ngram": True}
     asked = [clients[0].complete(PROMPT, timeout=TIMEOUT, **each) for each in (off, ngram)]
-    asked += [each.complete(PROMPT, timeout=TIMEOUT, **wish) for each in clients]
+    asked += [each.complete(PROMPT, timeout=TIMEOUT, **wish) for each in clients[1:]]
     return list(await asyncio.gather(*asked))
 
 
@@ -175,10 +178,11 @@ async def test_random_combinations(several: list[dict[str, Any]]) -> None:
 async def test_several_completions_are_the_same_whoever_drafts(temperature: float) -> None:
     """`n`: that of each choice is what it is alone."""
     wish = Options(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
-    async with serving() as (good, bad):
+    async with serving() as (plain, good, bad):
         undrafted: Options = {**wish, "drafting": False}
         off, helped, misled = await asyncio.gather(
-            good.complete_many(PROMPT, 3, **undrafted), *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad))
+            plain.complete_many(PROMPT, 3, **undrafted),
+            *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad)),
         )
     for choice, each in enumerate(zip(off, helped, misled, strict=True)):
         assert len({told(done) for done in each}) == 1

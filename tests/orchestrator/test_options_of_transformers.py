@@ -126,7 +126,7 @@ async def told(address: Any, wishes: Sequence[Options]) -> list[Completion]:
 
 
 async def test_equals_transformers_whoever_drafts(tmp_path: Path) -> None:
-    """Nobody, the text itself, a good drafter, a random one."""
+    """Nobody, a good drafter, a random one."""
     torch.set_num_threads(1)
     target = tiny(tmp_path / "target", 1)
     good, bad = tiny(tmp_path / "good", 2, like=target, noise=0.01), tiny(tmp_path / "bad", 9)
@@ -139,12 +139,11 @@ async def test_equals_transformers_whoever_drafts(tmp_path: Path) -> None:
     assert lengths["stop_ids"] < 15 < lengths["min_tokens"]
     wishes: list[Options] = [{**Options(max_tokens=COUNT), **case.ours} for case in asked.values()]
     off: list[Options] = [{**wish, "drafting": False} for wish in wishes]
-    ngram: list[Options] = [{**wish, "ngram": True} for wish in off]
-    async with stack(target, good, plan="stream:4,8") as running:
-        found = [await told(running.client, each) for each in (off, ngram, wishes)]
-    async with stack(target, bad, plan="stream:4,8") as running:
+    async with stack(target, good, plan="stream:4,8,4", patient=True) as running:
+        found = [await told(running.client, each) for each in (off, wishes)]
+    async with stack(target, bad, plan="stream:4,8,4", patient=True) as running:
         found.append(await told(running.client, wishes))
     for way in found:
         for (name, case), done in zip(asked.items(), way, strict=True):
             check(name, case, written[name], done)
-    assert sum(done.stats.accepted for done in found[2]) > 0 < sum(done.stats.recovered for done in found[3])
+    assert sum(done.stats.accepted for done in found[1]) > 0 < sum(done.stats.recovered for done in found[2])
