@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from tests.simulation.run import Outcome, run
 from tests.simulation.scenario import random_scenario
@@ -17,7 +18,7 @@ MOST_FAILURES = 5
 
 
 def main() -> int:
-    """Returns the exit code: 1 if something did not hold."""
+    """Returns the exit code: 1 if something did not hold, or not all was run."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: %(default)s)")
@@ -26,19 +27,26 @@ def main() -> int:
 
 
 def soak(seeds: range) -> int:
-    totals, began, shown = Totals(), time.perf_counter(), time.perf_counter()
+    """Ctrl-C ends it with the summary so far."""
+    totals, began = Totals(), time.perf_counter()
+    with suppress(KeyboardInterrupt):
+        _soak(seeds, totals)
+    print(totals.summary(time.perf_counter() - began), flush=True)
+    return 1 if totals.failed or totals.runs < len(seeds) else 0
+
+
+def _soak(seeds: range, totals: Totals) -> None:
+    shown = time.perf_counter()
     for seed in seeds:
         outcome = run(random_scenario(seed))
         totals.add(outcome)
         if outcome.found:
             print(f"\nseed {seed}:\n{report(outcome, shrunk(outcome.scenario))}\n", flush=True)
             if totals.failed >= MOST_FAILURES:
-                break
+                return
         if time.perf_counter() - shown > SHOWN_EVERY_S:
             shown = time.perf_counter()
             print(f"simulation: {totals.runs} of {len(seeds)} seeds, {totals.failed} failed", flush=True)
-    print(totals.summary(time.perf_counter() - began), flush=True)
-    return 1 if totals.failed else 0
 
 
 class Totals:
