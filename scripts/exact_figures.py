@@ -13,7 +13,7 @@ def laws_table(results: dict[str, Any]) -> str:
     for law in results["laws"]:
         name = law["drafter"] if law["exact"] else f"biased: {law['drafter']}"
         counts = [f"{law[count]:,}" for count in ("sessions", "tested")]
-        values = [f"{law[p]:.2g}" for p in ("p_firsts", "p_steps")]
+        values = [_p(law[p]) for p in ("p_firsts", "p_steps")]
         rows.append([name, f"`{law['rule']}`", *counts, *values, "refused" if law["refused"] else "accepted"])
     seeds = [["`coupled`, drafted for by", "sessions", "draft tokens accepted", "texts that differ"]]
     for way in results["same_seed"]:
@@ -26,7 +26,7 @@ def peers_table(results: dict[str, Any]) -> str:
     rows = [["engine", "", "texts", "p, first three tokens", ""]]
     for row in results["rows"]:
         said = "refused" if row["refused"] else "accepted"
-        rows.append([row["engine"], row["way"], f"{row['texts']:,}", f"{row['p']:.2g}", said])
+        rows.append([row["engine"], row["way"], f"{row['texts']:,}", _p(row["p"]), said])
     packages = results["machine"]["packages"]
     named = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI"}
     versions = [f"{label} {packages[name]}" for name, label in named.items() if packages[name]]
@@ -64,6 +64,11 @@ def dtypes_table(results: dict[str, Any]) -> str:
     arguments = results["arguments"]
     how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['ahead']} drafted a step"
     return f"{grid(rows)}\n\n{_where(results)}: {how}; by turns, prompt by prompt."
+
+
+def _p(value: float) -> str:
+    """Render a p-value; less than a float can hold is 0."""
+    return f"{value:.2g}" if value > 0.0 else "below 1e-300"
 
 
 def _where(results: dict[str, Any]) -> str:
