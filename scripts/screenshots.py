@@ -15,8 +15,14 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 START_LIMIT_S = 120
-RUN_LIMIT_MS = 60_000
+LIMIT_MS = 120_000
+WIDTH, PHONE_WIDTH = 1280, 390
 SEED = "7"
+# A pair without weights that takes its time, so that turns can be told apart.
+EMULATED = (
+    *("--target", "scripted:7:delay_ms=60"),
+    *("--speculative-config", '{"model": "scripted:7:agree=0.8:delay_ms=12", "num_speculative_tokens": 4}'),
+)
 # Without these it asks hosts of its maker's at every start; as root there is no sandbox.
 QUIET = (
     "--no-sandbox",
@@ -57,17 +63,49 @@ def stack(*words: str) -> Iterator[str]:
             running.wait(START_LIMIT_S)
 
 
-def generated(page: Page, address: str, beside: bool = False, temperature: str = "0") -> None:
-    """The page after a completion of the prompt that it begins with, a token pointed at."""
-    page.goto(address)
+def generated(page: Page, beside: bool = False, temperature: str = "0") -> None:
+    """The page after a completion of the prompt that it has, a token pointed at."""
     page.fill("#temperature", temperature)
     page.fill("#seed", SEED)
     if beside:
         page.check("#compare")
     page.click("#go")
-    page.locator("#state").get_by_text("done", exact=True).wait_for(timeout=RUN_LIMIT_MS)
-    page.locator("#on .tokens span.accepted").nth(6).click()
+    page.locator("#state").get_by_text("done", exact=True).wait_for()
+    tokens, accepted = page.locator("#on .tokens span"), page.locator("#on .tokens span.accepted")
+    (accepted.nth(6) if accepted.count() > 6 else tokens.nth(12)).click()
     page.mouse.move(0, 0)
+
+
+@contextmanager
+def page_at(opened: Browser, address: str, width: int = WIDTH, dark: bool = False) -> Iterator[Page]:
+    page = opened.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    try:
+        page.set_default_timeout(LIMIT_MS)
+        page.goto(address)
+        yield page
+    finally:
+        page.close()
+
+
+def of_the_demo_pair(opened: Browser) -> None:
+    with stack() as address:
+        with page_at(opened, address) as page:
+            generated(page, beside=True)
+            page.screenshot(path=IMAGES / "console.png", full_page=True)
+        with page_at(opened, address, dark=True) as page:
+            generated(page, temperature="0.7")
+            page.screenshot(path=IMAGES / "console-dark.png", full_page=True)
+        with page_at(opened, address, PHONE_WIDTH) as page:
+            generated(page)
+            page.screenshot(path=IMAGES / "console-phone.png", full_page=True)
+
+
+def of_turns(opened: Browser) -> None:
+    with stack(*EMULATED) as address, page_at(opened, address) as page:
+        page.fill("#prompt", "1 2 3")
+        page.fill("#max_tokens", "40")
+        generated(page)
+        page.locator("#line").screenshot(path=IMAGES / "console-timeline.png")
 
 
 def main() -> int:
@@ -75,16 +113,9 @@ def main() -> int:
         print("screenshots: needs Chromium on PATH", file=sys.stderr)
         return 1
     IMAGES.mkdir(parents=True, exist_ok=True)
-    with stack() as address, browser() as opened:
-        wide = opened.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        generated(wide, address, beside=True)
-        wide.screenshot(path=IMAGES / "console.png", full_page=True)
-        dark = opened.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
-        generated(dark, address, temperature="0.7")
-        dark.screenshot(path=IMAGES / "console-dark.png", full_page=True)
-        phone = opened.new_page(viewport={"width": 390, "height": 844}, color_scheme="light", has_touch=True)
-        generated(phone, address)
-        phone.screenshot(path=IMAGES / "console-phone.png", full_page=True)
+    with browser() as opened:
+        of_turns(opened)
+        of_the_demo_pair(opened)
     return 0
 
 

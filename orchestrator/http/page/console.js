@@ -11,6 +11,7 @@ const of = (id) => document.getElementById(id);
 // Text is shown with the next frame, charts seldomer: they are drawn anew as a whole.
 const CHARTS_MS = 80;
 
+const hint = of("inspector").firstElementChild;
 const texts = { on: new TokenText(of("on"), inspect), off: new TokenText(of("off"), inspect) };
 let shown = new Session(), plain = null, running = null, current = null, drawing = false, waiting = 0, drawnMs = 0;
 
@@ -57,6 +58,7 @@ function begin(beside) {
   of("off").hidden = !beside;
   of("texts").classList.toggle("two", beside);
   of("versus").textContent = "";
+  of("inspector").replaceChildren(hint);
   of("go").disabled = true;
   of("stop").disabled = false;
   say("generating", "busy");

@@ -58,10 +58,10 @@ function delays(of, judged, last) {
   of("forward").value = last ? (last.forward_us / 1000).toFixed(1) : "–";
 }
 
-// A session's own rows are its window's and one more; others' are what is left.
+// A session's own rows are its window's and one more, or its prompt's; what is left is others'.
 function batch(of, judged, last) {
   const items = judged.map((one) => {
-    const own = Math.min(one.rows, one.tested + 1);
+    const own = one.sessions === 1 ? one.rows : Math.min(one.rows, one.tested + 1);
     const sessions = `${one.sessions} session${one.sessions === 1 ? "" : "s"}`;
     return { parts: [{ value: own, kind: "own" }, { value: one.rows - own, kind: "others" }], title: `${one.rows} rows of ${sessions}` };
   });

@@ -21,7 +21,7 @@ export function draw(box, session, zoom, current) {
   const began = Math.min(...starts), ended = Math.max(judged.at(-1)?.at_us ?? 0, proposed.at(-1)?.at_us ?? 0);
   if (!(ended > began)) return box.replaceChildren();
   // In the middle of its range the zoom shows all, but no more than a second and a half.
-  const fitting = (box.clientWidth - RIGHT) / Math.min(1.5e6, ended - began);
+  const fitting = Math.max(1, box.clientWidth - RIGHT) / Math.min(1.5e6, ended - began);
   const scale = fitting * 10 ** ((zoom - 50) / 25), x = (us) => (us - began) * scale;
   const width = Math.max(box.clientWidth, x(ended) + RIGHT);
   const svg = element("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` });
@@ -44,11 +44,11 @@ function reveal(box, at) {
 
 function ground(svg, width, offset, scale) {
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((ms) => ms * 1000 * scale > 64) ?? 10000;
-  for (let ms = Math.ceil(offset / 1000 / step) * step; ; ms += step) {
-    const at = (ms * 1000 - offset) * scale;
-    if (at > width - RIGHT) break;
+  const first = Math.ceil(offset / 1000 / step), last = Math.floor((width - RIGHT) / scale / 1000 / step + offset / 1000 / step);
+  for (let i = first; i <= last; i++) {
+    const at = (i * step * 1000 - offset) * scale;
     svg.append(element("line", { class: "tick", x1: at, x2: at, y1: TICKS + 4, y2: HEIGHT - 4 }));
-    svg.append(element("text", { x: at + 3, y: TICKS }, `${ms} ms`));
+    svg.append(element("text", { x: at + 3, y: TICKS }, `${i * step} ms`));
   }
   for (const y of [DRAFTER + LANE, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
 }
