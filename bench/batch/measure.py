@@ -98,8 +98,10 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's: no request can ask
     for drafting that the controller may not switch off. It shares log, verifier and drafter with the other.
     """
-    slots = ("--slots", str(settings.most))
-    stack, ready = up(settings.target, settings.draft, settings.dtype, settings.ray, *slots)
+    own = ["--slots", str(settings.most)]
+    if settings.target_threads is not None:
+        own += ["--target-threads", str(settings.target_threads)]
+    stack, ready = up(settings.target, settings.draft, settings.dtype, settings.ray, *own)
     cleanup.enter_context(stack)
     fixed, address = _start_fixed(settings.plan, ready["services"], ready["redis"])
     cleanup.enter_context(fixed)

@@ -32,6 +32,7 @@ class BatchSettings:
     Attributes:
         levels: sessions at once.
         repeats: below 6 the intervals are without 95 % coverage.
+        target_threads: of the target's forwards in `specwire up`; None for its default.
         plan: of the row with drafting on, whatever it costs (`specwire.core.plan.parse_plan`).
         requests: of each load that arrives; 0 for none.
         in_time: what counts as such there.
@@ -47,6 +48,7 @@ class BatchSettings:
     plan: str = PLAN
     requests: int = 64
     in_time: Target = Target(500.0, 50.0)
+    target_threads: int | None = None
 
     def __post_init__(self) -> None:
         available = len(held_out_prompts())
@@ -56,6 +58,7 @@ class BatchSettings:
             ("tokens", self.tokens, 2),
             ("repeats", self.repeats, 1),
             ("requests", self.requests, 0),
+            ("target-threads", 1 if self.target_threads is None else self.target_threads, 1),
         ):
             if value < least:
                 raise InvalidParameter(name, f"must be at least {least}, not {value}")
@@ -101,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--plan", default=PLAN, metavar="PLAN", help="of the row with drafting on (default: %(default)s)")
     line.add_argument("--first-ms", type=float, default=500.0, metavar="MS", help="in time: first token (default: 500)")
     line.add_argument("--pause-ms", type=float, default=50.0, metavar="MS", help="and 95 %% of pauses (default: 50)")
+    line.add_argument("--target-threads", type=int, metavar="N", help="of specwire up (default: half of the cores)")
     line.add_argument("--quick", action="store_true", help="levels 1,2 x 8 tokens x 1 repeat, 4 requests unless said")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
@@ -121,6 +125,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
         args.plan,
         requests if args.requests is None else args.requests,
         Target(args.first_ms, args.pause_ms),
+        args.target_threads,
     )
 
 

@@ -216,6 +216,12 @@ def test_settings() -> None:
     assert (found.groups(1), found.groups(4)) == ([*range(8)], [0, 4])
     full = settings.BatchSettings("t", "d")
     assert (full.groups(32), full.groups(64), full.prompts) == ([0, 32], [0], 64)
-    for words in (["--levels", "0"], ["--levels", "x"], ["--tokens", "1"], ["--plan", "lockstep"]):
+    for words in (
+        ["--levels", "0"],
+        ["--levels", "x"],
+        ["--tokens", "1"],
+        ["--plan", "lockstep"],
+        ["--target-threads", "0"],
+    ):
         with pytest.raises(InvalidParameter):
             settings.settings_of(settings.parser().parse_args(words))
