@@ -22,11 +22,11 @@ from tokenizers import Tokenizer
 
 from bench import machine
 from bench.bars import Bar, at_least, at_most
+from bench.entry import terminable
 from bench.interleave import interleave
 from bench.interval import estimate
 from bench.report import table
 from bench.rows import RUN_LIMIT, exactly, start_stack
-from bench.run import terminable
 from bench.runs import BenchError, Run, Sample, of_row
 from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second

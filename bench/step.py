@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 
 from bench import openvino_rows, step_results
 from bench.child import Child
+from bench.entry import terminable
 from bench.interleave import schedule
 from bench.openvino_rows import OpenvinoRow
 from bench.rows import LOAD_LIMIT, RUN_LIMIT
-from bench.run import terminable
 from bench.runs import BenchError
 from bench.settings import HERE
 from bench.step_results import PEER, Cell, StepSample

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from bench.batch.measure import measure
+from bench.batch.measure import BatchResults, measure
 from bench.batch.plot import draw
 from bench.batch.report import report, write
 from bench.batch.settings import parser, settings_of
-from bench.run import terminable
-from bench.runs import BenchError
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import say
+from bench.entry import run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
-    except (InvalidParameter, OSError) as error:
-        say(f"bench: error: {error}")
-        return 2
-    try:
-        with terminable():
-            found = measure(settings)
-    except BenchError as error:
-        say(f"bench: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    write(found, args.out)
-    draw(found.lines, args.out.with_suffix(".png"))
+    return run(parser().parse_args(argv), settings_of, measure, tell)
+
+
+def tell(found: BatchResults, out: Path) -> bool:
+    write(found, out)
+    draw(found.lines, out.with_suffix(".png"))
     print(report(found))
-    return 0 if found.texts_hold else 1
+    return found.texts_hold
 
 
 if __name__ == "__main__":

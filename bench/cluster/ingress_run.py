@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine
-from bench.run import terminable
+from bench.entry import terminable
 from bench.runs import BenchError
 from deploy.processes import environment
 from specwire.rpc.process import say

@@ -14,7 +14,7 @@ from bench.cluster import settings
 from bench.cluster.expected import simulated
 from bench.cluster.measure import measure
 from bench.cluster.results import Results, bars, row_results, shown, write
-from bench.run import terminable
+from bench.entry import terminable
 from bench.runs import BenchError
 from specwire.rpc.process import say
 

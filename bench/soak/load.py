@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import machine
-from bench.run import terminable
+from bench.entry import terminable
 from bench.runs import BenchError
 from bench.soak import record, weighing
 from bench.soak.crowd import READ_FIRST, UNREAD, Crowd

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bench.run import terminable
+from bench.entry import terminable
 from bench.runs import BenchError
 from bench.soak import record
 from bench.soak.settings import RECORDS, parser, settings_of

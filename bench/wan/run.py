@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench import machine
-from bench.run import terminable
-from bench.runs import BenchError
+from bench.entry import run
 from bench.wan import results
 from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, Cell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN
@@ -155,25 +153,14 @@ def _say_pair(one: MeasuredPair) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
-    except (ValueError, OSError) as error:
-        say(f"bench: error: {error}")
-        return 2
-    try:
-        with terminable():
-            found = measure(settings)
-    except BenchError as error:
-        say(f"bench: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    results.write(found, args.out)
-    draw(found, args.out.with_suffix(".png"))
+    return run(parser().parse_args(argv), settings_of, measure, tell)
+
+
+def tell(found: Results, out: Path) -> bool:
+    results.write(found, out)
+    draw(found, out.with_suffix(".png"))
     print(report(found))
-    return 0 if found.texts_hold else 1
+    return found.texts_hold
 
 
 if __name__ == "__main__":
