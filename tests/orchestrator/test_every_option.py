@@ -147,7 +147,7 @@ async def test_each_option_alone(base: Options) -> None:
     wishes: dict[str, Options] = {name: {**Options(max_tokens=LENGTH), **base, **wish} for name, wish in ALONE.items()}
     wishes["rule"] = {**wishes["nothing"], "rule": RULES[base.get("temperature", 0.0)]}
     found = await compared(wishes)
-    assert sum(each[1].stats.accepted for each in found.values()) > 0
+    # Of guesses from the text nothing is promised: whether they pay is measured.
     assert sum(each[2].stats.accepted for each in found.values()) > 0
     assert sum(each[3].stats.recovered for each in found.values()) > 0
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
