@@ -20,6 +20,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "ingress.json"
 REPEATS = 7
 # Of ray[serve]'s packages, those that this project has no other use for.
 NEEDED = ("ray", "fastapi", "aiohttp")
+INSTALL = "python -m pip install -c constraints.txt -e '.[serve]'"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.repeats < 1:
         parser().error(f"--repeats: must be at least 1, not {args.repeats}")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        say(f"bench-ingress: error: {', '.join(missing)} not installed: python -m pip install -e '.[serve]'")
+        say(f"bench-ingress: error: {', '.join(missing)} not installed: {INSTALL}")
         return 1
     from bench.cluster.ingress import STREAMS, TOKENS, V_MS, measure  # Ray Serve comes with these
     from bench.cluster.ingress_results import bars, shown, write
