@@ -13,21 +13,17 @@ import orchestrator.server
 from deploy.local_drafter import LocalDrafter
 from deploy.options import DEFAULT_LISTEN
 from deploy.stack import check_all_free
-from orchestrator.access import access_of
-from orchestrator.cli import add_serving_arguments
+from orchestrator.cli import add_serving_arguments, serving_options
 from orchestrator.options import (
     NO_HTTP,
     OrchestratorOptions,
     add_http_arguments,
     and_http,
-    chat_template_of,
-    http_of,
 )
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
-from specwire.registry.options import add_registry_arguments, registry_of
-from specwire.rpc.keys import read_token
+from specwire.registry.options import add_registry_arguments
 from specwire.rpc.process import (
     DTYPES,
     ModelServiceOptions,
@@ -38,7 +34,6 @@ from specwire.rpc.process import (
     say,
     share_interpreter,
 )
-from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 
@@ -143,29 +138,7 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         threads=args.draft_threads,
         slots=args.slots,
     )
-    serving = OrchestratorOptions(
-        verifiers=tuple(args.verifier),
-        redis_url=args.redis_url,
-        durability=args.durability,
-        retention=args.retention,
-        listen=args.listen,
-        insecure=args.insecure,
-        tls=server_tls(args),
-        peer_tls=client_tls(args),
-        peer_token=read_token(args),
-        access=access_of(args, args.drafter_keys),
-        accept_drafters=args.accept_drafters,
-        drafter_names=tuple(args.drafter_name),
-        drafters_per_session=args.drafters_per_session,
-        start_timeout=args.start_timeout,
-        http=http_of(args),
-        chat_template=chat_template_of(args),
-        sse_keep_alive=args.sse_keep_alive,
-        metrics=args.metrics,
-        log_prompts=args.log_prompts,
-        registration=registry_of(args),
-    )
-    return EdgeOptions(drafting, serving)
+    return EdgeOptions(drafting, serving_options(args))
 
 
 def run(args: argparse.Namespace) -> int:

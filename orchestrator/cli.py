@@ -68,9 +68,16 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
     for field, addresses in (("listen", [args.listen]), ("verifier", args.verifier), ("drafter", args.drafter)):
         for address in addresses:
             check_listen(address, field)
+    return serving_options(args, tuple(args.drafter), args.plan)
+
+
+def serving_options(
+    args: argparse.Namespace, drafters: tuple[str, ...] = (), plan: str = "auto"
+) -> OrchestratorOptions:
+    """What every command that runs an orchestrator has options for. Raises ValueError that names the option."""
     return OrchestratorOptions(
         verifiers=tuple(args.verifier),
-        drafters=tuple(args.drafter),
+        drafters=drafters,
         redis_url=args.redis_url,
         durability=args.durability,
         retention=args.retention,
@@ -84,7 +91,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
-        plan=args.plan,
+        plan=plan,
         http=http_of(args),
         chat_template=chat_template_of(args),
         sse_keep_alive=args.sse_keep_alive,
