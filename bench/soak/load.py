@@ -196,7 +196,7 @@ async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Ca
         await asyncio.sleep(LOOK_S)
     await asyncio.sleep(settings.rest_s)
     held = await asyncio.to_thread(services.memory.held_mib)
-    services.memory.weights.append((crowd.gone, held))
+    services.memory.weights.append((crowd.gone, held, services.memory.resident_mib()))
     shown = ", ".join(f"{name} {size:.2f} MiB" for name, size in held.items())
     tell(f"load: at rest, {crowd.gone} sessions gone; held: {shown}")
 

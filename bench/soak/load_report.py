@@ -16,7 +16,8 @@ from bench.soak.memory import Sample, Weight
 from bench.soak.record import WHOLE_MINUTES
 
 # Redis keeps the request ids, for as long as the sessions' logs may live and longer.
-GROWING = ("orchestrator", "verifier", "redis")
+OURS = ("orchestrator", "verifier")
+GROWING = (*OURS, "redis")
 MOST_SHOWN = 20
 # Of the sessions asked for, at every look, as the orchestrator counts them: one that ends is followed by another, which
 # takes a moment to begin.
@@ -75,12 +76,12 @@ class LoadReport:
 
         A run that is too short to tell has none.
         """
-        return _kept(self.weights)
+        return _kept([(gone, held) for gone, held, _ in self.weights])
 
     @property
     def resident_kept(self) -> dict[str, Estimate]:
-        """The same of resident memory, which moves by more than this tells."""
-        return _kept([(ended, memory) for _, _, _, ended, memory in self.samples])
+        """The same of resident memory, which moves by itself, too: by what the allocator has not given back."""
+        return _kept([(gone, resident) for gone, _, resident in self.weights])
 
     @property
     def bars(self) -> list[Bar]:
@@ -106,7 +107,7 @@ class LoadReport:
         """Of what is not held, growth can be shown, but not that there is none."""
         found = self.resident_kept
         name = "bytes of resident memory kept of one, at least"
-        return [_most(f"{name}, {of}", round(found[of].low, 1), MOST_KEPT) for of in GROWING if of in found]
+        return [_most(f"{name}, {of}", round(found[of].low, 1), MOST_KEPT) for of in OURS if of in found]
 
     @property
     def holds(self) -> bool:
@@ -154,7 +155,7 @@ class LoadReport:
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _kept(memory: Sequence[Weight]) -> dict[str, Estimate]:
+def _kept(memory: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Estimate]:
     found = {}
     for name in memory[0][1] if memory else ():
         with suppress(ValueError):

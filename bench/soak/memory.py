@@ -15,8 +15,8 @@ from bench.soak.weighing import weigh
 
 # Seconds, tokens so far, sessions that run, sessions that have ended, resident MiB by process.
 Sample = tuple[float, int, int, int, dict[str, float]]
-# Sessions that have gone, MiB held by process while nothing was under way.
-Weight = tuple[int, dict[str, float]]
+# While nothing was under way: sessions that have gone, MiB held, and MiB resident, by process.
+Weight = tuple[int, dict[str, float], dict[str, float]]
 
 
 class Memory:

@@ -25,7 +25,8 @@ def a_report() -> LoadReport:
     samples = [
         (float(second), 100 * second, 8, 1000 * second, memory(20.0 if second > 2 else 15.0)) for second in range(20)
     ]
-    weights = [(1000 * second, memory(20.0 if second > 2 else 15.0)) for second in range(20)]
+    rested = memory(20.0)
+    weights = [(1000 * second, memory(20.0 if second > 2 else 15.0), rested) for second in range(20)]
     return LoadReport({}, {}, None, 4321.0, BEFORE, samples, weights, 8, 5, [], 100, 0, [(700, 700)], 4000)
 
 
@@ -46,11 +47,11 @@ def test_figures(tmp_path: Path) -> None:
 
 def test_what_is_missed() -> None:
     report = a_report()
-    leaking = [(ended, memory(10.0 + ended / 1000)) for ended, _ in report.weights]
+    leaking = [(gone, memory(10.0 + gone / 1000), resident) for gone, _, resident in report.weights]
     assert missed(replace(report, weights=leaking)) == ["bytes kept of an ended session, orchestrator"]
-    growing = [(*sample[:4], memory(30.0, 10.0 + sample[0])) for sample in report.samples]
+    growing = [(gone, held, memory(30.0, 10.0 + gone / 1000)) for gone, held, _ in report.weights]
     of = "bytes of resident memory kept of one, at least, verifier"
-    assert missed(replace(report, samples=growing)) == [of]
+    assert missed(replace(report, weights=growing)) == [of]
     assert missed(replace(report, weights=report.weights[:1])) == ["services whose growth could not be told"]
     assert missed(replace(report, sessions=10)) == ["fewest sessions at a look / asked for"]
     assert missed(replace(report, errors=["UNAVAILABLE: x"], mismatches=1)) == ["sessions that failed", "mismatches"]
