@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "SECURITY.md"
 RESULTS = ROOT / "bench" / "results" / "fuzz.json"
 UNRECORDED = "Not recorded yet: `make fuzz MINUTES=30`."
+NOTHING = "nothing of what is not allowed"
 
 
 def fuzz_table(results: dict[str, Any]) -> str:
@@ -29,7 +30,7 @@ def fuzz_table(results: dict[str, Any]) -> str:
         f"Commit {commit}, {results['minutes']:g} minutes, {results['rounds']} rounds of {results['examples']} tries,",
         f"on {machine['cpu']}, {machine['cores']} cores, which did other things too. Memory of the process,",
         f"which holds all services: {first} MiB after the first round, {last} MiB after the last.",
-        "Found: " + ("; ".join(results["findings"]) or "nothing of what is not allowed") + ".",
+        f"Found: {'; '.join(' '.join(each.split()) for each in results['findings']) or NOTHING}.",
     )
     return "\n".join([*rows, "", " ".join(said)])
 

@@ -124,7 +124,7 @@ def _found(strategy: Values, call: Callable[[Any], Counter[str]], tally: Counter
         _explore(strategy, call, tally)
     except Exception as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:MOST_TOLD]
+        return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_TOLD]
     return ""
 
 
