@@ -21,8 +21,8 @@ HEAD = """\
 
 Two ways in, beside [HTTP](HTTP.md): gRPC, from any language ([the wire](#the-wire), [statuses](#statuses)), and
 [Python](#the-python-client). What the messages mean together, their order and arithmetic, is in
-[PROTOCOL.md](../proto/PROTOCOL.md); clients that run, and calls by server reflection, without any of these files, are in
-[examples/](../examples/README.md). A client needs
+[PROTOCOL.md](../proto/PROTOCOL.md); clients that run, and calls by server reflection, without any of these files,
+are in [examples/](../examples/README.md). A client needs
 `GenerationService` alone, an operator's program `StatusService`; the rest is for those who write a drafter, a verifier
 or an orchestrator.
 """
