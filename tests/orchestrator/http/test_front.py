@@ -244,7 +244,7 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
     }
     for path, body in asked.items():
         whole = door.done(path, **body)["choices"]
-        firsts = {}
+        firsts: dict[int, dict[str, Any]] = {}
         for event in door.events(path, **body):
             for choice in event["choices"]:
                 firsts.setdefault(choice["index"], choice)
