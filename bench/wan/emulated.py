@@ -10,10 +10,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from bench.runs import BenchError, Sample
@@ -32,7 +33,7 @@ from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, Rig, rig
 from bench.wan.traces import from_position
 from bench.wan.virtual import Expected, Software
-from specwire.client import Client
+from specwire.client import Client, Timings
 
 # Far cells at a time; near ones have the machine to themselves.
 LANES = 2
@@ -42,7 +43,10 @@ PROMPT = (5,)
 # What the default learns before it is measured, and what settles connections for the others.
 WARM_UP = {DEFAULT: 128}
 LEAST_WARM_UP = 8
-GAUGED_TOKENS = 64
+# Steps of each kind from which software's share is told, those left out at first, chunks of lockstep, hops of a round.
+GAUGED_STEPS, UNSETTLED = 64, 4
+GAUGED_CHUNKS = (1, 7)
+HOPS = 4
 # Textbook speculation as fast as this share of plain decoding may be the better of the two: a bar is about it.
 BARRED = 0.9
 
@@ -132,23 +136,55 @@ def _rows(owned: ExitStack, started: Rig, plans: dict[str, Orchestration]) -> li
 
 
 def measure_software() -> Software:
-    """What software adds to a step and to a hop, from plain decoding at no delay."""
-    cell = Cell(0.0, 1.0, 0.0, 0.0, V_MS)
+    """What software adds to a step, a hop and a draft token, at no delay.
+
+    A step, from plain decoding: what is between the beginnings of two forwards beyond V. The rest from rounds of
+    lockstep in which every guess is right: such a round is a step, k draft tokens and four hops (proposal and verdict,
+    each through the orchestrator), so two values of k tell draft tokens and hops apart.
+    """
+    cell = Cell(0.0, 8.0, 1.0, 0.0, V_MS)
+    plans = {PLAIN: Orchestration(), **{f"k = {k}": orchestration(f"textbook:{k}") for k in GAUGED_CHUNKS}}
     with ExitStack() as owned:
         where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
-        started = owned.enter_context(rig(where, emulated(cell, folder), [Orchestration()]))
-        (row,) = _rows(owned, started, {PLAIN: Orchestration()})
-        arrivals = row.run(PROMPT, GAUGED_TOKENS).arrivals
-    timings = [arrival.timings for arrival in arrivals if arrival.timings is not None]
-    if not timings:
-        raise BenchError("plain: no timings came with the chunks")
-    forward = statistics.median(one.step.forward_us for one in timings)
-    gap = statistics.median(one.step.gap_us for one in timings)
-    arrived = statistics.median((one.verdict_received_ns - one.forward_ended_ns) / 1000 for one in timings)
-    # A verdict leaves about when the next forward begins; the rest of its way is the hop.
-    step = max(0.0, forward + gap - 1000 * cell.V_ms)
-    return Software(step_us=step, hop_us=max(0.0, arrived - gap))
+        started = owned.enter_context(rig(where, emulated(cell, folder), list(plans.values())))
+        plain, *lockstep = _rows(owned, started, plans)
+        step_us = _step_us(_told(plain, GAUGED_STEPS)) - 1000 * cell.V_ms
+        rounds = {
+            k: _round_us(_told(row, GAUGED_STEPS * (k + 1))) for k, row in zip(GAUGED_CHUNKS, lockstep, strict=True)
+        }
+    return software_of(rounds, step_us, 1000 * cell.V_ms, 1000 * cell.draft_ms)
+
+
+def software_of(rounds: Mapping[int, float], step_us: float, V_us: float, draft_us: float) -> Software:
+    """rounds: what a round of lockstep takes, by the length of its chunk, for two lengths; microseconds."""
+    (short, short_us), (long, long_us) = sorted(rounds.items())
+    token_us = max(draft_us, (long_us - short_us) / (long - short))
+    step_us = max(0.0, step_us)
+    hops_us = short_us - short * token_us - V_us - step_us
+    return Software(step_us=step_us, hop_us=max(0.0, hops_us / HOPS), draft_us=token_us - draft_us)
+
+
+def _told(row: Discipline, tokens: int) -> list[Timings]:
+    row.run(PROMPT, LEAST_WARM_UP)
+    timings = [arrival.timings for arrival in row.run(PROMPT, tokens).arrivals if arrival.timings is not None]
+    if len(timings) <= UNSETTLED + 1:
+        raise BenchError(f"{row.key}: only {len(timings)} chunks came with timings")
+    return timings[UNSETTLED:]
+
+
+def _step_us(timings: Sequence[Timings]) -> float:
+    """From the beginning of a forward to that of the next."""
+    return statistics.median(one.step.forward_us for one in timings) + statistics.median(
+        one.step.gap_us for one in timings
+    )
+
+
+def _round_us(timings: Sequence[Timings]) -> float:
+    """From one verdict to the next."""
+    return statistics.median(
+        (after.verdict_received_ns - before.verdict_received_ns) / 1000 for before, after in pairwise(timings)
+    )
 
 
 def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> float:

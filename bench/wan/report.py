@@ -41,7 +41,8 @@ def _gauge(gauge: Gauge, software: Software) -> list[str]:
         *table(head, body),
         f"throughput with no delay {gauge.megabytes_per_second:.0f} MB/s; deliveries late by "
         + ", ".join(f"{late:.3f} ms (p{100 * float(share):g})" for share, late in gauge.late_ms.items()),
-        f"software of ours: {software.step_us / 1000:.2f} ms a step, {software.hop_us / 1000:.2f} ms a hop",
+        f"software of ours: {software.step_us / 1000:.2f} ms a step, {software.hop_us / 1000:.2f} ms a hop, "
+        f"{software.draft_us / 1000:.2f} ms a draft token",
     ]
 
 

@@ -21,10 +21,11 @@ FEW = 2
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What software adds, measured: between a forward and the next, and to each hop; microseconds."""
+    """What software adds, measured: between a forward and the next, to each hop, to each draft token; microseconds."""
 
     step_us: float = 0.0
     hop_us: float = 0.0
+    draft_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def as_simulated(cell: Cell, software: Software, tokens: int, trace: str | None 
     return sim.Cell(
         V_us=cell.V_ms * 1000,
         slope=cell.slope,
-        draft_us=cell.draft_ms * 1000,
+        draft_us=cell.draft_ms * 1000 + software.draft_us,
         rtt_us=cell.rtt_ms * 1000,
         trace=[bit == "1" for bit in trace or cell.trace],
         tokens=tokens,

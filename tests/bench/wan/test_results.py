@@ -25,7 +25,7 @@ def results() -> Results:
         machine={"cores": 2},
         commit="0" * 40,
         gauge=Gauge((RoundTrip(20.0, 20.3, 20.9),), 900.0, {"0.5": 0.1, "0.99": 0.3}),
-        software=Software(500.0, 900.0),
+        software=Software(500.0, 900.0, 100.0),
         grid=[expected(cell) for cell in NAMED],
         cells=cells,
         pair=[measured_pair(rtt_ms=20.0), measured_pair(rtt_ms=80.0)],
@@ -48,7 +48,7 @@ def test_the_table_says_everything(results: Results) -> None:
     ):
         assert part in said
     assert "11.0" in said
-    assert "software of ours: 0.50 ms a step, 0.90 ms a hop" in said
+    assert "software of ours: 0.50 ms a step, 0.90 ms a hop, 0.10 ms a draft token" in said
     assert max(map(len, said.splitlines())) < 250
 
 

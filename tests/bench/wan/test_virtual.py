@@ -6,6 +6,7 @@ import pytest
 
 from bench.wan.cells import CORNERS, SHOWN
 from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, orchestration
+from bench.wan.emulated import software_of
 from bench.wan.virtual import FEW, Software, as_simulated, expect, expect_all
 
 TOKENS = 64
@@ -39,3 +40,10 @@ def test_software_slows_the_disciplines_and_not_the_optimum() -> None:
 def test_many_cells_come_in_their_order() -> None:
     cells = CORNERS[: FEW + 1]
     assert [one.cell for one in expect_all(cells, tokens=16)] == list(cells)
+
+
+def test_rounds_of_two_lengths_tell_hops_and_draft_tokens_apart() -> None:
+    """A round is V and a step's software, k draft tokens with theirs, four hops."""
+    rounds = {k: 30_000 + 400 + k * (8_000 + 250) + 4 * 500.0 for k in (1, 7)}
+    assert software_of(rounds, 400.0, 30_000.0, 8_000.0) == Software(400.0, 500.0, 250.0)
+    assert software_of({1: 30_000.0, 7: 30_000.0}, -5.0, 30_000.0, 8_000.0) == Software()
