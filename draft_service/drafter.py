@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 STOP_LIMIT = 10.0
 # A start that is given up: what loads may be in the middle of it.
 GIVE_UP_LIMIT = 3.0
+LAST_MOMENT_S = 1.0
 
 Info = TypeVar("Info")
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Drafter(Generic[Info]):
             return await asyncio.shield(self._ready)
         except asyncio.CancelledError:
             self._ask_to_stop()
-            await asyncio.wait({self._ended}, timeout=GIVE_UP_LIMIT)
+            await self._until_ended(GIVE_UP_LIMIT)
             self._ready.cancel()
             raise
 
@@ -89,7 +90,13 @@ class Drafter(Generic[Info]):
     async def stop(self) -> None:
         """End the thread after the forward under way. Idempotent."""
         self._ask_to_stop()
-        await asyncio.wait({self._ended}, timeout=STOP_LIMIT)
+        await self._until_ended(STOP_LIMIT)
+
+    async def _until_ended(self, limit_s: float) -> None:
+        done, _ = await asyncio.wait({self._ended}, timeout=limit_s)
+        if done:
+            # To say so was its last act: it needs but a moment to be gone.
+            self._thread.join(LAST_MOMENT_S)
 
     def _ask_to_stop(self) -> None:
         self._stopping = True

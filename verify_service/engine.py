@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty
 
 from specwire.core.costs import StepCosts
+from specwire.core.running import part_of
 from specwire.core.scheduler import Share, schedule
 from specwire.core.tail import Verdict
 from specwire.lm import Feed, LanguageModel, ModelLost
@@ -272,6 +273,7 @@ class Engine:
 
     def _decide(self, parts: Sequence[Part], told: Sequence[Choice], failed: frozenset[int], timings: Timings) -> None:
         plain_us = self._learn(parts, timings)
+        windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
@@ -279,7 +281,8 @@ class Engine:
             if part.share.slot in failed:
                 self._contain(part)
             elif choice.tokens:
-                self._resolve(part, choice, plain_us, timings)
+                charged = part_of(part.share.window, windows, len(parts))
+                self._resolve(part, choice, charged, plain_us, timings)
             elif part.wanted:
                 # Its constraint has not answered yet: it is left out until then, and tried again.
                 self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -306,7 +309,7 @@ class Engine:
         drafting = any(part.held.session.allowance.due for part in parts)
         return self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting, timings.waited_us > 0)
 
-    def _resolve(self, part: Part, choice: Choice, plain_us: float | None, timings: Timings) -> None:
+    def _resolve(self, part: Part, choice: Choice, charged: float, plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -320,16 +323,16 @@ class Engine:
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
         self.tally.verdict(verdict)
         if verdict.tokens:
-            self._report(held, verdict, plain_us, timings)
+            self._report(held, verdict, charged, plain_us, timings)
         if session.stuck:
             self.reception.give_up(held)
         elif verdict.finish is not None:
             self.reception.linger(held)
 
-    def _report(self, held: Held, verdict: Verdict, plain_us: float | None, timings: Timings) -> None:
+    def _report(self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: Timings) -> None:
         """Tell its link what was decided, and charge the session for it."""
         session, now_us = held.session, self._now_us()
-        answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us > 0)
+        answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us, charged)
         balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)
         decided = Decided(held.handle, held.attach, verdict, delay_us, balance_us, answer.source)
         self.reception.report_of(held).decided.append(decided)

@@ -4,8 +4,8 @@
 
 L stays within 2 % of the elapsed time plus two plain steps: a window and a wait are begun only if L would stay there
 even though no draft token is accepted; beyond it the session decodes plainly. A step's waiting and its wider forward
-are charged, probes included. Not charged: windows in a step that also feeds a prompt. The windows of other sessions in
-the batch are charged to this one, but only they could forgo them (docs/LOG.md).
+are charged, probes included; in a batch a window to its own session, by what it costs all (`running.part_of`). Not
+charged: windows in a step that also feeds a prompt.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Ledger:
     balance_us: float = 0.0
     elapsed_us: float = 0.0
 
-    def charge(self, spent_us: float, tokens: int, plain_step_us: float) -> None:
-        """A step took `spent_us` (its waiting included) and decided `tokens`."""
-        self.balance_us += spent_us - tokens * plain_step_us
+    def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
+        """A step took `spent_us` (its waiting included) and decided `tokens`. cost_us: what it owes, if not that."""
+        self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
         self.elapsed_us += spent_us
 
     def spare_us(self, plain_step_us: float) -> float:

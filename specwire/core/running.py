@@ -18,6 +18,17 @@ from specwire.core.verification import Allowance, VerifySession
 LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 
+def part_of(window: int, windows: int, sessions: int) -> float:
+    """What a session is charged of the time that a batch's windows take, as a multiple of that time.
+
+    Everybody waits for everybody's draft tokens, and each of a batch's `sessions` is charged for its own `window` of
+    all `windows` only, but for what it costs them all: who has the mean window is charged the whole time once. So the
+    batch never loses more than its sessions are allowed to lose on average, and nobody runs into debt by windows that
+    are not its own, which forgoing its own could never repay (docs/LOG.md).
+    """
+    return sessions * window / windows if windows else 1.0
+
+
 @dataclass(slots=True, eq=False)
 class Running:
     """`since_us`: when the time that the session's next verdict costs began."""
@@ -83,21 +94,26 @@ class Running:
             session.whole(MOST_WINDOW),
         )
 
-    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited: bool) -> Answer:
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> Answer:
         """A verdict of `tokens` goes out, and is charged for the time since the last one.
 
         Args:
             plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
                 for), or a prompt shared it.
-            waited: the step waited for proposals.
+            waited_us: the step waited for proposals.
+            part: of what the step took beyond waiting and the plain step, for windows: see `part_of`.
 
         Returns:
             The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
         """
         spent_us = now_us - self.since_us
-        self.session.ledger.charge(spent_us, tokens, spent_us / tokens if plain_us is None else plain_us)
+        if plain_us is None:
+            self.session.ledger.charge(spent_us, tokens, spent_us / tokens)
+        else:
+            cost_us = plain_us + waited_us + part * (spent_us - plain_us - waited_us)
+            self.session.ledger.charge(spent_us, tokens, plain_us, cost_us)
         self.since_us = now_us
-        return self.expectations.verdict(self.session.position, now_us, waited)
+        return self.expectations.verdict(self.session.position, now_us, waited_us > 0)
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""

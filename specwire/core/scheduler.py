@@ -48,7 +48,8 @@ class Candidate:
         room: tokens that it may decide now, at least 1.
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
-        spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong.
+        spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong, what that
+            costs others included.
         missing: draft tokens that are due and not at hand.
         guess: what the verifier itself proposes.
         untested_us: time spent since such a guess was last tested.
@@ -133,9 +134,11 @@ def _divided(candidates: Sequence[Candidate], prefill_rows: int, V: V) -> tuple[
     """Each session's share by its slot, and what the step is in all.
 
     A window is weighed beside the others' least parts, because it delays them all, and beside the windows of those that
-    gain more by a row.
+    gain more by a row. Its session is charged for what it costs them all (`running.part_of`), and must be able to bear
+    that.
     """
-    order = sorted(candidates, key=_order)
+    delayed = max(1, sum(candidate.uncached == 1 for candidate in candidates))
+    order = [replace(each, spare_us=each.spare_us / delayed) for each in sorted(candidates, key=_order)]
     least = _least_parts(order, V)
     rows, expected = sum(part.rows for part in least), sum(part.tokens for part in least)
     planned: dict[int, Share] = {}

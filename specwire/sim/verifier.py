@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
-from specwire.core.running import Running
+from specwire.core.running import Running, part_of
 from specwire.core.scheduler import Share, schedule
 from specwire.core.speed import ForwardTimes
 from specwire.core.tail import Verdict
@@ -220,16 +220,17 @@ class Verifier:
 
     def _decide(self, parts: Sequence[Part], times: StepTimes) -> None:
         self._computing = False
-        waited, self._pause.waited_us = self._pause.waited_us > 0, 0.0
+        waited_us, self._pause.waited_us = self._pause.waited_us, 0.0
         self._take_commands()
-        plain_us = self._learn(parts, times, waited)
+        plain_us = self._learn(parts, times, waited_us > 0)
+        windows = sum(len(part.window) for part in parts)
         self.counts.forwards += 1
         self.counts.rows += times.rows
         self.counts.sessions += times.sessions
         for part in parts:
             part.held.cached += part.share.fresh
             if part.share.decides and part.held.slot in self._held:
-                self._resolve(part, plain_us, waited, times)
+                self._resolve(part, part_of(len(part.window), windows, len(parts)), plain_us, waited_us, times)
         self._step()
 
     def _learn(self, parts: Sequence[Part], times: StepTimes, waited: bool) -> float | None:
@@ -241,12 +242,12 @@ class Verifier:
         drafting = any(part.held.running.session.allowance.due for part in parts)
         return self.costs.observe(times.sessions, times.rows, times.forward_us, drafting, waited)
 
-    def _resolve(self, part: Part, plain_us: float | None, waited: bool, times: StepTimes) -> None:
+    def _resolve(self, part: Part, charged: float, plain_us: float | None, waited_us: float, times: StepTimes) -> None:
         held, session = part.held, part.held.running.session
         chosen = [target_token(session.position + index) for index in range(len(part.window) + 1)]
         verdict = session.resolve(chosen, part.window, source=part.source)
         held.cached = verdict.position + min(verdict.accepted, len(part.window))
-        answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited)
+        answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited_us, charged)
         self.counts.tested += verdict.tested
         self.counts.accepted += verdict.accepted
         self.counts.decided += len(verdict.tokens)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from specwire.core.ledger import Ledger
+from specwire.core.ledger import TOLERATED_SHARE, TOLERATED_STEPS, Ledger
+from specwire.core.running import part_of
 
 V = 1000.0
 TOKENS = 256
@@ -68,3 +69,39 @@ def test_plain_steps_never_put_a_session_into_debt() -> None:
 
 def test_a_reattached_session_keeps_its_debt() -> None:
     assert Ledger(balance_us=3 * V).spare_us(V) < 0
+
+
+def batch(windows: Sequence[int], growth: float, right: Sequence[bool], steps: int) -> tuple[float, list[Ledger]]:
+    """Seconds of V that `steps` of a batch take beyond plain ones, and the ledgers of its sessions.
+
+    Session i wants windows[i] rows; all of them are right if right[i], else none.
+    """
+    ledgers, beyond = [Ledger() for _ in windows], 0.0
+    for _ in range(steps):
+        bearable = [max(0, int(each.spare_us(V) / len(windows) / (V * growth))) for each in ledgers]
+        widths = [min(pair) for pair in zip(windows, bearable, strict=True)]
+        spent = V * (1 + growth * sum(widths))
+        beyond += spent / V - 1
+        for ledger, width, good in zip(ledgers, widths, right, strict=True):
+            cost = V + part_of(width, sum(widths), len(widths)) * (spent - V)
+            ledger.charge(spent, width + 1 if good else 1, V, cost)
+    return beyond, ledgers
+
+
+def test_drafters_that_are_all_wrong_cost_a_batch_no_more_than_one_costs_a_session() -> None:
+    beyond, _ = batch([4] * 16, 0.02, [False] * 16, 256)
+    assert 1.0 < beyond <= 0.03 * 256
+
+
+def test_nobody_is_in_debt_for_windows_of_others() -> None:
+    """Sixteen good drafters but one: its session alone decodes plainly, the one without windows owes nothing."""
+    _, ledgers = batch([4] * 14 + [4, 0], 0.02, [True] * 14 + [False, True], 256)
+    assert all(ledger.balance_us < -100 * V for ledger in ledgers[:14])
+    assert 0 < ledgers[14].balance_us <= ledgers[14].elapsed_us * TOLERATED_SHARE + TOLERATED_STEPS * V
+    assert ledgers[15].balance_us == pytest.approx(0.0)
+
+
+def test_what_all_are_charged_is_what_the_windows_took() -> None:
+    windows = [3, 0, 8, 1]
+    assert sum(part_of(each, sum(windows), len(windows)) for each in windows) == pytest.approx(len(windows))
+    assert part_of(0, 0, 4) == 1.0

@@ -57,6 +57,29 @@ def test_two_pools_decode_what_one_does_twice() -> None:
     assert two.tokens_per_second == pytest.approx(2 * one.tokens_per_second, rel=0.1)
 
 
+@pytest.mark.parametrize("slope", [0.02, 0.05])
+@pytest.mark.parametrize("acceptance", [0.05, 0.4, 0.8])
+def test_a_full_verifier_is_not_slower_for_drafting(slope: float, acceptance: float) -> None:
+    """And no session is left behind: one that had bad luck among windows of others is not in debt for theirs."""
+    full = Fleet(
+        sessions=16,
+        verifiers=1,
+        drafters=1,
+        V_us=100_000.0,
+        slope=slope,
+        draft_us=3_000.0,
+        draft_slope=0.02,
+        arrivals_per_second=1000.0,
+        rtts_us=(1_000.0,),
+        acceptance=acceptance,
+        prompt=16,
+        tokens=256,
+    )
+    drafted, plain = simulate_fleet(full, AUTO), simulate_fleet(full, PLAIN)
+    assert drafted.tokens_per_second >= 0.97 * plain.tokens_per_second
+    assert max(drafted.per_token_us) <= 1.03 * max(plain.per_token_us)
+
+
 @pytest.mark.parametrize("field", ["sessions", "verifiers", "slots", "arrivals_per_second"])
 def test_invalid_fleets(field: str) -> None:
     with pytest.raises(InvalidCell, match=f"^{field}: must be"):
