@@ -163,3 +163,5 @@ class OrchestratorChecks:
         grace = self._grace if driver.record.request_id else 0.0
         away = facts.loop.time() - facts.seen.get(("read", process, session_id), 0.0)
         facts.require(away >= grace - SLACK, "cancelled by nobody, so long after it was read:", away)
+        if driver.record.request_id and away >= grace - SLACK:
+            facts.unread.add(session_id)

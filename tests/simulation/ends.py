@@ -47,7 +47,8 @@ class Judge:
         if heard.end.lossy != known.wish.sampling.lossy:
             yield f"the end says lossy={heard.end.lossy} of {known.wish.sampling.rule}"
         if reason is FinishReason.CANCELLED:
-            if not any(each.cancelled or each.left or each.error or each.deleted for each in readers):
+            asked = any(each.cancelled or each.left or each.error or each.deleted for each in readers)
+            if not asked and heard.session_id not in self._facts.unread:
                 yield "cancelled by nobody"
         elif reason is FinishReason.DEADLINE:
             if all(each.ask.timeout is None for each in readers):

@@ -35,6 +35,8 @@ class Facts:
         self.texts: dict[str, tuple[int, ...]] = {}
         self.ending: set[str] = set()
         self.deleted: set[str] = set()
+        # Cancelled because nobody read them for as long as readers may be away.
+        self.unread: set[str] = set()
         self.cancelled: dict[str, float] = {}
         self.checked = self.resumed = self.shared = self.queued = self.orphans = 0
         self.loop = loop

@@ -84,6 +84,16 @@ def test_a_session_that_is_followed_may_end_while_its_follower_stops() -> None:
     check(Scenario(1144, orchestrators=2, forward=0.2, draft=0.002, agree=0.0, asks=asks, faults=(stop,)))
 
 
+def test_a_session_may_end_because_its_reader_was_cut_off_for_too_long() -> None:
+    """Found by seed 4721: the library comes back after 15.7 s, and is told that readers may be away for 12 s."""
+    ask = Ask(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=20, library=True)
+    fault = Fault(start=1.433, kind="close", target="orchestrator-0-client", seconds=15.718)
+    for grace, reason in ((12.0, "CANCELLED"), (30.0, "LENGTH")):
+        outcome = run(Scenario(4721, forward=0.05, buffer=2, detach_grace=grace, asks=(ask,), faults=(fault,)))
+        assert not outcome.found
+        assert dict(outcome.ends) == {reason: 1}
+
+
 def new_loop(seed: int) -> SimLoop:
     return SimLoop(seed)  # type: ignore[abstract] # what a simulation has no use for
 
