@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.bars import Bar
 from bench.runs import Sample
 from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
+from bench.wan.earlier import WHERE
 from bench.wan.emulated import Measured
 from bench.wan.gauge import Gauge
 from bench.wan.judged import simulator_error
@@ -21,7 +22,7 @@ from bench.wan.wire import Hop, Wire
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What was not asked for is empty. notes: for people."""
+    """What was not asked for is empty. notes: for people. pair_commit: of `pair`, if that is of an earlier run."""
 
     arguments: Mapping[str, object]
     machine: Mapping[str, object]
@@ -34,6 +35,7 @@ class Results:
     wire: Sequence[Wire]
     bars: Sequence[Bar]
     notes: Sequence[str]
+    pair_commit: str | None = None
 
     @property
     def texts_hold(self) -> bool:
@@ -48,6 +50,7 @@ def write(results: Results, path: Path) -> None:
         "bars": [asdict(bar) for bar in results.bars],
         "emulated": [_cell(one) for one in results.cells],
         "demo_pair": [_pair(one) for one in results.pair],
+        "demo_pair_commit": results.pair_commit,
         "simulated": [_expected(one) for one in results.grid],
         "wire": [_wire(one) for one in results.wire],
         "relay": asdict(results.gauge),
@@ -127,7 +130,7 @@ def _raw(results: Results) -> Iterator[dict[str, object]]:
     for cell in results.cells:
         yield from (_session(cell.cell.name, sample) for sample in cell.samples)
     for pair in results.pair:
-        yield from (_session(f"demo pair, {pair.rtt_ms:g} ms", sample) for sample in pair.samples)
+        yield from (_session(WHERE.format(pair.rtt_ms), sample) for sample in pair.samples)
 
 
 def _session(where: str, sample: Sample) -> dict[str, object]:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from bench.entry import run
 from bench.wan import results
 from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, Cell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN
+from bench.wan.earlier import Earlier, earlier
 from bench.wan.emulated import LANES, Measured, expected_seconds, measure_cells, measure_software, parted
 from bench.wan.gauge import PINGS, gauge
 from bench.wan.judged import bars
@@ -37,7 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to measure. `cells` over real sockets; `repeats` below 6 leave intervals without 95 % coverage."""
+    """What to measure. `cells` over real sockets; `repeats` below 6 leave intervals without 95 % coverage.
+
+    before: whose demo pair stands for one of this run.
+    """
 
     cells: tuple[Cell, ...] = NAMED
     rtts_ms: tuple[float, ...] = RTTS_MS
@@ -47,6 +51,7 @@ class Settings:
     wire: bool = True
     whole_grid: bool = True
     pings: int = PINGS
+    before: Earlier | None = None
 
     def __post_init__(self) -> None:
         for name, value, most in (("tokens", self.tokens, 1024), ("repeats", self.repeats, 64)):
@@ -54,7 +59,12 @@ class Settings:
                 raise InvalidParameter(name, f"must be from 1 to {most}, not {value}")
 
     def shown(self) -> dict[str, object]:
-        return {**asdict(self), "cells": [cell.name for cell in self.cells]}
+        shown = asdict(replace(self, before=None))
+        return {
+            **shown,
+            "cells": [cell.name for cell in self.cells],
+            "before": self.before.commit if self.before else None,
+        }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     part = line.add_mutually_exclusive_group()
     part.add_argument("--real-only", action="store_true", help="the demo pair only: no emulated devices, no grid")
     part.add_argument("--emulated-only", action="store_true", help="no demo pair")
+    part.add_argument("--pair-from", type=Path, metavar="FILE", help="take the demo pair's part of an earlier run")
     line.add_argument("--no-grid", action="store_true", help="simulate the measured cells only, not the whole grid")
     line.add_argument("--tokens", type=int, metavar="N", help=f"of each session (default: {TOKENS})")
     line.add_argument("--repeats", type=int, metavar="N", help="of each discipline (default: 7)")
@@ -83,10 +94,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
         rtts_ms=QUICK_RTTS_MS if args.quick else RTTS_MS,
         tokens=args.tokens if args.tokens is not None else QUICK_TOKENS if args.quick else TOKENS,
         repeats=args.repeats if args.repeats is not None else QUICK_REPEATS if args.quick else 7,
-        pair=not args.emulated_only,
+        pair=not (args.emulated_only or args.pair_from),
         wire=not args.real_only,
         whole_grid=not (args.quick or args.real_only or args.no_grid),
         pings=QUICK_PINGS if args.quick else PINGS,
+        before=earlier(args.pair_from) if args.pair_from else None,
     )
 
 
@@ -104,6 +116,8 @@ def measure(settings: Settings) -> Results:
         say(f"bench: {len(expected)} cells over real sockets, about {seconds / 60:.0f} minutes")
     cells = measure_cells(expected, settings.repeats, settings.tokens, _say_cell) if expected else []
     pair = measure_pair(settings.rtts_ms, settings.repeats, settings.tokens, _say_pair) if settings.pair else []
+    if settings.before is not None:
+        pair = list(settings.before.pair)
     wire = _part("bytes on the wire", lambda: measure_wire(settings.tokens)) if settings.wire else []
     everything = list(grid()) if settings.whole_grid else list(settings.cells)
     return Results(
@@ -117,11 +131,12 @@ def measure(settings: Settings) -> Results:
         pair=pair,
         wire=wire,
         bars=bars(cells, pair, wire),
-        notes=notes(cells, pair),
+        notes=notes(cells, pair, settings.before),
+        pair_commit=settings.before.commit if settings.before is not None else None,
     )
 
 
-def notes(cells: Sequence[Measured], pair: Sequence[MeasuredPair]) -> list[str]:
+def notes(cells: Sequence[Measured], pair: Sequence[MeasuredPair], before: Earlier | None = None) -> list[str]:
     said = []
     if not all([*(one.isolated for one in cells), *(one.isolated for one in pair)]):
         said.append("edge and cloud shared one network namespace: this system allowed no others")
@@ -132,6 +147,8 @@ def notes(cells: Sequence[Measured], pair: Sequence[MeasuredPair]) -> list[str]:
         )
     if pair:
         said.append("demo pair: drafter, orchestrator, verifier, relays and client shared the cores of one machine.")
+    if before is not None:
+        said.append(f"demo pair: measured in a run of its own, of commit {before.commit[:7]}.")
     return said
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from bench.wan.cells import NAMED
+from bench.wan.earlier import earlier
 from bench.wan.gauge import Gauge, RoundTrip
 from bench.wan.judged import bars
 from bench.wan.plot import draw
@@ -71,6 +74,29 @@ def test_the_file_has_bars_and_raw_sessions(results: Results, tmp_path: Path) ->
     assert [one["name"] for one in found["simulated"]] == [cell.name for cell in NAMED]
     assert found["emulated"][0]["disciplines"]["default"]["to_plain"]["value"] == pytest.approx(43 / 33)
     assert found["wire"][0]["hops"][0]["bytes_per_proposed_token"] == 11.0
+
+
+def test_the_demo_pair_of_an_earlier_run_is_what_it_was(results: Results, tmp_path: Path) -> None:
+    """But for the microseconds to which sessions are rounded."""
+    paths = [tmp_path / name for name in ("wan.json", "again.json", "once_more.json")]
+    write(results, paths[0])
+    for earlier_one, path in pairwise(paths):
+        before = earlier(earlier_one)
+        assert before.commit == "0" * 40
+        write(replace(results, pair=before.pair, pair_commit=before.commit, commit="1" * 40), path)
+    first, again, once_more = (json.loads(path.read_text()) for path in paths)
+    assert again["raw"] == first["raw"]
+    assert again["demo_pair"] == once_more["demo_pair"]
+    for old, new in zip(first["demo_pair"], again["demo_pair"], strict=True):
+        assert new["disciplines"]["default"]["to_plain"] == pytest.approx(old["disciplines"]["default"]["to_plain"])
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"demo_pair": [], "demo_pair_commit": null, "commit": "a", "raw": []}'])
+def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "wan.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"wan\.json: "):
+        earlier(path)
 
 
 def test_the_picture_is_drawn_whatever_was_measured(results: Results, tmp_path: Path) -> None:
