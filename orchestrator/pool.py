@@ -30,6 +30,9 @@ from specwire.rpc.errors import StatusError
 
 logger = logging.getLogger(__name__)
 
+# A drafter only hints: one that is not there when a verifier is holds up a start for so many seconds, and no longer.
+DRAFTERS_WITHIN_S = 10.0
+
 
 class StartError(RuntimeError):
     """The orchestrator cannot start: a peer does not answer, or does not fit."""
@@ -69,7 +72,8 @@ class Pool:
     async def start(self) -> None:
         """Connect to all peers; waits for one verifier and for every drafter that was named.
 
-        Where services are registered a verifier may come later, too: after the start timeout nobody waits for it.
+        A drafter is waited for but a moment once a verifier is there: until it comes sessions run plainly. Where
+        services are registered a verifier may come later, too: after the start timeout nobody waits for it.
 
         Raises:
             StartError: a needed peer did not answer in time, or was refused.
@@ -97,7 +101,17 @@ class Pool:
 
     async def until_ready(self) -> None:
         """Raises StartError as soon as waiting is of no use."""
-        while not (any(v.up for v in self.verifiers) and all(d.up for d in self._named)):
+        await self._until(lambda: any(verifier.up for verifier in self.verifiers))
+        try:
+            async with asyncio.timeout(DRAFTERS_WITHIN_S):
+                await self._until(lambda: all(drafter.up for drafter in self._named))
+        except TimeoutError:
+            troubles = filter(None, map(self._dialled.trouble, self._named))
+            logger.warning("until drafters come, sessions run plainly: %s", "; ".join(troubles))
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Raises StartError as soon as waiting is of no use."""
+        while not ready():
             hopeless = [self._dialled.hopeless(verifier) for verifier in self.verifiers]
             reasons = [self._dialled.hopeless(drafter) for drafter in self._named]
             if all(hopeless) and self.feed is None:

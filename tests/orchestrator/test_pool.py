@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+import orchestrator.server
+from orchestrator import pool as pool_module
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import Pool, StartError
+from specwire.client import AsyncClient
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 
 
 def pool(options: OrchestratorOptions) -> Pool:
@@ -34,3 +38,19 @@ async def test_a_drafter_that_is_refused_is_not_waited_for() -> None:
     with pytest.raises(StartError, match="c:1: vocabulary mismatch"):
         async with asyncio.timeout(5.0):
             await known.until_ready()
+
+
+async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dead_address: str
+) -> None:
+    monkeypatch.setattr(pool_module, "DRAFTERS_WITHIN_S", 0.2)
+    async with stack(SLOW_TARGET) as running:
+        verifiers = running.orchestrator.orchestrator.options.verifiers
+        started = await orchestrator.server.start(OrchestratorOptions(verifiers, (dead_address,)))
+        try:
+            async with AsyncClient(started.address) as client:
+                done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
+        finally:
+            await started.stop(0.0)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
+    assert f"until drafters come, sessions run plainly: cannot connect to {dead_address}" in caplog.text

@@ -84,6 +84,16 @@ def test_a_session_that_is_followed_may_end_while_its_follower_stops() -> None:
     check(Scenario(1144, orchestrators=2, forward=0.2, draft=0.002, agree=0.0, asks=asks, faults=(stop,)))
 
 
+def test_an_orchestrator_that_comes_back_without_its_drafter_ends_its_orphans() -> None:
+    """Found by seed 7145: it waited for the drafter for as long as for a verifier, and served nobody meanwhile."""
+    ask = Ask(start=0.538, at=0, prompt=(4, 6, 3, 10, 10), max_tokens=1, timeout=0.95, library=True)
+    faults = (
+        Fault(start=0.608, kind="crash", target="orchestrator-0", seconds=0.3),
+        Fault(start=0.9, kind="stop", target="drafter-0", seconds=12.995),
+    )
+    check(Scenario(7145, forward=0.05, draft=0.002, agree=0.9, asks=(ask,), faults=faults))
+
+
 def test_a_session_may_end_because_its_reader_was_cut_off_for_too_long() -> None:
     """Found by seed 4721: the library comes back after 15.7 s, and is told that readers may be away for 12 s."""
     ask = Ask(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=20, library=True)
