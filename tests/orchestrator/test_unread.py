@@ -48,7 +48,7 @@ def check_bounded(parts: Stack, driver: SessionDriver) -> None:
 
 async def test_over_grpc() -> None:
     async with stack(TARGET, DRAFT) as parts, AsyncClient(parts.orchestrator.address) as client:
-        events = client.generate([5, 6, 7], max_tokens=LENGTH, ignore_eos=True, timeout=2 * LIMIT_S)
+        events = client.generate([5, 6, 7], max_tokens=LENGTH, ignore_eos=True, logprobs=5, timeout=2 * LIMIT_S)
         read = 0
         while read < READ_FIRST:
             event = await anext(events)
