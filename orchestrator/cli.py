@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, lost with the process)"
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
-    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for peers at start")
+    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier at start")
     parser.add_argument(
         "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
     )

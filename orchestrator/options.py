@@ -116,7 +116,7 @@ class OrchestratorOptions:
     access: tokens that callers must show, and what a tenant may have. peer_token: shown to peers that are dialled.
     drafters_per_session: how many drafters propose for one session at a time, if so many are there.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
-    start_timeout: wait at start for a verifier (and for every drafter that is named) to answer.
+    start_timeout: wait at start for a verifier to answer; for drafters that are named only a moment longer.
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
     redis_url: of the session log; see `specwire.redis.urls`.
