@@ -83,31 +83,31 @@ class Pool:
             self._dialled.start(peer)
         if self.feed is not None:
             self._feeding = asyncio.create_task(self.feed.run(), name="registry")
-        try:
-            async with asyncio.timeout(self._options.start_timeout):
-                await self.until_ready()
-        except TimeoutError:
-            self._check_start()
-
-    def _check_start(self) -> None:
-        """It took too long. Raises StartError."""
-        waited = f"not ready within {self._options.start_timeout:g} s"
-        if self.feed is not None and not self._options.verifiers and all(each.up for each in self._named):
-            logger.warning("%s: %s", waited, self.feed.trouble or "no verifier is registered that can be used")
-            return
-        named: list[AnyPeer] = [*self.verifiers, *self._named]
-        troubles = [self._dialled.trouble(peer) for peer in named]
-        raise StartError(f"{waited}: {'; '.join(filter(None, troubles))}") from None
+        await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Raises StartError as soon as waiting is of no use."""
-        await self._until(lambda: any(verifier.up for verifier in self.verifiers))
+        """Raises StartError as soon as waiting is of no use, or where it took too long."""
+        limit_s = self._options.start_timeout
         try:
-            async with asyncio.timeout(DRAFTERS_WITHIN_S):
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: any(verifier.up for verifier in self.verifiers))
+        except TimeoutError:
+            self._check_verifiers()
+        try:
+            async with asyncio.timeout(min(limit_s, DRAFTERS_WITHIN_S)):
                 await self._until(lambda: all(drafter.up for drafter in self._named))
         except TimeoutError:
-            troubles = filter(None, map(self._dialled.trouble, self._named))
-            logger.warning("until drafters come, sessions run plainly: %s", "; ".join(troubles))
+            logger.warning("until drafters come, sessions run plainly: %s", self._troubles(self._named))
+
+    def _check_verifiers(self) -> None:
+        """There is none. Raises StartError, unless one may still be registered."""
+        waited = f"not ready within {self._options.start_timeout:g} s"
+        if self.feed is None or self._options.verifiers:
+            raise StartError(f"{waited}: {self._troubles([*self.verifiers, *self._named])}") from None
+        logger.warning("%s: %s", waited, self.feed.trouble or "no verifier is registered that can be used")
+
+    def _troubles(self, peers: Sequence[AnyPeer]) -> str:
+        return "; ".join(filter(None, map(self._dialled.trouble, peers)))
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         """Raises StartError as soon as waiting is of no use."""

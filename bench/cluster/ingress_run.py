@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import machine
-from bench.entry import terminable
-from bench.runs import BenchError
+from bench import entry, machine
+from bench.cluster.run import repeats_of
 from deploy.processes import environment
 from specwire.rpc.process import say
 
@@ -36,28 +34,22 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if args.repeats < 1:
-        parser().error(f"--repeats: must be at least 1, not {args.repeats}")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        say(f"bench-ingress: error: {', '.join(missing)} not installed: {INSTALL}")
+        say(f"bench: error: {', '.join(missing)} not installed: {INSTALL}")
         return 1
-    from bench.cluster.ingress import STREAMS, TOKENS, V_MS, measure  # Ray Serve comes with these
+    # Ray Serve comes with these.
+    from bench.cluster.ingress import STREAMS, TOKENS, V_MS, Measured, measure
     from bench.cluster.ingress_results import bars, shown, write
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     head = {"machine": machine.describe(), "commit": machine.commit()}
-    try:
-        with terminable():
-            measured = measure(args.repeats, say)
-    except BenchError as error:
-        say(f"bench-ingress: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    asked = {"repeats": args.repeats, "streams": STREAMS, "tokens": TOKENS, "V_ms": V_MS}
-    write(measured, {"arguments": asked, **head}, args.out)
-    print(shown(measured))
-    return 0 if all(bar.holds for bar in bars(measured)) else 1
+
+    def tell(measured: Measured, out: Path) -> bool:
+        asked = {"repeats": args.repeats, "streams": STREAMS, "tokens": TOKENS, "V_ms": V_MS}
+        write(measured, {"arguments": asked, **head}, out)
+        print(shown(measured))
+        return all(bar.holds for bar in bars(measured))
+
+    return entry.run(args, repeats_of, lambda repeats: measure(repeats, say), tell)
 
 
 if __name__ == "__main__":

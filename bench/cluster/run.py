@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import machine
+from bench import entry, machine
 from bench.cluster import settings
 from bench.cluster.expected import simulated
 from bench.cluster.measure import measure
 from bench.cluster.results import Results, bars, row_results, shown, write
-from bench.entry import terminable
-from bench.runs import BenchError
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
@@ -35,24 +32,29 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    if args.repeats < 1:
-        parser().error(f"--repeats: must be at least 1, not {args.repeats}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return entry.run(parser().parse_args(argv), repeats_of, measure_all, tell)
+
+
+def repeats_of(args: argparse.Namespace) -> int:
+    """Raises ValueError that names what is wrong."""
+    repeats: int = args.repeats
+    if repeats < 1:
+        raise ValueError(f"--repeats: must be at least 1, not {repeats}")
+    return repeats
+
+
+def measure_all(repeats: int) -> Results:
+    """Raises BenchError."""
     before = machine.describe()
-    try:
-        with terminable():
-            measured = measure(args.repeats, say)
-    except BenchError as error:
-        say(f"bench-cluster: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    measured = measure(repeats, say)
     rows = row_results(measured, {row.name: simulated(row) for row in settings.ROWS})
-    found = Results(arguments(args.repeats), before, machine.commit(), rows, bars(measured, rows), measured.samples)
-    write(found, args.out)
+    return Results(arguments(repeats), before, machine.commit(), rows, bars(measured, rows), measured.samples)
+
+
+def tell(found: Results, out: Path) -> bool:
+    write(found, out)
     print(shown(found))
-    return 0 if found.holds else 1
+    return found.holds
 
 
 def arguments(repeats: int) -> dict[str, object]:

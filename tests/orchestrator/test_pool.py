@@ -40,13 +40,20 @@ async def test_a_drafter_that_is_refused_is_not_waited_for() -> None:
             await known.until_ready()
 
 
+@pytest.mark.parametrize(("moment_s", "start_timeout"), [(0.2, 120.0), (10.0, 0.5)])
 async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dead_address: str
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dead_address: str,
+    moment_s: float,
+    start_timeout: float,
 ) -> None:
-    monkeypatch.setattr(pool_module, "DRAFTERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(pool_module, "DRAFTERS_WITHIN_S", moment_s)
     async with stack(SLOW_TARGET) as running:
         verifiers = running.orchestrator.orchestrator.options.verifiers
-        started = await orchestrator.server.start(OrchestratorOptions(verifiers, (dead_address,)))
+        started = await orchestrator.server.start(
+            OrchestratorOptions(verifiers, (dead_address,), start_timeout=start_timeout)
+        )
         try:
             async with AsyncClient(started.address) as client:
                 done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
