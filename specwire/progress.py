@@ -16,6 +16,7 @@ from typing import Self, TextIO
 
 REDRAW_S = 0.1
 CELLS = 24
+FEWEST_CELLS = 6
 FALLBACK = 80
 ERASED = "\r\x1b[J"
 
@@ -53,12 +54,17 @@ class LastLine:
     def show(self, text: str) -> None:
         """Have `text`, cut to the terminal's width, be the last line; "" takes it away."""
         with self._lock:
-            text = text[: max(1, self._columns() - 1)]
+            text = text[: self.width]
             if text == self._shown or (not text and not self._shown):
                 return
             self._shown = text
             self._stream().write(ERASED + text)
             self._stream().flush()
+
+    @property
+    def width(self) -> int:
+        """Characters that a text may have; the last column stays free, for a full one may begin another line."""
+        return max(1, self._columns() - 1)
 
     def _columns(self) -> int:
         """Of the terminal that is drawn on; stdout may be a pipe."""
@@ -134,19 +140,22 @@ class Bar:
         now = self._clock()
         if self._on and (self._drawn is None or now - self._drawn >= REDRAW_S):
             self._drawn = now
-            self._line.show(self.text(now - self._began))
+            self._line.show(self.text(now - self._began, self._line.width))
 
-    def text(self, elapsed: float) -> str:
-        """The line. elapsed: seconds."""
+    def text(self, elapsed: float, width: int = 0) -> str:
+        """The line. elapsed: seconds. width: characters there are, for which the bar, not its note, gives way."""
         note = f"  {self._note}" if self._note else ""
         if not self.total:
             return f"{self.what}  {_clocked(elapsed)}{note}"
         share = min(1.0, self._done / self.total)
-        full = round(share * CELLS)
         made, missing = self._done - self._first, self.total - self._done
         left = f", {_clocked(elapsed * missing / made)} left" if made > 0 and missing > 0 else ""
         counts = f"{amount(self._done, self._unit)}/{amount(self.total, self._unit)}"
-        return f"{self.what} [{'=' * full}{' ' * (CELLS - full)}] {counts}  {_clocked(elapsed)}{left}{note}"
+        said = f"] {counts}  {_clocked(elapsed)}{left}{note}"
+        room = width - len(f"{self.what} [{said}") if width else CELLS
+        cells = min(CELLS, max(FEWEST_CELLS, room))
+        full = round(share * cells)
+        return f"{self.what} [{'=' * full}{' ' * (cells - full)}{said}"
 
 
 def _clocked(seconds: float) -> str:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from specwire.progress import CELLS, ERASED, REDRAW_S, Bar, LastLine
+from specwire.progress import CELLS, ERASED, FEWEST_CELLS, REDRAW_S, Bar, LastLine
 from tests.deploy.screen import Screen
 
 
@@ -68,6 +68,14 @@ def test_what_a_bar_says() -> None:
     assert Bar("waiting", line=LastLine(io.StringIO)).text(7.0) == "waiting  0:07"
     half = Bar("fetching", 4_000_000_000, "B", line=LastLine(io.StringIO), done=1_500_000)
     assert "1.5 MB/4.00 GB" in half.text(0.0)
+
+
+@pytest.mark.parametrize(("width", "cells"), [(100, CELLS), (58, 20), (42, FEWEST_CELLS), (20, FEWEST_CELLS)])
+def test_a_bar_gives_way_to_its_note(width: int, cells: int) -> None:
+    bar = Bar("starting", 2, line=LastLine(io.StringIO), done=1)
+    bar.at(1, "10.5 MB fetched")
+    full = cells // 2
+    assert bar.text(65.0, width) == f"starting [{'=' * full}{' ' * (cells - full)}] 1/2  1:05  10.5 MB fetched"
 
 
 def test_lines_stand_above_the_bar() -> None:

@@ -32,8 +32,9 @@ def on_a_terminal(*words: str, seen: Callable[[bytes], object] = lambda drawn: N
     seen: is told all that was drawn so far. more: environment variables.
     """
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (24, 100))
+    termios.tcsetwinsize(slave, (24, 80))
     environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **more}
+    environment.pop("COLUMNS", None)  # of the terminal that the tests run on
     command = [sys.executable, "-m", "deploy", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=slave, text=True)
     os.close(slave)
