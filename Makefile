@@ -78,8 +78,8 @@ test-faults: $(STAMP)
 	echo "test: faults (a short run)"
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
 
-test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults
-	$(PYTEST) --timeout=240 --session-timeout=3600 tests/faults
+test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (an hour)
+	$(PYTEST) --timeout=240 --session-timeout=5400 --played=bench/results/faults.json tests/faults
 
 SEEDS ?= 10000
 
@@ -130,6 +130,7 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.figures --check
 	$(BIN)/python -m scripts.reliability --check
 	$(BIN)/python -m scripts.security --check
+	$(BIN)/python -m scripts.simulated --check
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
 

@@ -21,6 +21,7 @@ RESULTS = RECORDS / "failover.json"
 # By the target of make that records them.
 SOAKS = {"soak": RECORDS / "soak.json", "soak-demo": RECORDS / "soak_demo.json"}
 LOAD = RECORDS / "load.json"
+PLAYED = RECORDS / "faults.json"
 UNMEASURED = "Not measured yet: `make bench-failover`."
 UNRECORDED = "Not recorded yet:"
 
@@ -55,18 +56,29 @@ def pauses_table(results: dict[str, Any]) -> str:
         names = ("noticed_p50_s", "noticed_max_s", "within_s", "p50_s", "max_s", "bound_s")
         measured = ["-" if cell[name] is None else f"{cell[name]:.2f}" for name in names]
         rows.append([cell["where"], cell["fault"], *measured, "yes" if cell["holds"] else "**no**"])
-    machine, asked = results["machine"], results["arguments"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, all processes on it"
+    asked, played = results["arguments"], {(cell["where"], cell["fault"]) for cell in results["cells"]}
+    unplayed = [f"{cell.where}, {cell.fault}" for cell in CELLS if (cell.where, cell.fault) not in played]
     how = f"{asked['repeats']} plays of each cell, two streams in each, the longest wait for a chunk of both"
     said = (
-        f"Measured on {where}: {how}.",
+        f"Measured on {_where(results)}, all processes on it: {how}.",
         f"A step of the emulated target takes {results['step_s']:g} s; undisturbed, the longest wait was",
         f"{results['undisturbed_s']:.3f} s.",
         f"What only keepalive notices lasted for {asked['held_s']:g} s, so that it is seen to.",
         '"-": over before anybody had to do with it.',
         f"Plays that failed, or whose text differed: {len(results['failures'])}.",
+        *([f"Not played there: {'; '.join(unplayed)}."] if unplayed else []),
     )
     return f"{grid(rows)}\n\n{' '.join(said)}"
+
+
+def played_line(results: dict[str, Any]) -> str:
+    """Say how much of the matrix a whole run has played, and what did not hold."""
+    rows = ", ".join(f"{count} of {len(CELLS)} rows with {of}" for of, count in results["rows"].items())
+    wrong = [f"failed: {test}" for test in results["failed"]] + [f"left out: {test}" for test in results["skipped"]]
+    run = f"`make test-faults-all` on {_where(results)}, {results['minutes']:g} minutes"
+    return (
+        f"{run}: {rows}; {results['tests']} tests hold in all, {'; '.join(wrong) or 'none failed, none was left out'}."
+    )
 
 
 def soaks_table(results: dict[str, dict[str, Any]]) -> str:
@@ -106,8 +118,12 @@ def _bar(name: str, results: dict[str, Any]) -> str:
 
 def _where(results: dict[str, Any]) -> str:
     machine = results["machine"]
-    commit = (results["commit"] or "no commit")[:7]
-    return f"{machine['cpu']}, {machine['cores']} cores, {commit}"
+    return f"{machine['cpu']}, {machine['cores']} cores, {_commit(results)}"
+
+
+def _commit(results: dict[str, Any]) -> str:
+    commit = results["commit"]
+    return "no commit" if commit is None else commit[:7] + (" and changes" if commit.endswith("+") else "")
 
 
 OF_SOAKS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -132,7 +148,7 @@ def load_table(results: dict[str, Any]) -> str:
             value = f"{bar['value']:.0f} ({bar['low']:.0f} to {bar['high']:.0f})"
         rows.append([bar["name"], value, f"{bar['sense']} {bar['needed']:g}", "yes" if bar["holds"] else "**no**"])
     said = (
-        f"{results['sessions']:,} sessions at once for {asked['minutes']:g} minutes on {_where(results)}:",
+        f"{asked['sessions']:,} sessions at least at a time, for {asked['minutes']:g} minutes on {_where(results)}:",
         f"{results['tokens_per_second']:,.0f} tokens/s; {results['sessions_ended']:,} sessions ended.",
         f"Resident memory of a session, at most: {memory}. Decided for who does not read:",
         f"{min(results['unread_decided']):,} to {max(results['unread_decided']):,} tokens.",
@@ -149,7 +165,9 @@ def tables() -> dict[str, str]:
     """By the name of their place in the page."""
     pauses = pauses_table(json.loads(RESULTS.read_text())) if RESULTS.exists() else UNMEASURED
     load = load_table(json.loads(LOAD.read_text())) if LOAD.exists() else f"{UNRECORDED} `make soak-load`."
-    return {"matrix": matrix_table(), "tests": tests_table(), "pauses": pauses, "soaks": _soaks(), "load": load}
+    played = played_line(json.loads(PLAYED.read_text())) if PLAYED.exists() else f"{UNRECORDED} `make test-faults-all`."
+    parts = {"matrix": matrix_table(), "tests": tests_table(), "played": played}
+    return parts | {"pauses": pauses, "soaks": _soaks(), "load": load}
 
 
 def main() -> int:

@@ -25,10 +25,11 @@ def fuzz_table(results: dict[str, Any]) -> str:
         answers = ", ".join(f"{answer} {count}" for answer, count in target["answers"].items())
         rows.append(f"| {target['name']} | {target['tried']} | {answers} |")
     machine, (first, last) = results["machine"], results["resident_mib"]
-    commit = (results["commit"] or "unknown")[:12]
+    commit = results["commit"] or "unknown"
+    of = commit[:12] + (" and changes" if commit.endswith("+") else "")
     said = (
-        f"Commit {commit}, {results['minutes']:g} minutes, {results['rounds']} rounds of {results['examples']} tries,",
-        f"on {machine['cpu']}, {machine['cores']} cores, which did other things too. Memory of the process,",
+        f"Commit {of}, {results['minutes']:g} minutes, {results['rounds']} rounds of {results['examples']} tries,",
+        f"on {machine['cpu']}, {machine['cores']} cores. Memory of the process,",
         f"which holds all services: {first} MiB after the first round, {last} MiB after the last.",
         f"Found: {'; '.join(' '.join(each.split()) for each in results['findings']) or NOTHING}.",
     )

@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from bench import machine
@@ -26,7 +27,7 @@ from bench.soak.crowd import READ_FIRST, UNREAD, Crowd
 from bench.soak.failures import first_failure
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.load_report import LEAST_RUNNING, LoadReport
+from bench.soak.load_report import LoadReport
 from bench.soak.pairs import Pair, scripted
 from bench.soak.served import DEPLOY, Served, served
 from specwire.client import AsyncClient
@@ -89,13 +90,15 @@ def load(settings: LoadSettings, tell: Callable[[str], None], verifier: str = DE
     """
     if not weighing.supported():
         raise BenchError("memory: this C library does not tell what is allocated (mallinfo2, glibc 2.33 or later)")
+    commit = machine.commit()  # of what runs, whatever is committed meanwhile
     tell(f"load: starting the services for {settings.sessions} sessions")
     with served(scripted(delay_ms=0.0, slots=settings.slots), verifier) as services, first_failure():
         speed = asyncio.run(_full_speed(settings, services))
     tell(f"load: {speed:.0f} tokens/s; starting them anew, paced")
     pair = scripted(delay_ms=1000 / (PACE * speed), slots=settings.slots, row_cost=1.0)
     with served(pair, verifier) as services, first_failure():
-        return asyncio.run(_measure(settings, pair, services, speed, tell))
+        found = asyncio.run(_measure(settings, pair, services, speed, tell))
+    return replace(found, commit=commit)
 
 
 async def _full_speed(settings: LoadSettings, services: Served) -> float:
@@ -116,7 +119,7 @@ async def _crowded(settings: LoadSettings, crowd: Crowd, services: Served) -> As
     """While as many sessions run as were asked for."""
     over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(round(CLIENTS * settings.sessions)):
+        for _ in range(ceil(CLIENTS * settings.sessions)):
             tasks.create_task(crowd.go_on(over))
         try:
             await _until_all_run(settings, crowd, services)
@@ -151,7 +154,7 @@ async def _measure(
     return LoadReport(
         arguments=asdict(settings),
         machine=machine.describe(),
-        commit=machine.commit(),
+        commit=None,  # read before all this began
         tokens_per_second=speed,
         before=before,
         samples=memory.samples,
@@ -202,8 +205,8 @@ async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Ca
 
 
 async def _until_all_run(settings: LoadSettings, crowd: Crowd, services: Served) -> None:
-    deadline, total = time.monotonic() + START_S, settings.sessions + len(crowd.idle)
-    while (running := await asyncio.to_thread(services.running)) < int(LEAST_RUNNING * total) or not crowd.tokens:
+    deadline = time.monotonic() + START_S
+    while (running := await asyncio.to_thread(services.running)) < settings.sessions or not crowd.tokens:
         if time.monotonic() > deadline or crowd.errors:
             said = crowd.errors[0] if crowd.errors else f"only {running} sessions began within {START_S:g} s"
             raise BenchError(f"the crowd did not begin: {said}")

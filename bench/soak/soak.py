@@ -37,7 +37,7 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
 
     SIGINT and SIGTERM end it early, with the report so far. What streams then comes to its end, unless they come again.
     """
-    pair = PAIRS[settings.pair]()
+    pair, commit = PAIRS[settings.pair](), machine.commit()  # of what runs, whatever is committed meanwhile
     say(f"soak: starting the services, {pair.name} pair")
     began = time.monotonic()
     with rig(pair) as running:
@@ -51,7 +51,7 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
     return Report(
         arguments=asdict(settings),
         machine=machine.describe(),
-        commit=machine.commit(),
+        commit=commit,
         asked_minutes=settings.minutes,
         lasted_s=run.lasted_s,
         seconds=seconds,

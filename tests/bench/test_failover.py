@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from scripts.reliability import pauses_table
+from bench.soak import record
+from scripts.reliability import pauses_table, played_line
+from tests.faults import played
 from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
 from tests.faults.matrix import CELLS
-from tests.faults.measure import STEP_S, UNDISTURBED, main
+from tests.faults.measure import OUT, STEP_S, UNDISTURBED, Figures, main
 from tests.faults.measured import NOISE_S, Measured, Play, results, shown
 from tests.faults.streams import LIMIT_S
 
@@ -91,9 +94,36 @@ def test_tables() -> None:
     assert "MISSED: longest wait, s: Redis, restart: 5.000, needed <= 2.500" in shown(found)
     written = json.loads(json.dumps(results(found)))
     machine, arguments = {"cpu": "a CPU", "cores": 2}, {"repeats": 1, "held_s": HELD_S}
-    lines = pauses_table({**written, "machine": machine, "arguments": arguments}).splitlines()
+    lines = pauses_table({**written, "machine": machine, "commit": "0123456789+", "arguments": arguments}).splitlines()
     assert "| verifier | SIGKILL | 0.02 | 0.02 | 1.00 | 0.40 | 0.40 | 3.00 | yes |" in lines
     assert "| Redis | restart | - | - | 1.00 | 5.00 | 5.00 | 2.50 | **no** |" in lines
+    assert lines[-1].startswith("Measured on a CPU, 2 cores, 0123456 and changes, all processes on it: 1 plays")
+    assert "Not played there: drafter, SIGKILL; drafter, SIGSTOP; " in lines[-1]
+
+
+def test_only_all_of_it_is_recorded(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / OUT.name
+    record.keep(Figures({"cells": []}, whole=False), None, path, said.append)
+    assert not path.exists()
+    assert "not a whole run: failover.json is left as it is" in said[0]
+    record.keep(Figures({"cells": []}, whole=True), None, path, said.append)
+    assert json.loads(path.read_text()) == {"cells": []}
+
+
+def test_what_a_run_of_the_matrix_has_played() -> None:
+    scripted, demo = played.ROWS.values()
+    ends = dict.fromkeys([f"{scripted}{cell.name}]" for cell in CELLS], played.PASSED)
+    ends |= dict.fromkeys([f"{demo}{cell.name}]" for cell in CELLS[1:]], played.PASSED)
+    ends |= {f"{demo}{CELLS[0].name}]": played.FAILED, "another": played.PASSED}
+    told = json.loads(json.dumps(played.results(ends)))
+    missed = [bar["name"] for bar in told["bars"] if not bar["holds"]]
+    assert missed == ["rows that hold with the demo pair", "tests that failed"]
+    machine = {"cpu": "a CPU", "cores": 2}
+    line = played_line({**told, "machine": machine, "commit": None, "minutes": 30.5})
+    rows = f"{len(CELLS)} of {len(CELLS)} rows with the scripted model, {len(CELLS) - 1} of {len(CELLS)} rows with"
+    assert line.startswith(f"`make test-faults-all` on a CPU, 2 cores, no commit, 30.5 minutes: {rows}")
+    assert line.endswith(f"failed: {demo}{CELLS[0].name}].")
 
 
 @pytest.mark.parametrize("words", [["--only", "no such cell"], ["--repeats", "0"]])

@@ -1,10 +1,24 @@
 """One stack for the whole folder; before every test, what an earlier one has ended runs again."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.faults.played import Playing
 from tests.faults.stack import Stack, stack
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the run is recorded: `make test-faults-all`."""
+    parser.addoption("--played", type=Path, metavar="FILE", help="write which rows of the matrix were played, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have it recorded, where that was asked for."""
+    out: Path | None = config.getoption("--played", None)
+    if out is not None:
+        config.pluginmanager.register(Playing(out), "playing")
 
 
 @pytest.fixture(scope="session")

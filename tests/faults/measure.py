@@ -13,12 +13,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
+from bench.soak import record
 from specwire.rpc.process import say
 from tests.faults.cells import HELD_S, Cell, Notice, held_s
 from tests.faults.matrix import CELLS
@@ -40,24 +42,35 @@ BEGUN = 100
 UNDISTURBED = Cell("nobody", "none", "", Notice(0.0, ""), "", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What goes to disk, as JSON. whole: of every cell."""
+
+    found: Mapping[str, object]
+    whole: bool
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     asked = parser().parse_args(arguments)
     cells = [cell for cell in CELLS if asked.only in cell.name]
     if not cells or asked.repeats < 1:
         parser().error(f"nothing to measure: --only {asked.only!r}, --repeats {asked.repeats}")
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    before = machine.describe()
+    record.check(asked.out)
+    ran_on, commit = machine.describe(), machine.commit()  # what is measured, whatever is committed meanwhile
     measured = Measured(cells, STEP_S)
     measure(cells, asked.repeats, measured)
     found = {
-        "name": asked.out.stem,
+        "name": OUT.stem,
         **results(measured),
-        "machine": before,
-        "commit": machine.commit(),
+        "machine": ran_on,
+        "commit": commit,
         "arguments": {"repeats": asked.repeats, "only": asked.only, "target": TARGET, "draft": DRAFT, "held_s": HELD_S},
     }
-    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    record.keep(Figures(found, not asked.only), asked.out, OUT, say)
     print(shown(measured))
     return 0 if measured.holds else 1
 
@@ -70,9 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=REPEATS, metavar="N", help="plays of each cell (default: %(default)s)"
     )
     line.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains it")
-    line.add_argument(
-        "--out", type=Path, default=OUT, metavar="FILE", help="JSON (default: bench/results/failover.json)"
-    )
+    record.add_argument(line, OUT)
     return line
 
 
