@@ -26,6 +26,7 @@ from bench.child import Child
 from bench.entry import terminable
 from bench.interleave import schedule
 from bench.openvino_rows import OpenvinoRow
+from bench.progress import tracked
 from bench.rows import LOAD_LIMIT, RUN_LIMIT
 from bench.runs import BenchError
 from bench.settings import HERE
@@ -100,7 +101,8 @@ def measure(args: argparse.Namespace) -> tuple[list[StepSample], list[str]]:
 
 def _interleaved(repeats: int, cells: Sequence[OurCell | PeerCell], texts: Sequence[Text]) -> list[StepSample]:
     samples = []
-    for repeat, number, index in schedule(repeats, len(texts), len(cells)):
+    turns = schedule(repeats, len(texts), len(cells))
+    for repeat, number, index in tracked(turns, repeats * len(texts) * len(cells)):
         samples.append(StepSample(repeat, number, cells[index].cell, *cells[index].run(texts[number])))
         if len(samples) % (len(texts) * len(cells)) == 0:
             say(f"bench: repeat {repeat + 1} of {repeats}")
@@ -153,9 +155,9 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--threads",
         type=int,
-        default=max(1, cores() // 2),
+        default=cores(),
         metavar="N",
-        help="of each process; they take turns (default: half of the cores, as `specwire up` has it)",
+        help="of each process; they take turns, each with the machine to itself (default: all cores)",
     )
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
     return line
