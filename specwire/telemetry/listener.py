@@ -99,9 +99,16 @@ async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: async
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return  # it left, or took its time
     finally:
-        writer.close()
-        with suppress(OSError, asyncio.CancelledError):
+        await _hang_up(writer)
+
+
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    """Who does not take the answer that it asked for is not waited for."""
+    writer.close()
+    with suppress(OSError, TimeoutError, asyncio.CancelledError):
+        async with asyncio.timeout(REQUEST_LIMIT_S):
             await writer.wait_closed()
+    writer.transport.abort()
 
 
 def answer(registry: Registry, head: bytes) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from bench.soak.service import ANY_PORT
+from deploy import edge
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store.opening import MEMORY
 from specwire.client import AsyncClient, Client, SpecwireError
@@ -172,7 +174,7 @@ def test_what_is_handed_over_goes_on_at_another_orchestrator(owned: Parts, log: 
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in memory", "with Redis and a registry"])
-async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer) -> None:
+async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, where tasks can be counted."""
     url, registration = (MEMORY, NOWHERE) if alone else (log.url, RegistryOptions(log.url))
     figures = ModelServiceOptions(TARGET, metrics=ANY_PORT), ModelServiceOptions(DRAFT, metrics=ANY_PORT)
@@ -189,6 +191,12 @@ async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer) -> 
     )
     serving = await orchestrator.server.start(known)
     joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT, metrics=ANY_PORT), serving.address, None)
+    monkeypatch.setattr(edge, "share_interpreter", lambda: None)  # that of the tests
+    near = replace(known, drafters=(), accept_drafters=False)
+    at_the_edge = await edge.start(edge.EdgeOptions(ModelServiceOptions(DRAFT), near))
+    async with AsyncClient(at_the_edge.address) as client:
+        done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True, timeout=LIMIT_S)
+    assert list(done.tokens) == plain(PLAIN, 20)
     assert serving.http is not None
     other = HttpStream(serving.http.removeprefix("http://"), max_tokens=LENGTH)
     await asyncio.to_thread(other.until, 5)
@@ -203,7 +211,7 @@ async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer) -> 
     await asyncio.to_thread(other.rest)
     assert other.error is not None
     other.close()
-    for service in (joined, drafter, verifier):
+    for service in (at_the_edge, joined, drafter, verifier):
         await service.stop(0.0)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""Every part of a stack is restarted in turn while clients generate: none of them sees more than a pause."""
+"""Every part of a deployment is restarted in turn while clients generate: none of them sees more than a pause."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Load:
     def _generate(self, kind: type[Stream], number: int) -> None:
         while not self._stopping.is_set():
             prompt = (number + 2, self.done % 60)
-            with kind(self._addresses[kind], prompt, LIMIT_S, max_tokens=LENGTH) as stream:
+            with kind(_from(self._addresses[kind], number), prompt, LIMIT_S, max_tokens=LENGTH) as stream:
                 tokens = stream.rest()
                 assert stream.error is None
                 assert stream.finished is not None
@@ -79,6 +79,12 @@ class Load:
         self._pool.shutdown(wait=False)
 
 
+def _from(addresses: Sequence[str], number: int) -> list[str]:
+    """Each client asks another one first."""
+    first = number % len(addresses)
+    return [*addresses[first:], *addresses[:first]]
+
+
 def roll(service: Service) -> None:
     """Ask it to stop, then start it again."""
     service.send(signal.SIGTERM)
@@ -88,12 +94,15 @@ def roll(service: Service) -> None:
 
 
 def test_a_rolling_restart_fails_no_request(owned: Parts) -> None:
-    """One drafter dials in, the other and the verifiers are found by a registry, in the same Redis as the log."""
+    """One drafter dials in, the other and the verifiers are found by a registry, in the same Redis as the log. Clients
+    are served by an orchestrator and by an edge, which drafts itself.
+    """
     with RedisServer() as log:
         found = ("--registry", log.url)
         peers = [*(owned.start("verify", TARGET, *found, *GRACE) for _ in "12"), owned.start("draft", DRAFT, *found)]
-        known = (*found, "--accept-drafters", "--redis-url", log.url, *GRACE)
-        serving = [owned.start("orchestrate", *known, "--http", f"127.0.0.1:{free_port()}") for _ in "12"]
+        known = (*found, "--redis-url", log.url, *GRACE)
+        fronts = (("orchestrate", "--accept-drafters"), ("edge", "--draft", DRAFT))
+        serving = [owned.start(*words, *known, "--http", f"127.0.0.1:{free_port()}") for words in fronts]
         for each in (*peers, *serving):
             each.ready()
         joined = owned.start("draft", DRAFT, "--connect", serving[0].address)

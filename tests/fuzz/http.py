@@ -14,6 +14,7 @@ from tests.fuzz.services import LIMIT_S, Services
 # What no caller may bring about. A contradicted place in a stream is data_loss, and a timeout that has passed 504.
 OURS = ("internal_error", "unavailable")
 ALLOWED = {*range(200, 500), 500, 504}
+FIGURES_ALLOWED = (200, 400, 404, 405)
 PARTS = {"message", "type", "param", "code"}
 EVENTS = "text/event-stream"
 
@@ -31,6 +32,18 @@ def tell(services: Services, name: str, raw: Raw) -> Counter[str]:
     assert status in ALLOWED, f"{name} answered {status} {body!r} to {raw.data!r}"
     assert not set(seen) & set(OURS), f"{name} answered {status} {body!r} to {raw.data!r}"
     return Counter(each.upper() for each in seen)
+
+
+def tell_figures(services: Services, raw: Raw) -> Counter[str]:
+    """The same of the listener for figures, which knows no codes."""
+    answer = _answer(services.figures, raw)
+    logged = services.failures.take()
+    assert not logged, f"figures: {raw.data!r}: {logged}"
+    if answer is None:
+        assert not raw.whole, f"figures: {raw.data!r} was not answered"
+        return Counter({"CLOSED": 1})
+    assert answer[0] in FIGURES_ALLOWED, f"figures: {answer} to {raw.data!r}"
+    return Counter({str(answer[0]): 1})
 
 
 def _answer(url: str, raw: Raw) -> tuple[int, str, bytes] | None:

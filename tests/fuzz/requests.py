@@ -115,7 +115,16 @@ POSTED: Mapping[str, tuple[Mapping[str, Values], Mapping[str, Values]]] = {
 }
 GOT = (
     *("/", "/v1/models", "/v1/models/scripted:7:vocab=64", "/v1/models/%00", "/console/status", "/metrics", "/health"),
-    *("/ready", "/version", "/console/none", "/v1", "/%2e%2e/etc/passwd", "*", "/v1/models?x=%zz"),
+    *(
+        "/ready",
+        "/version",
+        "/console/none",
+        "/console/console.js",
+        "/v1",
+        "/%2e%2e/etc/passwd",
+        "*",
+        "/v1/models?x=%zz",
+    ),
 )
 MOST_BESIDE = 4
 # One of twelve has something wrong with its HTTP. Smaller numbers than this one are what hypothesis prefers.
@@ -199,6 +208,13 @@ def _damaged(lines: list[str], body: bytes) -> list[bytes]:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         whole + whole,
     ]
+
+
+def figures() -> Values:
+    """What is sent to the listener for figures."""
+    paths = st.sampled_from(["/metrics", "/metrics?x=1", "/health", "/", "/metrics/x", "*"])
+    methods = st.sampled_from(["GET", "GET", "HEAD", "POST", "BREW"])
+    return methods.flatmap(lambda method: _requests(method, paths, st.just(b"")))
 
 
 def endpoints() -> dict[str, Values]:

@@ -74,7 +74,7 @@ class Failures(logging.Handler):
 
 
 class Services:
-    """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses.
+    """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses; `figures`: the verifier's.
 
     registration: where the orchestrator finds the others; NOWHERE, and it is told.
     """
@@ -83,7 +83,7 @@ class Services:
         self._registration = registration
         self._looks = 0
         self.failures = Failures()
-        self.verifier = self.drafter = self.orchestrator = self.http = ""
+        self.verifier = self.drafter = self.orchestrator = self.http = self.figures = ""
         self.fingerprint = self.weights = ""
         self.sessions: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -102,7 +102,7 @@ class Services:
                 self.sessions.append(client.complete(PROMPT, max_tokens=length, timeout=LIMIT_S).session_id)
 
     async def _start(self, redis_url: str) -> None:
-        options = ModelServiceOptions(TARGET, context=CONTEXT, slots=8)
+        options = ModelServiceOptions(TARGET, context=CONTEXT, slots=8, metrics="127.0.0.1:0")
         registration = self._registration
         verifier = await verify_service.server.start(options, detach_grace=0.0, registration=registration)
         self._own(verifier.stop)
@@ -122,6 +122,8 @@ class Services:
         self._own(serving.stop)
         self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
         self.http = str(serving.http)
+        assert verifier.metrics is not None
+        self.figures = verifier.metrics.url
         self.fingerprint = verifier.info.vocabulary_fingerprint
         self.weights = verifier.info.weights_fingerprint
 

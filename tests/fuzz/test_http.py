@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from starlette.routing import Route
 
-from tests.fuzz.http import tell
-from tests.fuzz.requests import Raw, endpoints
+from orchestrator.http.app import application
+from tests.fuzz.http import tell, tell_figures
+from tests.fuzz.requests import GOT, POSTED, Raw, endpoints, figures
 from tests.fuzz.services import Services, services
 
 EXAMPLES = 30
@@ -23,12 +26,32 @@ def running() -> Iterator[Services]:
         yield started
 
 
+def test_every_endpoint_is_a_target() -> None:
+    """The console's own files apart, of which one stands for all."""
+    routes = [route for route in application(MagicMock()).routes if isinstance(route, Route)]
+    posted = {route.path for route in routes if "POST" in (route.methods or ())}
+    assert posted == set(POSTED)
+    asked = [route for route in routes if "GET" in (route.methods or ())]
+    missing = {route.path for route in asked if not any(route.path_regex.match(path) for path in GOT)}
+    assert {path for path in missing if not path.startswith("/console/")} == set()
+
+
 @pytest.mark.parametrize("name", list(ENDPOINTS))
 def test_whatever_it_is_sent_it_serves_on(running: Services, name: str) -> None:
     @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
     @given(ENDPOINTS[name])
     def send(raw: Raw) -> None:
         tell(running, name, raw)
+
+    send()
+    running.check()
+
+
+def test_the_listener_for_figures_serves_on_too(running: Services) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+    @given(figures())
+    def send(raw: Raw) -> None:
+        tell_figures(running, raw)
 
     send()
     running.check()

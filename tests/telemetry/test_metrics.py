@@ -163,3 +163,21 @@ async def test_stopping_ends_connections_that_say_nothing() -> None:
     async with asyncio.timeout(5):
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_who_asks_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.telemetry.listener.REQUEST_LIMIT_S", 0.1)
+    registry = Registry()
+    registry.add("verifier", lambda: [counter("steps_total", "x" * (32 << 20), 3)])  # more than any socket takes
+    listener = await listen(registry, "127.0.0.1:0")
+    host, _, port = listener.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(30):
+            while not listener._connections:  # noqa: ASYNC110 # nothing tells of it
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*listener._connections)
+    finally:
+        writer.close()
+        await listener.stop()
