@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench import record
+from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
@@ -121,7 +122,8 @@ def main() -> int:
         return 2
     pair, tokenizer = Pair(), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt.text).ids[:PROMPT_TOKENS] for prompt in held_out_prompts()[: args.prompts]]
-    counted = [_sum(pair, prompts, form, rule, args.tokens) for form in FORMS for rule in SAMPLINGS]
+    kinds = [(form, rule) for form in FORMS for rule in SAMPLINGS]
+    counted = [_sum(pair, prompts, *kind, args.tokens) for kind in tracked(kinds, len(kinds))]
     head = ("constraint, rule", "positions", "only one id allowed", "right with the mask", "right without")
     print("\n".join(table(head, [each.cells for each in counted])))
     record.write(args.out, {"rows": [asdict(each) for each in counted]}, args, ("prompts", "tokens"))

@@ -18,6 +18,7 @@ from bench import record
 from bench.bars import at_most
 from bench.interval import Estimate, estimate
 from bench.mixes import Case, alone, differing, samplings, together
+from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import TARGET
@@ -41,7 +42,7 @@ def texts(args: argparse.Namespace, dtype: str, deterministic: bool) -> dict[str
     say(f"bench: {dtype}, {WAYS[deterministic]}: {len(cases)} sessions alone")
     known = alone(models[0], cases)
     flips = compared = 0
-    for seed in range(args.mixes):
+    for seed in tracked(range(args.mixes), args.mixes, "mixes"):
         say(f"bench: {dtype}, {WAYS[deterministic]}: mix {seed + 1} of {args.mixes}")
         found = differing(known, together(models, cases, known, seed))
         flips, compared = flips + found[0], compared + found[1]
@@ -52,7 +53,7 @@ def times(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any]]:
     """Milliseconds of each shape of step, either way, and their ratio."""
     usual, deterministic = (_load(args, dtype, way) for way in (False, True))
     say(f"bench: {dtype}: times")
-    for sessions, window in SHAPES:
+    for sessions, window in tracked(SHAPES, len(SHAPES), "times"):
         pairs = [(_step(usual, sessions, window), _step(deterministic, sessions, window)) for _ in range(args.repeats)]
         yield {
             "dtype": dtype,

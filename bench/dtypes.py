@@ -19,6 +19,7 @@ import torch
 
 from bench import record
 from bench.interval import Estimate, estimate
+from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET
@@ -131,7 +132,8 @@ def measure(args: argparse.Namespace) -> dict[Way, Measured]:
     say("bench: loading")
     pairs = {way: Pair(way, args) for way in ways}
     found = {way: Measured() for way in ways}
-    for number, prompt in enumerate(record.prompts_of(args.target)[: args.prompts]):
+    prompts = record.prompts_of(args.target)[: args.prompts]
+    for number, prompt in enumerate(tracked(prompts, len(prompts))):
         for way, pair in pairs.items():
             _measure(pair, found[way], prompt, args)
         say(f"bench: prompt {number + 1} of {args.prompts}")

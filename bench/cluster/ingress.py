@@ -18,6 +18,7 @@ from ray import serve
 from bench.child import cpu_seconds
 from bench.cluster.site import Site, command_lines, site
 from bench.cluster.streams import HttpRun, streamed
+from bench.progress import tracked
 from bench.runs import BenchError
 from deploy.cluster.serving import NAMESPACE, app
 
@@ -75,7 +76,7 @@ def measure(repeats: int, tell: Callable[[str], None]) -> Measured:
         texts = {way: [run.tokens for run in streamed(door, prompts, WARM_UP)] for way, door in doors.items()}
         mismatches = sum(direct != other for direct, other in zip(texts[DIRECT], texts[SERVED], strict=True))
         samples = []
-        for repeat in range(repeats):
+        for repeat in tracked(range(repeats), repeats):
             said = {}
             for way, door in doors.items():
                 before = _cpu(pids)

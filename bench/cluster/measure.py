@@ -10,6 +10,7 @@ from bench.cluster.clocks import DRAFTERS, ORCHESTRATORS, VERIFIERS, Clocks
 from bench.cluster.crowd import Served, Text, served
 from bench.cluster.settings import HEAD, MOST_ORCHESTRATORS, NODES, ROWS, Row, config
 from bench.cluster.site import site
+from bench.progress import tracked
 from bench.runs import BenchError
 from bench.soak.failures import first_failure
 from specwire.client import Client, SpecwireError
@@ -81,12 +82,12 @@ def measure(repeats: int, tell: Callable[[str], None]) -> Measured:
         for front in fronts:
             _know_all(front)
         samples, texts = [], Texts()
-        for repeat in range(repeats):
-            for row in ROWS:
-                ran, cpu = _run(row, fronts, clocks)
-                texts.add(row.model, ran.texts)
-                samples.append(Sample(row.name, repeat, ran.tokens, ran.seconds, ran.steady, cpu))
-                tell(f"bench-cluster: {repeat + 1} of {repeats}: {row.name}: {ran.steady:.1f} tokens/s")
+        turns = [(repeat, row) for repeat in range(repeats) for row in ROWS]
+        for repeat, row in tracked(turns, len(turns)):
+            ran, cpu = _run(row, fronts, clocks)
+            texts.add(row.model, ran.texts)
+            samples.append(Sample(row.name, repeat, ran.tokens, ran.seconds, ran.steady, cpu))
+            tell(f"bench-cluster: {repeat + 1} of {repeats}: {row.name}: {ran.steady:.1f} tokens/s")
     return Measured(samples, texts.mismatches)
 
 

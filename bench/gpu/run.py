@@ -22,6 +22,7 @@ from bench.gpu.steps import measure_steps
 from bench.interleave import schedule
 from bench.interval import estimate
 from bench.peer import DTYPES
+from bench.progress import tracked
 from bench.runs import BenchError
 from specwire.core.sampling import InvalidParameter
 from specwire.lm.cached import CachedLM
@@ -158,7 +159,8 @@ def _decode(rows: Sequence[Row], settings: GpuSettings, level: int, after: Seque
     for row in taking_part:
         row.run(prompts, settings.tokens)
     samples = []
-    for repeat, _, index in schedule(settings.repeats, 1, len(taking_part)):
+    turns = schedule(settings.repeats, 1, len(taking_part))
+    for repeat, _, index in tracked(turns, settings.repeats * len(taking_part), f"{level} at once"):
         row = taking_part[index]
         found = row.run(prompts, settings.tokens)
         if found.texts != expected:

@@ -20,6 +20,7 @@ from bench.laws.biased import BIASED, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
+from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from specwire.rpc.process import say
@@ -92,14 +93,15 @@ async def exact(name: str, sessions: int) -> dict[str, Sample]:
     """Each rule's texts with one kind of drafter. No two kinds share a seed: a coupled text is a function of it."""
     first = list(DRAFTING).index(name) * sessions
     async with deployment(DRAFTING[name]) as client:
-        return {rule: await sample(client, rule, iter(range(first, first + sessions))) for rule in RULES}
+        seeds = range(first, first + sessions)
+        return {rule: await sample(client, rule, tracked(seeds, sessions, f"{name}, {rule}")) for rule in RULES}
 
 
 async def broken(name: str, sessions: int) -> Verdict:
     """A biased drafter, under rejection."""
     with biased(name):
         async with deployment(ONE_BY_ONE) as client:
-            found = await sample(client, "rejection", iter(range(sessions)))
+            found = await sample(client, "rejection", tracked(range(sessions), sessions, name))
     return Verdict.of(name, "rejection", found, exact=False)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from bench.progress import tracked
 from bench.runs import BenchError, Sample
 from bench.wan.cells import SHOWN, TOKENS, V_MS, Cell
 from bench.wan.disciplines import (
@@ -79,7 +80,7 @@ def measure_cells(
     longest_first = sorted(expected, key=lambda one: -sum(tokens / speed for speed in one.speeds.values()))
     found: dict[str, Measured] = {}
     for lanes, some in parted(longest_first):
-        for measured in _measure_some(some, lanes, repeats, tokens):
+        for measured in tracked(_measure_some(some, lanes, repeats, tokens), len(some), f"cells, {lanes} at a time"):
             found[measured.cell.name] = measured
             progress(measured)
     return [found[one.cell.name] for one in expected]

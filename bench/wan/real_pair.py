@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from bench.progress import tracked
 from bench.runs import Sample
 from bench.wan.disciplines import (
     DEFAULT,
@@ -73,7 +74,7 @@ def measure_pair(
         started = owned.enter_context(rig(where, pair, plans))
         clients = {plan: owned.enter_context(Client(address)) for plan, address in started.addresses.items()}
         prompts = _prompts(repeats)
-        for rtt_ms in rtts_ms:
+        for rtt_ms in tracked(rtts_ms, len(rtts_ms), "demo pair"):
             found.append(_measure(started, clients, prompts, rtt_ms, repeats, tokens, where.isolated))
             progress(found[-1])
     return found

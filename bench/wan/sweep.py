@@ -23,6 +23,7 @@ from pathlib import Path
 from bench import machine
 from bench.bars import Bar, at_least
 from bench.interval import Estimate
+from bench.progress import tracked
 from bench.report import bar_lines, table
 from bench.wan.cells import TOKENS, Cell, grid
 from bench.wan.traces import acceptance, recorded, with_acceptance
@@ -79,7 +80,8 @@ def sweep_all(cells: Sequence[Cell], traces: int, tokens: int) -> list[Swept]:
     """Of each cell in turn, on as many cores as a small machine has."""
     found = []
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        for swept in pool.map(partial(sweep, traces=traces, tokens=tokens), cells):
+        sweeping = pool.map(partial(sweep, traces=traces, tokens=tokens), cells)
+        for swept in tracked(sweeping, len(cells), "cells"):
             found.append(swept)
             if len(found) % SAY_EVERY == 0:
                 say(f"bench: {len(found)} of {len(cells)} cells")

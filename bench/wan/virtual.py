@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 
+from bench.progress import tracked
 from bench.wan.cells import TOKENS, Cell
 from bench.wan.disciplines import DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK
 from specwire import sim
@@ -62,7 +63,7 @@ def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: 
     if len(cells) <= FEW:
         return [one(cell) for cell in cells]
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(one, cells))
+        return list(tracked(pool.map(one, cells), len(cells), "in virtual time"))
 
 
 def as_simulated(cell: Cell, software: Software, tokens: int, trace: str | None = None) -> sim.Cell:
