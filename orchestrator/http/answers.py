@@ -14,12 +14,12 @@ from google.protobuf.message import Message
 
 from orchestrator.http.errors import failure_of
 from orchestrator.http.resuming import FIELD, Place, Stage, written
+from orchestrator.http.service import Served
 from orchestrator.http.shapes import Json, Shape, Told
 from orchestrator.http.streams import DONE, event
 from orchestrator.http.wishes import Wish
 from orchestrator.replies import Part
 from specwire.rpc.errors import StatusError
-from specwire.text.tokens import TokenBytes
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -80,15 +80,14 @@ class Answer:
         self,
         shape: Shape,
         wish: Wish,
-        model: str,
-        names: TokenBytes,
+        served: Served,
         before: Sequence[str],
         places: Sequence[Place | None] = (),
     ) -> None:
         self._shape = shape
         self._wish = wish
-        self._names = names
-        self._model = model
+        self._names = served.names
+        self._model = {"model": served.name, "system_fingerprint": served.fingerprint}
         self._id = shape.prefix + secrets.token_hex(16)
         self._created = int(time.time())
         known = places or [None] * len(before)
@@ -224,7 +223,7 @@ class Answer:
         return choice if more is None else {**choice, "specwire": more}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+        return {"id": self._id, "object": kind, "created": self._created, **self._model, "choices": choices}
 
     def _usage(self) -> Json:
         """Several choices of one prompt share it."""

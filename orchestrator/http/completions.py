@@ -67,7 +67,7 @@ class Completions:
         asked = zip(requests, reached, strict=True)
         events = merged([generate(each, call.tenant, wish.timeout, at, traceparent=parent) for each, at in asked])
         echoed = [_echo(each, served) if wish.echo else "" for each in requests]
-        answer = Answer(shape, wish, served.name, served.names, echoed, places)
+        answer = Answer(shape, wish, served, echoed, places)
         if wish.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)

@@ -16,6 +16,9 @@ from specwire.rpc.errors import StatusError
 from specwire.text.tokens import TokenBytes
 from specwire.v1 import generation_pb2 as pb
 
+# Of the weights' own: enough to tell them apart.
+FINGERPRINT_DIGITS = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -39,6 +42,11 @@ class Served:
     @property
     def name(self) -> str:
         return self.target.info.model
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: with another one the same seed may give another text."""
+        return f"fp_{self.target.info.weights_fingerprint[:FINGERPRINT_DIGITS]}"
 
 
 class Service:

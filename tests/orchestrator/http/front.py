@@ -63,6 +63,12 @@ class Front:
         assert self.serving.http is not None
         return self.serving.http
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the target that is served, as answers name it."""
+        info = self.serving.orchestrator.pool.target_named("").info
+        return f"fp_{info.weights_fingerprint[:12]}"
+
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.client.post(path, json=body)
 

@@ -43,6 +43,7 @@ def test_blocking(door: Front) -> None:
     assert [entry.token for entry in chat.choices[0].logprobs.content] == WHOLE.split()
     assert chat.usage is not None
     assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 40)
+    assert chat.system_fingerprint == done.system_fingerprint == door.fingerprint
     assert chat.usage.completion_tokens_details is not None
     assert (chat.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
@@ -60,6 +61,7 @@ def test_blocking_streams(door: Front) -> None:
             extra_body=GREEDY,
         ):
             usage = chunk.usage or usage
+            assert chunk.system_fingerprint == door.fingerprint
             texts += [choice.delta.content or "" for choice in chunk.choices]
         assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
         wish = {**GREEDY, "stop": f" {WHOLE.split()[9]}"}
