@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
 from deploy.config_file import SettingInvalid
@@ -29,6 +29,16 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{f': {close[0]}?' if close else ''}")
 
 
+class Version(argparse.Action):
+    """--version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from specwire.telemetry.process import installed_version  # what it reads takes long to import
+
+        print(f"specwire {installed_version()}")
+        parser.exit()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command; returns the exit code."""
     # gRPC, when it is imported, takes from here what it may write to stderr: not a line for every handshake that fails.
@@ -37,6 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # before the command listens to signals itself
         return INTERRUPTED
+    except BrokenPipeError:
+        print("specwire: error: stdout: nobody reads it any more", file=sys.stderr)
+        return 1
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Print what is left, now: where nobody reads it, Python would say so with a traceback of its own at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(words: list[str]) -> int:
@@ -48,6 +71,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     """Read a command line; only the module of the wanted command is imported. Exits with 2 where it is wrong."""
     wanted = next((word for word in words if not word.startswith("-")), None)
     parser = chosen = Parser(prog="specwire", description="Speculative decoding over the wire.")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options: Options | None = None
     for command in COMMANDS:

@@ -1,9 +1,9 @@
-"""The demo's table: the same prompts with drafting off and on."""
+"""The demo's table, and the same for scripts: the same prompts with drafting off and on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 from deploy.near_tie import Parting
@@ -38,6 +38,24 @@ class Pair:
         return self.off.tokens == self.on.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of some pairs, with drafting off and on.
+
+    acceptance: of the tokens that were tested; None if none was. first_token_ms: the median. identical: all texts are.
+    """
+
+    tokens: int
+    tokens_per_second_off: float
+    tokens_per_second_on: float
+    ratio: float
+    tokens_per_forward: float
+    acceptance: float | None
+    first_token_ms_off: float
+    first_token_ms_on: float
+    identical: bool
+
+
 def report(pairs: Sequence[Pair], partings: Sequence[Parting]) -> str:
     """Return the table, a row a prompt and one for all, and a sentence on the texts."""
     rows = [HEAD, *(_row(pair.name, [pair]) for pair in pairs), _row("all", pairs)]
@@ -61,20 +79,50 @@ def from_the_text(stats: Stats) -> str:
     return f" ({stats.accepted_ngram} copied from the text)" if stats.accepted_ngram else ""
 
 
-def _row(name: str, pairs: Sequence[Pair]) -> tuple[str, ...]:
+def figures(pairs: Sequence[Pair]) -> Figures:
+    """Return what a row of the table tells."""
     off, on = [pair.off for pair in pairs], [pair.on for pair in pairs]
     slow, fast = _speed(off), _speed(on)
+    return Figures(
+        tokens=_sum(on, "output_tokens"),
+        tokens_per_second_off=slow,
+        tokens_per_second_on=fast,
+        ratio=_ratio(fast, slow),
+        tokens_per_forward=_ratio(_sum(on, "output_tokens"), _sum(on, "target_forwards")),
+        acceptance=_acceptance(on),
+        first_token_ms_off=_first_token_ms(off),
+        first_token_ms_on=_first_token_ms(on),
+        identical=all(pair.identical for pair in pairs),
+    )
+
+
+def as_object(pairs: Sequence[Pair], partings: Sequence[Parting | None]) -> dict[str, object]:
+    """Return the comparison for scripts. partings: of each pair, None where its texts are one."""
+    prompts = [
+        {
+            "name": pair.name,
+            "text": pair.on.text,
+            **asdict(figures([pair])),
+            "parting": None if parting is None else {**asdict(parting), "near_tie": parting.near_tie},
+        }
+        for pair, parting in zip(pairs, partings, strict=True)
+    ]
+    return {"prompts": prompts, "all": asdict(figures(pairs))}
+
+
+def _row(name: str, pairs: Sequence[Pair]) -> tuple[str, ...]:
+    found = figures(pairs)
     return (
         name[:NAME_WIDTH],
-        str(sum(one.stats.output_tokens for one in on)),
-        f"{slow:.1f}",
-        f"{fast:.1f}",
-        f"{_ratio(fast, slow):.2f}",
-        f"{_ratio(_sum(on, 'output_tokens'), _sum(on, 'target_forwards')):.2f}",
-        _acceptance(on),
-        f"{_first_token_ms(off):.0f}",
-        f"{_first_token_ms(on):.0f}",
-        "yes" if all(pair.identical for pair in pairs) else "NO",
+        str(found.tokens),
+        f"{found.tokens_per_second_off:.1f}",
+        f"{found.tokens_per_second_on:.1f}",
+        f"{found.ratio:.2f}",
+        f"{found.tokens_per_forward:.2f}",
+        "-" if found.acceptance is None else f"{found.acceptance:.2f}",
+        f"{found.first_token_ms_off:.0f}",
+        f"{found.first_token_ms_on:.0f}",
+        "yes" if found.identical else "NO",
     )
 
 
@@ -83,11 +131,11 @@ def _speed(completions: Sequence[Completion]) -> float:
     return _ratio(_sum(completions, "output_tokens"), _sum(completions, "duration_us") / 1e6)
 
 
-def _acceptance(completions: Sequence[Completion]) -> str:
-    """P(accept), given that the position was tested with everything before it accepted."""
+def _acceptance(completions: Sequence[Completion]) -> float | None:
+    """P(accept), given that the position was tested with everything before it accepted; None if none was."""
     tested = sum(sum(one.stats.tested_at) for one in completions)
     accepted = sum(sum(one.stats.accepted_at) for one in completions)
-    return f"{accepted / tested:.2f}" if tested else "-"
+    return accepted / tested if tested else None
 
 
 def _first_token_ms(completions: Sequence[Completion]) -> float:

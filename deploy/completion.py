@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deploy.commands import COMMANDS, Command
@@ -15,6 +15,8 @@ BASH = """\
 _specwire() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words=""
     COMPREPLY=()
+    # specwire config show COMMAND takes what COMMAND does
+    [ "$command" = config ] && [ "$COMP_CWORD" -gt 3 ] && command="${COMP_WORDS[3]}"
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "@COMMANDS@" -- "$word"))
         return
@@ -90,9 +92,19 @@ def described(command: Command) -> Completed:
     command.load().add_arguments(parser)
     if command.configurable:
         Options(command.name, parser)
-    flags = tuple(_flag(action, parser.prog) for action in parser._actions if action.option_strings)
-    words = [word for action in parser._actions if not action.option_strings for word in action.choices or ()]
+    actions = list(_actions(parser))
+    flags = tuple(_flag(action, parser.prog) for action in actions if action.option_strings)
+    words = [word for action in actions if not action.option_strings for word in action.choices or ()]
     return Completed(command, flags, tuple(words))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """A command's own, and those of the commands in it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            inner = (each for one in action.choices.values() for each in _actions(one))
+            yield from (each for each in inner if each.dest != "help")
 
 
 def _flag(action: argparse.Action, program: str) -> Flag:

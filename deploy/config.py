@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from deploy.cli import Parser
 from deploy.commands import CONFIGURABLE
 from deploy.config_file import SettingInvalid
 from deploy.render import dim, wants_colour
@@ -12,7 +13,7 @@ from deploy.settings import DEFAULT, Options, Setting
 from orchestrator.store.opening import without_password
 from specwire.rpc.process import say
 
-URLS = ("redis-url", "registry")
+URLS = ("redis-url", "registry", "traces")
 NONE = "-"
 
 
@@ -40,10 +41,13 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(command: str, words: list[str]) -> list[Setting]:
     """The options in force were `specwire COMMAND WORDS` to be run. Raises SettingInvalid; wrong words end with 2."""
-    parser = argparse.ArgumentParser(prog=f"specwire {command}")
+    parser = Parser(prog=f"specwire {command}")
     CONFIGURABLE[command].load().add_arguments(parser)
     options = Options(command, parser)
-    return [_public(setting) for setting in options.complete(parser.parse_args(words))]
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.refuse(unknown)
+    return [_public(setting) for setting in options.complete(given)]
 
 
 def _public(setting: Setting) -> Setting:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import demo_pair
 from deploy import near_tie
-from deploy.comparison import Pair, counts, report
+from deploy.comparison import Pair, as_object, counts, report
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.render import Painter, dim, legend, wants_colour
@@ -20,6 +20,7 @@ from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireEr
 from specwire.client.events import Gathering
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
 TIMEOUT = 60.0
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=120, metavar="N", help="of a completion (default: %(default)s)"
     )
     parser.add_argument("--prompts", metavar="F", help="JSON list of {name, text} (default: held out from training)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
     add_stack_arguments(parser)
 
 
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     except InvalidParameter as error:
         say(f"specwire demo: error: {error}")
         return 2
-    return run_owned("demo", lambda folder: _demo(options, prompts, args.max_tokens, folder))
+    return run_owned("demo", lambda folder: _demo(options, prompts, args.max_tokens, args.json, folder))
 
 
 def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
@@ -66,11 +68,14 @@ def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
     return prompts[: args.count]
 
 
-async def _demo(options: StackOptions, prompts: Sequence[demo_pair.Prompt], max_tokens: int, folder: Path) -> int:
+async def _demo(
+    options: StackOptions, prompts: Sequence[demo_pair.Prompt], max_tokens: int, as_json: bool, folder: Path
+) -> int:
+    LAST_LINE.quiet = as_json
     running = await start_shown(options, folder)
     try:
         async with AsyncClient(running.address) as client:
-            return await Demo(client, options, max_tokens).run(prompts)
+            return await Demo(client, options, max_tokens, as_json).run(prompts)
     except SpecwireError as error:
         raise StackError(error.message) from None
     finally:
@@ -78,23 +83,30 @@ async def _demo(options: StackOptions, prompts: Sequence[demo_pair.Prompt], max_
 
 
 class Demo:
-    """Completes prompts with drafting on (shown) and off, and compares."""
+    """Completes prompts with drafting on (shown) and off, and compares. as_json: tells nothing until the end."""
 
-    def __init__(self, client: AsyncClient, options: StackOptions, max_tokens: int) -> None:
+    def __init__(self, client: AsyncClient, options: StackOptions, max_tokens: int, as_json: bool) -> None:
         self._client = client
         self._options = options
         self._max_tokens = max_tokens
+        self._as_json = as_json
         self._colour = wants_colour()
 
     async def run(self, prompts: Sequence[demo_pair.Prompt]) -> int:
         """Print completions and the comparison; 1 if a difference is no near-tie."""
-        print(f"\ntarget {self._options.target}\ndraft  {self._options.draft}")
-        print(legend() if self._colour else "not a terminal: outcomes are counted below each completion")
+        models = {"target": self._options.target, "draft": self._options.draft}
+        self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items()))
+        self._tell((legend() if self._colour else "not a terminal: outcomes are counted below each completion") + "\n")
         await self._warm_up(prompts[0])
         pairs = [await self._pair(index, prompt) for index, prompt in enumerate(prompts)]
-        partings = [parting for pair in pairs if (parting := await self._parting(pair)) is not None]
-        print("\n" + report(pairs, partings))
+        found = [await self._parting(pair) for pair in pairs]
+        partings = [parting for parting in found if parting is not None]
+        print(json.dumps({**models, **as_object(pairs, found)}) if self._as_json else "\n" + report(pairs, partings))
         return 0 if all(parting.near_tie for parting in partings) else 1
+
+    def _tell(self, text: str) -> None:
+        if not self._as_json:
+            print(text, end="", flush=True)
 
     async def _warm_up(self, prompt: demo_pair.Prompt) -> None:
         for drafting in (True, False):
@@ -121,17 +133,17 @@ class Demo:
     async def _show(self, prompt: demo_pair.Prompt) -> Completion:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
-        print(f"\n--- {prompt.name}\n" + dim("".join(lines), self._colour), end="", flush=True)
+        self._tell(f"\n--- {prompt.name}\n" + dim("".join(lines), self._colour))
         painter, gathering = Painter(self._colour), Gathering()
         async with aclosing(self._client.generate(prompt.text, max_tokens=self._max_tokens, timeout=TIMEOUT)) as events:
             async for event in events:
                 gathering.add(event)
                 if isinstance(event, Chunk):
-                    print(painter.chunk(event), end="", flush=True)
+                    self._tell(painter.chunk(event))
                 elif isinstance(event, Finished):
-                    print(painter.text(event.text), flush=True)
+                    self._tell(painter.text(event.text) + "\n")
         completion = _checked(gathering.completion())
-        print(f"[{counts(completion)}]", flush=True)
+        self._tell(f"[{counts(completion)}]\n")
         return completion
 
     async def _parting(self, pair: Pair) -> near_tie.Parting | None:

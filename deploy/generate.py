@@ -192,7 +192,6 @@ def tokens_per_second(completion: Completion) -> float:
 
 def as_object(completion: Completion) -> dict[str, object]:
     """Return the completion as --json prints it."""
-    stats = completion.stats
     return {
         **({} if completion.prompt is None else {"prompt": completion.prompt.text}),
         "text": completion.text,
@@ -204,22 +203,15 @@ def as_object(completion: Completion) -> dict[str, object]:
         "choice": completion.sampling.choice,
         "rule": completion.sampling.rule,
         "lossy": completion.lossy,
-        "stats": {
-            "tokens_per_second": round(tokens_per_second(completion), 2),
-            "time_to_first_token_ms": round(stats.time_to_first_token_us / 1e3, 3),
-            "target_forwards": stats.target_forwards,
-            "proposed": stats.proposed,
-            "accepted": stats.accepted,
-            "recovered": stats.recovered,
-            "bonus": stats.bonus,
-            "direct": stats.direct,
-            "proposed_ngram": stats.proposed_ngram,
-            "accepted_ngram": stats.accepted_ngram,
-            "plan": stats.plan,
-            "cached_tokens": stats.cached_tokens,
-            "drafters": [asdict(drafter) for drafter in stats.drafters],
-        },
+        "stats": _figures(completion),
     }
+
+
+def _figures(completion: Completion) -> dict[str, object]:
+    """All of `Stats`, its times in milliseconds, and the speed."""
+    told = asdict(completion.stats)
+    times = {f"{name}_ms": round(told.pop(f"{name}_us") / 1e3, 3) for name in ("time_to_first_token", "duration")}
+    return {"tokens_per_second": round(tokens_per_second(completion), 2), **times, **told}
 
 
 def _logprobs(completion: Completion) -> list[dict[str, object]]:

@@ -43,17 +43,26 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
 
 
 def _table(command: Command) -> str:
-    parser = parser_of(command)
+    return "\n".join([OPTION_LINE, *_all_rows(parser_of(command))])
+
+
+def _all_rows(parser: argparse.ArgumentParser) -> list[str]:
     actions = [action for action in parser._actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
-    rows = [row for action in actions for row in _rows(action, parser.prog)]
-    return "\n".join([OPTION_LINE, *rows])
+    return [row for action in actions for row in _rows(action, parser.prog)]
 
 
 def _rows(action: argparse.Action, program: str) -> list[str]:
-    """One, or one for each of a command's own commands."""
+    """One; of a command's own commands one for each, and behind it those of its options."""
     if isinstance(action, argparse._SubParsersAction):
-        return [f"| `{each.dest}` | {_said(each, program)} |" for each in action._choices_actions]
+        return [
+            row for each in action._choices_actions for row in _inner_rows(each, action.choices[each.dest], program)
+        ]
     return [f"| {_names(action)} | {_said(action, program)} |"]
+
+
+def _inner_rows(action: argparse.Action, parser: argparse.ArgumentParser, program: str) -> list[str]:
+    rows = [row.replace("| `", f"| `{action.dest} ", 1) for row in _all_rows(parser)]
+    return [f"| `{action.dest}` | {_said(action, program)} |", *rows]
 
 
 def _names(action: argparse.Action) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from deploy import cli
 from deploy.commands import COMMANDS
+from specwire.telemetry.process import installed_version
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,12 +129,43 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
             "specwire generate: error: unrecognized arguments: --tempature 3: --temp",
         ),
         (("generate", "x", "y"), "specwire generate: error: unrecognized arguments: y"),
+        (("config",), "specwire config: error: the following arguments are required: ACTION"),
+        (("config", "show", "fly"), "specwire config show: error: argument COMMAND: invalid choice: 'fly'"),
+        (("config", "show", "up", "--slotz", "3"), "specwire up: error: unrecognized arguments: --slotz 3: --slots?"),
+        (("config", "show", "up", "--slots", "x"), "specwire up: error: argument --slots: invalid int value: 'x'"),
+        (("config", "show", "verify"), "specwire verify: error: the following arguments are required: "),
         (("fly",), "specwire: error: argument COMMAND: invalid choice: 'fly'"),
         ((), "specwire: error: the following arguments are required: COMMAND"),
     ],
 )
 def test_bad_usage_is_refused(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, *arguments).startswith(message)
+
+
+def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"specwire {installed_version()}\n"
+
+
+def test_a_reader_that_leaves_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `| head -1` does: one line where there is more to print, and none at the end."""
+    command = [sys.executable, "-m", "deploy", "--help"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait(60.0) == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as nobody:
+        monkeypatch.setattr("sys.stdout", nobody)
+        assert cli.main(["simulate", "--tokens", "8"]) == 1
+    assert capsys.readouterr().err == "specwire: error: stdout: nobody reads it any more\n"
 
 
 def test_a_prompt_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from deploy.comparison import Pair, counts, report
+from deploy.comparison import Pair, as_object, counts, report
 from deploy.near_tie import Parting, examine, first_difference, tolerance
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.acceptance import Outcome
@@ -50,6 +52,17 @@ def test_report_names_a_difference() -> None:
     assert "position 7: tokens 3 and 9" in text
     assert text.endswith("a near-tie")
     assert "NO" in text
+
+
+def test_the_same_for_scripts() -> None:
+    parting = Parting(7, (3, 9), (0.0, 2e-5), 1e-4)
+    told = json.loads(json.dumps(as_object([pair((1, 2, 3, 4)), pair((1, 2, 9, 4))], [None, parting])))
+    same, other = told["prompts"]
+    assert (same["name"], same["identical"], same["parting"]) == ("name", True, None)
+    assert (same["tokens"], same["ratio"], same["tokens_per_forward"]) == (4, 2.0, 2.0)
+    assert (other["identical"], other["parting"]["tokens"], other["parting"]["near_tie"]) == (False, [3, 9], True)
+    assert (told["all"]["tokens"], told["all"]["identical"]) == (8, False)
+    assert told["all"]["acceptance"] == 2 / 3
 
 
 def test_counts() -> None:

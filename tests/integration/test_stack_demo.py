@@ -24,6 +24,19 @@ def test_demo_compares_texts_and_speeds(tmp_path: Path) -> None:
     assert "\x1b" not in output
 
 
+def test_demo_for_scripts(tmp_path: Path) -> None:
+    """One JSON object and nothing else."""
+    (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS))
+    words = ("--prompts", str(tmp_path / "prompts.json"), "--count", "1", "--max-tokens", "20", "--no-ray", "--json")
+    with running("demo", *words, *PAIR) as command:
+        assert command.process.stdout is not None
+        told = json.loads(command.process.stdout.read())
+        assert command.wait() == 0, command.said()
+    assert (told["target"], told["draft"]) == (PAIR[1], PAIR[3])
+    assert [(each["name"], each["tokens"], each["identical"]) for each in told["prompts"]] == [("one", 20, True)]
+    assert told["all"]["ratio"] > 0
+
+
 def test_generate_starts_a_stack_of_its_own_and_ends_it() -> None:
     with running("generate", "1 2 3", "--max-tokens", "30", "--stop", "no such text", "--no-ray", *PAIR) as command:
         assert len(command.line().split()) == 30

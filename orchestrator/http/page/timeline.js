@@ -63,7 +63,7 @@ function proposal(one, x, roundTrip) {
     block.append(element("rect", { class: `draft ${fate}`, x: begin + i * cell, y: DRAFTER, width: Math.max(1, cell - 0.5), height: LANE, rx: Math.min(2, cell / 3) }));
   });
   const fates = one.texts.map((text, i) => `${JSON.stringify(text)} ${MEANINGS[one.fates[i]]}`).join("\n");
-  block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.base + one.offset}\n${fates}`));
+  block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.base + one.offset}, ${(one.draft_us / 1000).toFixed(1)} ms\n${fates}`));
   const made = [block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: VERIFIER })];
   if (one.offset === 0 && one.chain > 0) made.push(rollback(begin, DRAFTER, `the drafter rolled back to ${one.base}`));
   return made;

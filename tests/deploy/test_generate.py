@@ -1,0 +1,33 @@
+"""What `specwire generate --json` prints: all that is known of a completion, under the names that the pages use."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from deploy.generate import as_object
+from specwire.client import Completion, SamplingInForce, Stats
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "QUICKSTART.md").read_text()
+STATS = Stats(
+    output_tokens=4, duration_us=2_000_000, time_to_first_token_us=1_500, tested_at=(2, 1), accepted_at=(1, 1)
+)
+
+
+def test_every_figure_is_told() -> None:
+    sampling = SamplingInForce(0.0, 0, 1.0, 0, "greedy")
+    outcomes = (Outcome.DIRECT,) * 4
+    done = Completion("s", 1, sampling, "text", (1, 2, 3, 4), outcomes, FinishReason.LENGTH, "", STATS)
+    told = json.loads(json.dumps(as_object(done)))["stats"]
+    known = {each.name.replace("_us", "_ms") for each in fields(Stats)}
+    assert told.keys() == known | {"tokens_per_second"}
+    assert (told["tokens_per_second"], told["duration_ms"], told["time_to_first_token_ms"]) == (2.0, 2000.0, 1.5)
+    assert (told["tested_at"], told["accepted_at"]) == ([2, 1], [1, 1])
+    rows = PAGE.partition("| figure in `stats` |")[2].partition("\n\n")[0]
+    named = {name for row in rows.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+    assert len(named) == 5
+    assert named <= told.keys()
