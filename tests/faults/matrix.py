@@ -131,6 +131,7 @@ CELLS = (
         (
             "test_peers.py::test_a_replaced_verifier_goes_on_with_the_same_noise",
             "orchestrator/test_generation.py::test_without_a_verifier_a_session_fails_in_time",
+            "test_away.py::test_a_stream_ends_unavailable_and_its_session_goes_on",
         ),
     ),
     Cell(
@@ -193,6 +194,7 @@ CELLS = (
             "test_split_log.py::test_the_newest_fence_wins",
             "test_log.py::test_a_session_that_cannot_be_logged_does_not_begin",
             "orchestrator/test_store_lost.py::test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more",
+            "test_away.py::test_a_stream_ends_unavailable_and_its_session_goes_on",
         ),
     ),
     Cell(
