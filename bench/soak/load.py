@@ -205,8 +205,9 @@ async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Ca
 
 
 async def _until_all_run(settings: LoadSettings, crowd: Crowd, services: Served) -> None:
-    deadline = time.monotonic() + START_S
-    while (running := await asyncio.to_thread(services.running)) < settings.sessions or not crowd.tokens:
+    """Those that nobody reads on besides, so that it may be fewer for a moment."""
+    deadline, all_of_them = time.monotonic() + START_S, settings.sessions + len(crowd.idle)
+    while (running := await asyncio.to_thread(services.running)) < all_of_them or not crowd.tokens:
         if time.monotonic() > deadline or crowd.errors:
             said = crowd.errors[0] if crowd.errors else f"only {running} sessions began within {START_S:g} s"
             raise BenchError(f"the crowd did not begin: {said}")
