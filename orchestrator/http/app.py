@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -45,5 +46,10 @@ def application(service: Service) -> Starlette:
     return Starlette(routes=routes, exception_handlers={404: _refuse, 405: _refuse})
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    return failure_of(error).response()
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Names what there is not; of another method's headers one says which there are (`Allow`)."""
+    failure = failure_of(error)
+    failure.message = f"{request.method} {request.url.path}: {failure.message}"
+    response = failure.response()
+    response.headers.update(error.headers or {} if isinstance(error, HTTPException) else {})
+    return response

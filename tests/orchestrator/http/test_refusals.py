@@ -115,9 +115,12 @@ def test_what_is_no_json_object(door: Front, body: bytes) -> None:
 def test_another_model_another_path_another_method(door: Front) -> None:
     answer = door.post(COMPLETIONS, model="gpt-9", prompt=IDS)
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
-    assert error_of(door.client.get("/v2/completions"))["code"] == "not_found"
+    missing = error_of(door.client.get("/v2/completions"))
+    assert (missing["code"], missing["message"]) == ("not_found", "GET /v2/completions: Not Found")
     answer = door.client.get(COMPLETIONS)
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert error_of(answer)["message"] == f"GET {COMPLETIONS}: Method Not Allowed"
+    assert answer.headers["allow"] == "POST"
 
 
 def test_pages_of_other_sites(door: Front) -> None:
