@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+import torch
 
 from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
-from specwire.lm import load_model
+from specwire.lm import Feed, load_model
 from verify_service.calibrate import WIDTHS, calibrate, calibrate_batches
 
 
@@ -57,6 +60,27 @@ def test_calibration_measures_every_width_and_leaves_the_slot_empty() -> None:
 
 def test_calibration_fits_a_small_context() -> None:
     assert tuple(calibrate(load_model("scripted:3", slots=1, context=4), budget_s=0.01).points) == (1, 2)
+
+
+@pytest.mark.parametrize(("long_us", "turns"), [(1e9, 2 * 3 * WIDTHS), (0.0, (*WIDTHS, 1, 1))])
+def test_long_forwards_are_measured_once(
+    monkeypatch: pytest.MonkeyPatch, long_us: float, turns: tuple[int, ...]
+) -> None:
+    """Whoever has lost another verifier waits for this one. Plain decoding is measured in every round all the same."""
+    monkeypatch.setattr("verify_service.calibrate.LONG_US", long_us)
+    lm = load_model("scripted:3", slots=1)
+    fed: list[int] = []
+    forward = lm.forward
+
+    def counted(feeds: Sequence[Feed]) -> torch.Tensor:
+        fed.append(sum(len(feed.tokens) for feed in feeds))
+        return forward(feeds)
+
+    monkeypatch.setattr(lm, "forward", counted)
+    assert tuple(calibrate(lm, budget_s=0.0).points) == WIDTHS
+    prefix, widths = fed[0], fed[1:]
+    assert (prefix, *widths[: len(WIDTHS)]) == (64, *WIDTHS)  # the first time, which may compile
+    assert sorted(widths[len(WIDTHS) :]) == sorted(turns)
 
 
 def batch_costs() -> StepCosts:
