@@ -33,6 +33,7 @@ class Fleet:
         session_slope: share of V_us that each further session of a batch adds; None: as a draft token.
         prefill_us: per prompt token. draft_slope: share of draft_us that each further session of a pass adds.
         rtts_us: each session's round trip to its verifier is one of these, all equally likely.
+        traces: of each session by its number, whether each guess is right; none: drawn, with `acceptance`.
     """
 
     sessions: int
@@ -44,6 +45,7 @@ class Fleet:
     arrivals_per_second: float
     rtts_us: Sequence[float] = (20_000.0,)
     acceptance: float = 0.8
+    traces: Sequence[Sequence[bool]] = ()
     session_slope: float | None = None
     draft_slope: float = 0.0
     prompt: int = 64
@@ -67,6 +69,8 @@ class Fleet:
                 raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
         if not self.rtts_us or not all(0 <= each < float("inf") for each in self.rtts_us):
             raise InvalidCell(f"rtts_us: must be one or more times, none of them negative, not {list(self.rtts_us)}")
+        if self.traces and (len(self.traces) < self.sessions or not all(self.traces)):
+            raise InvalidCell(f"traces: must be one for each of {self.sessions} sessions, none of them empty")
         if not 0 <= self.acceptance <= 1:
             raise InvalidCell(f"acceptance: must be from 0 to 1, not {self.acceptance}")
 
@@ -159,9 +163,10 @@ class _Pool:
     def _start(self, place: _Place, number: int, arrived_us: float) -> None:
         fleet = self.fleet
         drafter = min(range(fleet.drafters), key=self.drafting.__getitem__)
-        guesses = Guesses(
-            fleet.prompt, drawn_trace(fleet.acceptance, fleet.tokens, fleet.seed + number), (fleet.acceptance,)
+        right = (
+            fleet.traces[number] if fleet.traces else drawn_trace(fleet.acceptance, fleet.tokens, fleet.seed + number)
         )
+        guesses = Guesses(fleet.prompt, right, (fleet.acceptance,))
         known = place.experience
         rtt_us = self.random.choice(list(fleet.rtts_us))
         delays = Delays(rtt_us / 2, fleet.drafter_rtt_us / 2, fleet.append_us)

@@ -13,10 +13,11 @@ import pytest
 from bench.cluster import run
 from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
 from bench.cluster.crowd import Served, Session, prompt
-from bench.cluster.expected import simulated
+from bench.cluster.expected import simulated, trace
 from bench.cluster.measure import EXPECTED, Measured, Sample, Texts
 from bench.cluster.results import Results, bars, multiple_of, row_results, shown, write
 from bench.cluster.settings import (
+    AGREE,
     DRAFTED,
     FLOOD,
     FOUR,
@@ -36,6 +37,7 @@ from bench.cluster.settings import (
 )
 from bench.runs import BenchError
 from deploy.cluster.schema import parse
+from tests.faults.streams import plain
 
 
 def test_what_is_deployed() -> None:
@@ -67,9 +69,19 @@ def test_what_is_expected() -> None:
     assert one is not None
     assert four is not None
     step_s = V_MS / 1000 * (1 + SLOPE * (SESSIONS_PER_VERIFIER - 1))
-    assert one == pytest.approx(SESSIONS_PER_VERIFIER / step_s, rel=1 / TOKENS)
+    # All but the first one wait for its first step.
+    assert one == pytest.approx(SESSIONS_PER_VERIFIER * TOKENS / (TOKENS + 1) / step_s, rel=0.01)
     assert four == pytest.approx(4 * one, rel=0.02)
     assert simulated(FLOOD) is None
+
+
+def test_the_simulator_is_told_which_guesses_are_right() -> None:
+    """Those of the drafter that is deployed, along the target's texts."""
+    traces = [trace(DRAFTED, turn) for turn in range(DRAFTED.at_once)]
+    assert {len(each) for each in traces} == {DRAFTED.tokens}
+    assert sum(map(sum, traces)) / (DRAFTED.at_once * DRAFTED.tokens) == pytest.approx(AGREE, abs=0.02)
+    target, drafter = (plain(f"{DRAFTED.model}{agree}", 1, prompt(3)) for agree in ("", f":agree={AGREE}"))
+    assert trace(DRAFTED, 3)[0] == (target == drafter)
 
 
 def test_kinds_of_processes() -> None:

@@ -84,3 +84,17 @@ def test_a_full_verifier_is_not_slower_for_drafting(slope: float, acceptance: fl
 def test_invalid_fleets(field: str) -> None:
     with pytest.raises(InvalidCell, match=f"^{field}: must be"):
         replace(FLEET, **{field: 0})  # type: ignore[arg-type]  # any field, by name
+
+
+def test_each_session_may_have_a_trace_of_its_own() -> None:
+    """A guess that is known to be right is one that is always drawn right."""
+    drawn = replace(FLEET, acceptance=1.0)
+    assert simulate_fleet(replace(drawn, traces=[(True,)] * FLEET.sessions)) == simulate_fleet(drawn)
+    unlucky = simulate_fleet(replace(drawn, traces=[(False,), *[(True,)] * (FLEET.sessions - 1)]))
+    assert max(unlucky.per_token_us) > 1.5 * max(simulate_fleet(drawn).per_token_us)
+
+
+@pytest.mark.parametrize("traces", [[(True,)] * (FLEET.sessions - 1), [()] * FLEET.sessions])
+def test_invalid_traces(traces: list[tuple[bool, ...]]) -> None:
+    with pytest.raises(InvalidCell, match=r"^traces: must be one for each of 24 sessions"):
+        replace(FLEET, traces=traces)
