@@ -67,8 +67,10 @@ def ingress_table(results: dict[str, Any]) -> str:
 
 def cluster_faults_table(results: dict[str, Any]) -> str:
     """Render how long text paused in each fault of `make test-cluster`."""
-    rows = [["what happens under load", "longest wait for a chunk before, s", "from then on, s"]]
-    rows += [[each["fault"], f"{each['usual_s']:.2f}", f"{each['pause_s']:.2f}"] for each in results["faults"]]
+    rows = [["what happens under load", "longest wait for a chunk before, s", "from then on, s", "until Ray knew, s"]]
+    for each in results["faults"]:
+        ray = "" if each["ray_s"] is None else f"{each['ray_s']:.2f}"
+        rows.append([each["fault"], f"{each['usual_s']:.2f}", f"{each['pause_s']:.2f}", ray])
     machine = results["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores for all nodes"
     return f"{grid(rows)}\n\nSeen once, on {where}; a step of the emulated target takes 0.25 s."

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from bench.soak.redis_log import RedisLog
 from deploy.processes import descendants, environment
 
 LIMIT_S = 300.0
+LOOK_EVERY_S = 0.1
 MOST_SAID = 500
 
 
@@ -61,9 +63,26 @@ class Site:
 
     def nodes_with(self, resource: str) -> set[str]:
         """The ids of the nodes that live."""
+        with self._attached():
+            return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)}
+
+    def lose(self, node: str) -> float:
+        """Kill a node, by its id: its actors' processes end a moment after it. Seconds until Ray knows."""
+        [lost] = [each for each in self.cluster.worker_nodes if each.node_id == node]
+        with self._attached():
+            began = time.monotonic()
+            self.cluster.remove_node(lost, allow_graceful=False)
+            while any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):
+                if time.monotonic() - began > LIMIT_S:
+                    raise BenchError(f"node {node}: Ray has not noticed within {LIMIT_S:g} s that it is gone")
+                time.sleep(LOOK_EVERY_S)
+            return time.monotonic() - began
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
         ray.init(address=self.cluster.address, log_to_driver=False)
         try:
-            return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)}
+            yield
         finally:
             ray.shutdown()
 

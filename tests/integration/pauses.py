@@ -17,19 +17,26 @@ VARIABLE = "RECORD"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What happened to a stream, and its longest wait for a chunk before that, and from then on, in seconds."""
+    """What happened to streams, and the longest wait for a chunk before that, and from then on, in seconds.
+
+    ray_s: until Ray knew, where it was watched.
+    """
 
     fault: str
     usual_s: float
     pause_s: float
+    ray_s: float | None = None
 
     @classmethod
-    def of(cls, fault: str, stream: Stream, moment: float) -> Pause:
+    def of(cls, fault: str, moment: float, *streams: Stream, ray_s: float | None = None) -> Pause:
         """moment: of the fault, on the monotonic clock."""
-        return cls(fault, round(stream.pause_before(moment), 3), round(stream.pause_since(moment), 3))
+        usual_s = max(stream.pause_before(moment) for stream in streams)
+        pause_s = max(stream.pause_since(moment) for stream in streams)
+        return cls(fault, round(usual_s, 3), round(pause_s, 3), None if ray_s is None else round(ray_s, 3))
 
     def __str__(self) -> str:
-        return f"{self.fault}: text paused for {self.pause_s:.2f} s at most, before it {self.usual_s:.2f} s"
+        knew = "" if self.ray_s is None else f" (Ray knew after {self.ray_s:.2f} s)"
+        return f"{self.fault}: text paused for {self.pause_s:.2f} s at most{knew}, before it {self.usual_s:.2f} s"
 
 
 def record(pauses: Sequence[Pause]) -> None:

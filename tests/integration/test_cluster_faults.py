@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,43 +22,17 @@ import pytest
 from bench.cluster.site import Site, command_lines, site
 from bench.runs import BenchError
 from bench.wan.link import Link
-from tests.faults.streams import Stream, plain
+from tests.faults.streams import Stream
+from tests.integration.clustered import LIMIT_S, MORE, deploy, eventually, running
 from tests.integration.pauses import Pause
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
 
-LIMIT_S = 120.0
-MODEL = "scripted:7:vocab=64"
-LENGTH = 4000
-MORE = 10
 # What was on its way is there by then.
 GONE_S = 1.0
 # Longer than anybody here waits.
 FOR_EVER_S = 600.0
 # Where relays listen for verifiers; Linux answers at all of 127.0.0.0/8.
 RELAYED = "127.0.0.5"
-FILE = """
-redis: redis://{redis}/0
-pools:
-  target:
-    kind: verify
-    model: "scripted:7:vocab=64:delay_ms=250"
-    resources: {{big: 1}}
-    num_cpus: 0.1
-    min_replicas: 2
-    max_replicas: 2
-    options: {{slots: 8, insecure: true, grace: 0.5}}
-  draft:
-    kind: draft
-    model: "scripted:7:vocab=64:agree=0.8"
-    resources: {{small: 1}}
-    num_cpus: 0.1
-    options: {{insecure: true}}
-orchestrators:
-  count: 2
-  num_cpus: 0.1
-  resources: {{front: 1}}
-  options: {{insecure: true}}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +53,7 @@ def deployed() -> Iterator[Deployed]:
         here = owned.enter_context(site({"front": 1, "head": 1}, {"front": 1, "small": 1}))
         for _ in range(2):
             here.cluster.add_node(num_cpus=1, resources={"big": 1}, env_vars={"SPECWIRE_ADVERTISE": RELAYED})
-        links = owned.enter_context(deploy(here))
+        links = owned.enter_context(deployed_behind_relays(here))
         rows, [head] = here.rows(), here.nodes_with("head")
         fronts = sorted((row for row in rows if row["pool"] == "orchestrators"), key=lambda row: row["node"] != head)
         assert [row["node"] == head for row in fronts] == [True, False]
@@ -87,27 +61,18 @@ def deployed() -> Iterator[Deployed]:
 
 
 @contextmanager
-def deploy(here: Site) -> Iterator[dict[str, Link]]:
+def deployed_behind_relays(here: Site) -> Iterator[dict[str, Link]]:
     """Verifiers, relays to them as soon as there are any, and what waits for them; the relays last for the block."""
 
     def verifiers() -> list[str]:
         return [row["address"] for row in here.rows() if row["pool"] == "target" and row["state"] == "ready"]
 
     with ThreadPoolExecutor(1) as apart, ExitStack() as owned:
-        deploying = apart.submit(here.deploy, FILE.format(redis=here.redis), "--start-timeout", "60")
+        deploying = apart.submit(deploy, here, 2, 2, 2)
         assert eventually(lambda: len(verifiers()) == 2 or deploying.done())
         links = {each: owned.enter_context(Link(each, f"{RELAYED}:{each.rpartition(':')[2]}")) for each in verifiers()}
         deploying.result(LIMIT_S)
         yield links
-
-
-@contextmanager
-def running(deployed: Deployed) -> Iterator[Stream]:
-    """A session under way, at the head's orchestrator to begin with; its text is looked at in the end."""
-    with Stream(deployed.fronts, patience=LIMIT_S, max_tokens=LENGTH) as stream:
-        stream.until_accepted()
-        yield stream
-    assert stream.tokens == plain(MODEL, len(stream.tokens))
 
 
 def deciding(links: Mapping[str, Link], stream: Stream) -> Link:
@@ -127,26 +92,17 @@ def ready(deployed: Deployed) -> bool:
     return len(states) == 5 and set(states) == {"ready"}
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1.0)
-    return True
-
-
 @pytest.mark.cluster
 def test_a_partitioned_replica(deployed: Deployed, pauses: list[Pause]) -> None:
-    with running(deployed) as stream:
+    with running(deployed.fronts) as stream:
         link, moment = deciding(deployed.links, stream), time.monotonic()
         link.stall(FOR_EVER_S)
         stream.until_arrived(moment + GONE_S)
-        with running(deployed) as another:  # is placed where it can be decided, though the registry knows of two
+        with running(deployed.fronts) as another:  # is placed where it can be decided, though the registry knows of two
             another.until(MORE)
         link.stall(0.0)
         stream.until(len(stream.tokens) + MORE)  # what the other one still holds, and says, is void
-        pauses.append(Pause.of("a replica partitioned from the orchestrators (a relay stalls)", stream, moment))
+        pauses.append(Pause.of("a replica partitioned from the orchestrators (a relay stalls)", moment, stream))
     assert eventually(lambda: ready(deployed))
 
 
@@ -154,7 +110,7 @@ def test_a_partitioned_replica(deployed: Deployed, pauses: list[Pause]) -> None:
 def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pause]) -> None:
     head: Any = deployed.site.cluster.head_node
     [raylet] = head.all_processes["raylet"]
-    with running(deployed) as stream:
+    with running(deployed.fronts) as stream:
         actors = [
             pid
             for pid, line in command_lines(raylet.process.pid).items()
@@ -166,10 +122,9 @@ def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pau
             os.kill(pid, signal.SIGKILL)
         stream.until_arrived(moment + GONE_S)
         assert stream.breaks
-        assert stream.breaks
         assert eventually(lambda: ready(deployed))
         stream.until(len(stream.tokens) + MORE)
-        pauses.append(Pause.of("the head's actors killed, the client's orchestrator among them", stream, moment))
+        pauses.append(Pause.of("the head's actors killed, the client's orchestrator among them", moment, stream))
     assert not set(actors) & set(command_lines(raylet.process.pid))
     assert "target: unchanged (2 -> 2)" in deployed.site.specwire("scale", "target=2")
 
@@ -179,11 +134,11 @@ def test_the_heads_control_plane_is_started_again(deployed: Deployed, pauses: li
     """Ray's own state comes back from Redis; no token waits for it."""
     head: Any = deployed.site.cluster.head_node
     fronts = [row["address"] for row in deployed.site.rows() if row["pool"] == "orchestrators"]
-    with running(Deployed(deployed.site, deployed.links, fronts)) as stream:
+    with running(fronts) as stream:
         moment = time.monotonic()
         head.kill_gcs_server()
         stream.until_arrived(moment + GONE_S)
         head.start_gcs_server()
         stream.until(len(stream.tokens) + MORE)
-        pauses.append(Pause.of("the head's control plane (GCS) killed and started again", stream, moment))
+        pauses.append(Pause.of("the head's control plane (GCS) killed and started again", moment, stream))
     assert eventually(lambda: ready(deployed))
