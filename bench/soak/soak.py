@@ -24,6 +24,7 @@ from bench.soak.rig import Rig, rig
 from bench.soak.service import Service
 from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
+from specwire.progress import Bar
 
 PROGRESS_S = 10.0
 # A session that was left ends by itself: the service waits for a return, and where its orchestrator has gone as well,
@@ -104,10 +105,12 @@ class _Soak:
         self._stop.set()
 
     async def _time(self) -> None:
-        deadline = self._began + 60 * self._settings.minutes
-        while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
-            await within(self._stop, min(left, PROGRESS_S))
-            self._progress()
+        seconds = 60 * self._settings.minutes
+        with Bar("soak", round(seconds)) as bar:
+            while not self._stop.is_set() and (left := self._began + seconds - time.monotonic()) > 0:
+                bar.at(round(seconds - left))
+                await within(self._stop, min(left, PROGRESS_S))
+                self._progress()
         self._stop.set()
         self.lasted_s = time.monotonic() - self._began
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench import machine
 from bench.soak import record
+from specwire.progress import Bar
 from specwire.rpc.process import say
 from tests.faults.cells import HELD_S, Cell, Notice, held_s
 from tests.faults.matrix import CELLS
@@ -94,8 +95,9 @@ def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
     fine = [cell for cell in cells if cell.unseen]
     silent = [cell for cell in cells if cell.silent and cell not in fine]
     others = [cell for cell in cells if cell not in fine and cell not in silent]
-    with ExitStack() as owned:
-        lanes = [owned.enter_context(Lane(measured)) for each in (fine + silent or others, silent and others) if each]
+    with ExitStack() as owned, Bar("plays", repeats * (len(cells) + 1)) as bar:
+        groups = [each for each in (fine + silent or others, silent and others) if each]
+        lanes = [owned.enter_context(Lane(measured, bar)) for _ in groups]
         for repeat in range(repeats):
             say(f"bench-failover: {repeat + 1} of {repeats}")
             lanes[0].play([UNDISTURBED, *fine]).result()
@@ -107,8 +109,9 @@ def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
 class Lane:
     """Plays cells one after the other, at a place of its own, in a thread of its own: processes end with theirs."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: Measured, bar: Bar) -> None:
         self._measured = measured
+        self._bar = bar
         self._over = threading.Event()
         self._thread = ThreadPoolExecutor(1)
         self._owned = ExitStack()
@@ -128,6 +131,8 @@ class Lane:
                 self._measured.fail(cell, error)
                 say(f"bench-failover: {cell.name}: FAILED: {error!r}")
                 continue
+            finally:
+                self._bar.update()
             self._measured.add(cell, found)
             seen = "-" if found.noticed_s is None else f"{found.noticed_s:.2f} s"
             took = time.monotonic() - began
