@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from specwire.core.chain import Proposal
 from specwire.core.constraint import Matcher
@@ -156,8 +157,7 @@ class Refusal:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """A verdict and its session's measurements; see Verdict in verify.proto."""
 
     handle: int

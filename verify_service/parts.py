@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(draft.token for draft in self.window)
+        return tuple([draft.token for draft in self.window]) if self.window else ()
 
     @property
     def wanted(self) -> int:
@@ -91,14 +91,24 @@ def choices(
     apart: see `choose`.
     """
     rows = [part.rows() if heard(part) else [] for part in parts]
-    own = [logits[start : start + len(each)] for start, each in zip(_starts(parts), rows, strict=True)]
-    whole = logits if all(len(each) == part.wanted for each, part in zip(rows, parts, strict=True)) else torch.cat(own)
+    starts = _starts(parts)
+    whole = logits
+    if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
+        whole = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
     chosen = iter(choose(whole, [row for each in rows for row in each], apart))
-    told = []
-    for part, each, scores in zip(parts, rows, own, strict=True):
-        tokens = list(islice(chosen, len(each)))
-        told.append(Choice(tokens, _reporter(scores, each), _judge(scores, each, tokens, part)))
-    return told
+    return [
+        _choice(logits, start, each, list(islice(chosen, len(each))), part)
+        for start, each, part in zip(starts, rows, parts, strict=True)
+    ]
+
+
+def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], part: Part) -> Choice:
+    """What was chosen for a part whose rows of logits begin at `start`."""
+    sampling = part.held.session.sampling
+    if not rows or (sampling.logprobs is None and sampling.acceptance is None):
+        return Choice(tokens, None, None)
+    own = logits[start : start + len(rows)]
+    return Choice(tokens, _reporter(own, rows), _judge(own, rows, tokens, part))
 
 
 def _starts(parts: Sequence[Part]) -> list[int]:

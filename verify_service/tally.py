@@ -42,7 +42,8 @@ class Tally:
 
     def verdict(self, verdict: Verdict) -> None:
         """A session's part of a step was decided."""
-        self.outcomes.update(verdict.outcomes)
+        for outcome in verdict.outcomes:
+            self.outcomes[outcome] += 1
         if not verdict.tested:
             return
         accepted = min(verdict.tested, verdict.accepted)

@@ -10,8 +10,8 @@ That is why proposals change how fast tokens come and never which:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,10 @@ class Outcome(IntEnum):
     DIRECT = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+DIRECT = (Outcome.DIRECT,)
+
+
+class Decision(NamedTuple):
     """What one forward decides for one session: `tokens` in order, and the outcome of each.
 
     Invariant: 1 <= len(tokens) == len(outcomes) <= len(window) + 1.
@@ -80,6 +82,8 @@ def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None
     """
     if len(chosen) != len(window) + 1:
         raise ValueError(f"chosen: {len(chosen)} rows for a window of {len(window)}, expected one more than the window")
+    if not window and late is None:
+        return Decision(tuple(chosen), DIRECT)
     for index, (token, guess) in enumerate(zip(chosen, window, strict=False)):
         if token != guess:
             outcomes = (Outcome.ACCEPTED,) * index + (Outcome.RECOVERED,)

@@ -194,6 +194,8 @@ class Chains:
 
         A chain that is just used up may go on: what follows it may be under way.
         """
+        if not self._live:
+            return []
         dead = [
             source
             for source, chain in self._live.items()
@@ -263,7 +265,7 @@ class Chains:
 
     def behind(self, position: int, window: Sequence[int]) -> Draft | None:
         """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source."""
-        for source in sorted(self._live):
+        for source in sorted(self._live) if self._live else ():
             tokens = self._live[source].after(position, len(window) + 1)
             if len(tokens) > len(window) and tokens[: len(window)] == tuple(window):
                 return self._live[source].drafts(position + len(window), 1)[0]

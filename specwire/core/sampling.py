@@ -120,12 +120,12 @@ class Sampling:
     @property
     def guessed(self) -> bool:
         """No proposal can change the text, so anything may be proposed."""
-        return self.rule in GUESSING_RULES
+        return self.acceptance is None or self.acceptance.rule in GUESSING_RULES
 
     @property
     def weighed(self) -> bool:
         """Draft tokens are tested against the probability that they were drawn with."""
-        return self.rule in WEIGHING_RULES
+        return self.acceptance is not None and self.acceptance.rule in WEIGHING_RULES
 
     @property
     def lossy(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from specwire.core.chain import SourceKind
@@ -39,8 +39,7 @@ class Awaited:
     chance: float
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A session with room, as the scheduler sees it.
 
     Attributes:
@@ -69,8 +68,7 @@ class Candidate:
     whole: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A session's part of a forward: `fresh` decided tokens, then `window` draft tokens of a source of `kind`.
 
     `decides`: the last decided token is among them, so the step decides window + 1 rows.
@@ -112,7 +110,7 @@ def schedule(
     verifier that waits, are measured so; nobody is served so. waited_us: since the last step; patience has an end too.
     """
     if patient:
-        candidates = [replace(candidate, spare_us=math.inf, awaited=None, guess=None) for candidate in candidates]
+        candidates = [candidate._replace(spare_us=math.inf, awaited=None, guess=None) for candidate in candidates]
         short = any(candidate.missing > 0 and candidate.uncached == 1 for candidate in candidates)
         if short and waited_us < PATIENCE_US:
             return Plan((), now_us + PATIENCE_US - waited_us)
@@ -138,7 +136,7 @@ def _divided(candidates: Sequence[Candidate], prefill_rows: int, V: V) -> tuple[
     that.
     """
     delayed = max(1, sum(candidate.uncached == 1 for candidate in candidates))
-    order = [replace(each, spare_us=each.spare_us / delayed) for each in sorted(candidates, key=_order)]
+    order = [_delaying(each, delayed) for each in sorted(candidates, key=_order)]
     least = _least_parts(order, V)
     rows, expected = sum(part.rows for part in least), sum(part.tokens for part in least)
     planned: dict[int, Share] = {}
@@ -153,6 +151,18 @@ def _divided(candidates: Sequence[Candidate], prefill_rows: int, V: V) -> tuple[
         if share.decides:
             expected += _expected(candidate, share) - own.tokens
     return planned, _Part(rows, expected)
+
+
+def _delaying(candidate: Candidate, sessions: int) -> Candidate:
+    """What its ledger bears where so many sessions wait for its window, if it may have one."""
+    if sessions == 1 or not _may_test(candidate):
+        return candidate
+    return candidate._replace(spare_us=candidate.spare_us / sessions)
+
+
+def _may_test(candidate: Candidate) -> bool:
+    """There is something to test."""
+    return candidate.drafted > 0 or candidate.guess is not None
 
 
 def _uncached(candidate: Candidate) -> bool:
@@ -202,6 +212,8 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
     Of the longest live chain at least one token is tested where the ledger allows any: its rates are learned only from
     tests. A guess is tested where it gains: its rates are learned from the text.
     """
+    if not _may_test(candidate):
+        return 0, SourceKind.DRAFTER
     drafted, rate = _widest(candidate, candidate.acceptance, candidate.drafted, rows, expected, V, candidate.whole)
     if candidate.guess is not None:
         tokens, acceptance = candidate.guess.tokens, candidate.guess.acceptance

@@ -83,9 +83,8 @@ class AcceptanceByPosition:
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
         # Beyond the window nothing is learnt: what a few tests said there fades, or it kept windows short for ever.
-        for index in range(tested, len(self._tested)):
-            self._tested[index] *= DECAY
-            self._accepted[index] *= DECAY
+        self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
+        self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
 
     def faded(self, weight: float) -> AcceptanceByPosition:
         """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""

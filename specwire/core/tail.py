@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
@@ -12,8 +12,7 @@ from specwire.core.limits import FinishReason
 from specwire.core.logprobs import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
     tested: width of the window, whose draft tokens came from a source of `kind`; of several drafters, from `source`.
@@ -42,8 +41,7 @@ class Verdict:
         cut = max(0, position - self.position)
         if cut == 0:
             return self
-        return replace(
-            self,
+        return self._replace(
             position=position,
             tokens=self.tokens[cut:],
             outcomes=self.outcomes[cut:],

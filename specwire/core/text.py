@@ -29,25 +29,22 @@ def hash_of(tokens: Iterable[int]) -> int:
 
 
 class Text:
-    """Tokens 0 .. len-1 of prompt + output.
+    """Tokens 0 .. len-1 of prompt + output. Hashes are made when they are asked for: many texts' never are.
 
-    Invariant: len(_hashes) == len(tokens) + 1, and _hashes[p] is the hash of tokens[:p].
+    Invariant: 1 <= len(_hashes) <= len(tokens) + 1, and _hashes[p] is the hash of tokens[:p].
     """
 
     __slots__ = ("_hashes", "tokens")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens: list[int] = []
+        self.tokens: list[int] = list(tokens)
         self._hashes = [EMPTY_HASH]
-        self.extend(tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            self._hashes.append(extend_hash(self._hashes[-1], token))
+        self.tokens.extend(tokens)
 
     def truncate(self, length: int) -> None:
         """Drop the tokens at positions >= length; a no-op where the text is not longer."""
@@ -56,7 +53,10 @@ class Text:
 
     def hash_at(self, position: int) -> int:
         """Hash of the text before `position`."""
-        return self._hashes[position]
+        hashes = self._hashes
+        for token in self.tokens[len(hashes) - 1 : position]:
+            hashes.append(extend_hash(hashes[-1], token))
+        return hashes[position]
 
     def common_prefix(self, position: int, tokens: Sequence[int]) -> int:
         """How many of `tokens`, laid at `position`, equal what the text holds there."""

@@ -118,7 +118,13 @@ class VerifySession:
 
         Under `block` it may not: a block would be judged by other means depending on what is in it.
         """
-        return self.sampling.rule is not Rule.BLOCK
+        return not self._by_blocks
+
+    @property
+    def _by_blocks(self) -> bool:
+        """Whole chunks are judged, or nothing."""
+        acceptance = self.sampling.acceptance
+        return acceptance is not None and acceptance.rule is Rule.BLOCK
 
     def mistrust(self) -> None:
         """From now on no draft token is fed to the target, whoever proposes it.
@@ -186,12 +192,14 @@ class VerifySession:
 
     def whole(self, most: int) -> tuple[int, ...] | None:
         """Widths, up to `most`, that a chain's window may have; None where it may have any."""
-        return self.chains.whole(self.position, most) if self.sampling.rule is Rule.BLOCK else None
+        return self.chains.whole(self.position, most) if self._by_blocks else None
 
     def clipped(self, window: tuple[int, ...]) -> tuple[int, ...]:
         """What of a window that was fed there is room for by now; nothing, where it has to be whole."""
+        if not window:
+            return window
         kept = window[: self.room - 1]
-        return kept if self.sampling.rule is not Rule.BLOCK or kept == window else ()
+        return kept if not self._by_blocks or kept == window else ()
 
     def sampling_behind(self, window: Sequence[int]) -> Sampling:
         """How the target's token behind `window` is drawn: where draft tokens are weighed, with its place's seed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +15,7 @@ from specwire.lm.adjust import adjusted
 from specwire.lm.noise import Key, gumbel, gumbel_rows
 
 
-@dataclass(frozen=True, slots=True)
-class RowSampling:
+class RowSampling(NamedTuple):
     """How to choose the token at `position`, whose logits are one row.
 
     seen, banned, allowed: see `specwire.core.sampling.adjusted`.
@@ -79,14 +78,24 @@ def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[in
 
 
 def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> list[int]:
-    tokens: list[int] = logits.argmax(dim=1).tolist()
-    return tokens
+    return _best(logits)
+
+
+def _best(scores: torch.Tensor) -> list[int]:
+    """The place of each row's largest element, the first of several.
+
+    On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
+    """
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        found: list[int] = scores.numpy().argmax(axis=1).tolist()
+    else:
+        found = scores.argmax(dim=1).tolist()
+    return found
 
 
 def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     noise = gumbel_rows([row.key for row in rows], logits.shape[1], logits.device)
-    tokens: list[int] = (_scaled(logits, rows) + noise).argmax(dim=1).tolist()
-    return tokens
+    return _best(_scaled(logits, rows) + noise)
 
 
 def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -22,8 +22,7 @@ class ModelLost(Exception):
     """A model can compute nothing any more, for nobody: a process that it is split over is gone. One sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(NamedTuple):
     """Tokens for one slot in one forward.
 
     They occupy positions `start .. start + len(tokens) - 1`. `start` may not exceed what the slot holds; a lower start

@@ -114,7 +114,7 @@ def end_not_told_again(patch: pytest.MonkeyPatch) -> None:
 
     def endless(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
         verdicts = original(self, position, end)
-        return verdicts and [replace(verdict, finish=None) for verdict in verdicts]
+        return verdicts and [verdict._replace(finish=None) for verdict in verdicts]
 
     patch.setattr(Tail, "behind", endless)
 

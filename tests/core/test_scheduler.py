@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,7 +188,7 @@ def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> N
 def guessing(guess_rate: float, tokens: int = MOST_WINDOW, untested_us: float = 0.0, **rest: Any) -> Candidate:
     """A candidate for whom the verifier has a guess of so many `tokens`."""
     guess = Guess(0, (1,) * tokens, AcceptanceByPosition(prior=guess_rate))
-    return replace(candidate(**rest), guess=guess, untested_us=untested_us)
+    return candidate(**rest)._replace(guess=guess, untested_us=untested_us)
 
 
 def costly(rows: int) -> float:
