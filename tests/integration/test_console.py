@@ -39,6 +39,8 @@ CONTRAST = """(selector) => {
   return (high + 0.05) / (low + 0.05);
 }"""
 
+CELLS = "(table) => Array.from(table.rows, (row) => Array.from(row.cells, (cell) => cell.textContent))"
+
 
 @pytest.fixture(scope="module")
 def ready() -> Iterator[dict[str, str]]:
@@ -179,11 +181,18 @@ def test_charts_move_while_text_comes_and_a_key_cancels(page: Page) -> None:
     page.locator(f'#rates polyline:not([points="{before}"])').wait_for()
     state(page, "generating")
     assert page.locator("#sessions tr").count() <= 1
-    page.locator("#sessions tr").wait_for()
+    page.locator("#sessions td").get_by_text("running", exact=True).wait_for()
     page.keyboard.press("Escape")
     state(page, "cancelled")
     assert 10 < page.locator("#on .tokens span").count() < 2000
     page.locator("#sessions:not(:has(tr))").wait_for(state="attached")
+
+
+def test_services_stand_there_with_their_state(page: Page) -> None:
+    services = page.locator("#parts").evaluate(CELLS)
+    assert [(name, state) for name, state, *_ in services[:2]] == [("verifier", "up"), ("drafter scripted:7", "up")]
+    assert all(sessions.endswith(" of 16") and trip.endswith(" ms") for _, _, sessions, trip, _ in services[:2])
+    assert services[2][:2] == ["session log", "redis"]
 
 
 def test_a_button_cancels_too(page: Page) -> None:
