@@ -189,6 +189,7 @@ def test_charts_move_while_text_comes_and_a_key_cancels(page: Page) -> None:
 
 
 def test_services_stand_there_with_their_state(page: Page) -> None:
+    page.locator("#parts tr").nth(2).wait_for()
     services = page.locator("#parts").evaluate(CELLS)
     assert [(name, state) for name, state, *_ in services[:2]] == [("verifier", "up"), ("drafter scripted:7", "up")]
     assert all(sessions.endswith(" of 16") and trip.endswith(" ms") for _, _, sessions, trip, _ in services[:2])
