@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.check(args.out)
     totals = Totals(range(args.first, args.first + args.seeds))
     interrupted = soak(totals)
-    print(totals.shown(), flush=True)
     if not interrupted:
         record.keep(totals, args.out, OUT, say)
+    print(totals.shown(), flush=True)
     return 0 if totals.clean else 1
 
 
