@@ -107,7 +107,7 @@ SESSIONS ?= 50000
 statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000, half an hour)
 	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS)
 
-lint: $(STAMP) ## formatting, types, import order, protocol
+lint: $(STAMP) ## formatting, types, import order, protocol, files of deploy/
 	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rest
 
 # One core's work as long as all the rest's.
@@ -133,6 +133,8 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.simulated --check
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
+	echo "lint: files of deploy/"
+	$(PYTEST) tests/deploy/test_files.py
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)

@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import ray.autoscaler
 import yaml
@@ -37,6 +39,8 @@ VERSIONS = {
     "RayCluster": "ray.io/v1",
     "RayService": "ray.io/v1",
 }
+# Manifests are held against its schemas; it need not be the one that runs.
+KUBERNETES_VERSION = "1.32"
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|Ti)?")
 CLUSTER_FILES = [DEPLOY / "ray/config.yaml", KUBERNETES / "ray/config.yaml", KUBERNETES / "rayservice/config.yaml"]
 
@@ -104,6 +108,26 @@ def test_manifests_are_whole(file: Path) -> None:
         assert each["apiVersion"] == VERSIONS[each["kind"]]
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", each["metadata"]["name"])
         assert each.keys() <= {"apiVersion", "kind", "metadata", "spec"}
+
+
+@pytest.mark.parametrize("file", manifests(), ids=named)
+def test_kubernetes_takes_what_is_its_own(file: Path) -> None:
+    """By its schemas, which know every key. A patch is an object but for what it leaves to others."""
+    for each in documents(file):
+        if "overlays" in file.parts:
+            each = {**each, "spec": {"selector": {}, **each["spec"]}}
+        for whole in of_kubernetes(each):
+            kubernetes_validate.validate(whole, KUBERNETES_VERSION, strict=True)
+
+
+def of_kubernetes(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The document; of one that KubeRay reads, its pods."""
+    if not document["kind"].startswith("Ray"):
+        yield document
+        return
+    cluster = document["spec"].get("rayClusterConfig", document["spec"])
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        yield {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": group["template"]}
 
 
 @pytest.mark.parametrize("file", manifests(), ids=named)
