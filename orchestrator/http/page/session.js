@@ -10,6 +10,7 @@ export class Session {
     this.guess = "";
     this.proposed = []; // as told, with `fates`, one for each token: pending, accepted, refused or late
     this.judged = []; // as told, with `chain`, and `clock`, which all verdicts of one verifier share
+    this.most = 0; // tokens of one verdict
     this.plans = [];
     this.places = []; // by place in the window: {tested, accepted}
     this.counts = { accepted: 0, recovered: 0, bonus: 0, direct: 0 };
@@ -66,6 +67,7 @@ export class Session {
     const verdict = { ...told, accepted: Math.min(accepted, told.tested), clock: this.#clockOf(told), chain: null };
     if (verdict.kind === "DRAFTER") verdict.chain = this.#chainOf(verdict);
     this.judged.push(verdict);
+    this.most = Math.max(this.most, verdict.tokens.length);
     if (verdict.plan && verdict.plan !== this.plans.at(-1)?.plan) this.plans.push({ atUs: verdict.at_us, plan: verdict.plan });
     const tested = Math.min(verdict.tested, verdict.accepted + 1);
     for (let place = 0; place < tested; place++) {

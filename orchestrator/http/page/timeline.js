@@ -8,9 +8,9 @@ import { element } from "./charts.js";
 import { endedUs } from "./session.js";
 
 const TICKS = 14, DRAFTER = 26, LANE = 26, VERIFIER = 112, DECIDED = VERIFIER + LANE + 6, CELL = 6, RIGHT = 24;
-// At most as tall as a window and the token behind it; higher ones are cut.
-const MOST_CELLS = 17;
-export const HEIGHT = DECIDED + MOST_CELLS * CELL + 4;
+// As tall as the session's widest window and the token behind it, within bounds; higher ones are cut.
+const LEAST_CELLS = 6, MOST_CELLS = 17;
+const heightOf = (tokens) => DECIDED + Math.min(MOST_CELLS, Math.max(LEAST_CELLS, tokens)) * CELL + 4;
 // While text comes so much is drawn anew again and again; at the end there is time for all of it.
 const MOST_RUNNING = 150, MOST = 600;
 
@@ -23,9 +23,9 @@ export function draw(box, session, zoom, current) {
   // In the middle of its range the zoom shows all, but no more than a second and a half.
   const fitting = Math.max(1, box.clientWidth - RIGHT) / Math.min(1.5e6, ended - began);
   const scale = fitting * 10 ** ((zoom - 50) / 25), x = (us) => (us - began) * scale;
-  const width = Math.max(box.clientWidth, x(ended) + RIGHT);
-  const svg = element("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` });
-  ground(svg, width, began - (session.startedUs ?? began), scale);
+  const width = Math.max(box.clientWidth, x(ended) + RIGHT), height = heightOf(session.most);
+  const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+  ground(svg, width, height, began - (session.startedUs ?? began), scale);
   for (const one of proposed) svg.append(...proposal(one, x, judged.at(-1)?.round_trip_us ?? 0));
   judged.forEach((one, i) => {
     const next = judged[i + 1];
@@ -42,12 +42,12 @@ function reveal(box, at) {
   if (at < box.scrollLeft + 20 || at > box.scrollLeft + box.clientWidth - 20) box.scrollLeft = at - box.clientWidth / 2;
 }
 
-function ground(svg, width, offset, scale) {
+function ground(svg, width, height, offset, scale) {
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((ms) => ms * 1000 * scale > 64) ?? 10000;
   const first = Math.ceil(offset / 1000 / step), last = Math.floor((width - RIGHT) / scale / 1000 / step + offset / 1000 / step);
   for (let i = first; i <= last; i++) {
     const at = (i * step * 1000 - offset) * scale;
-    svg.append(element("line", { class: "tick", x1: at, x2: at, y1: TICKS + 4, y2: HEIGHT - 4 }));
+    svg.append(element("line", { class: "tick", x1: at, x2: at, y1: TICKS + 4, y2: height - 4 }));
     svg.append(element("text", { x: at + 3, y: TICKS }, `${i * step} ms`));
   }
   for (const y of [DRAFTER + LANE, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
@@ -97,7 +97,7 @@ function rollback(x, y, what) {
 
 // The lanes' names, which stay where they are while the rest is scrolled.
 export function names(svg) {
-  svg.setAttribute("viewBox", `0 0 62 ${HEIGHT}`);
+  svg.setAttribute("viewBox", `0 0 62 ${heightOf(0)}`);
   const lanes = [["drafter", DRAFTER + LANE / 2], ["link", (DRAFTER + LANE + VERIFIER) / 2], ["verifier", VERIFIER + LANE / 2], ["decided", DECIDED + 12]];
   svg.replaceChildren(...lanes.map(([name, y]) => element("text", { class: "name", x: 0, y: y + 4 }, name)));
 }
