@@ -21,6 +21,7 @@ from bench.child import Child
 from bench.cores import CoreUse, CpuSeconds
 from bench.interleave import schedule
 from bench.measure import encoded_prompts, scores_at
+from bench.progress import tracked
 from bench.rows import LOAD_LIMIT, up
 from bench.runs import BenchError
 from bench.speed import tokens_per_second
@@ -163,7 +164,8 @@ def _level(
     """All rows with so many sessions at once, interleaved group by group."""
     groups = settings.groups(level)
     samples = []
-    for repeat, group, index in schedule(settings.repeats, len(groups), len(rows)):
+    turns = schedule(settings.repeats, len(groups), len(rows))
+    for repeat, group, index in tracked(turns, settings.repeats * len(groups) * len(rows), f"{level} at once"):
         first, row = groups[group], rows[index]
         together = row.run(prompts[first : first + level], settings.tokens)
         samples.append(BatchSample(level, repeat, first, row.key, together))
@@ -186,7 +188,7 @@ def _loads(field: Field, settings: BatchSettings, prompts: Prompts, samples: Seq
     loads = [Load(share, share * most, seed) for share in SHARES for seed in SEEDS[: settings.repeats]]
     rows = (OFF, AUTOMATIC)
     found = []
-    for turn, load in enumerate(loads):
+    for turn, load in enumerate(tracked(loads, len(loads), "arrivals")):
         times = due_times(load, settings.requests)
         for row in rows if turn % 2 else reversed(rows):
             say(f"bench: {load.per_second:.1f} requests/s, {row}")
