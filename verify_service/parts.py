@@ -37,7 +37,7 @@ class Part(NamedTuple):
             window = session.drafts(share.window)
         elif share.window:
             window = tuple(map(Draft, session.window(share.window, share.kind)))
-        return cls(share, held, session.foreseen(window), session.source)
+        return cls(share, held, session.foreseen(window), session.source if window else None)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -55,9 +55,13 @@ class Part(NamedTuple):
 
     def rows(self) -> list[RowSampling]:
         """Each as if the tokens of the window before it had been decided."""
-        session, start, window = self.held.session, self.held.session.position, self.tokens
-        if not self.wanted:
+        session, wanted = self.held.session, self.wanted
+        start = session.position
+        if session.plain:
+            return [RowSampling(start + index, session.sampling) for index in range(wanted)]
+        if not wanted:
             return []
+        window = self.tokens
         allowed = session.allowed(window)
         return [
             RowSampling(
@@ -67,7 +71,7 @@ class Part(NamedTuple):
                 session.ending.banned(start + index),
                 allowed[index],
             )
-            for index in range(self.wanted)
+            for index in range(wanted)
         ]
 
 

@@ -99,7 +99,7 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's: no request can ask
     for drafting that the controller may not switch off. It shares log, verifier and drafter with the other.
     """
-    own = ["--slots", str(settings.most)]
+    own = ["--slots", str(settings.most), "--runtime", settings.runtime]
     if settings.target_threads is not None:
         own += ["--target-threads", str(settings.target_threads)]
     stack, ready = up(settings.target, settings.draft, settings.dtype, settings.ray, *own)
@@ -122,7 +122,12 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
         "specwire, fixed plan": fixed.cpu_seconds,
     }
     note = f"({ON}): the plan {settings.plan} for every session; the verifier still bounds what its windows may cost."
-    return Field(peer, rows, asked, runner, clocks, [note])
+    return Field(peer, rows, asked, runner, clocks, [note, _runtime(runner, clients[ready["address"]])])
+
+
+def _runtime(runner: asyncio.Runner, client: AsyncClient) -> str:
+    """What computes the target's forwards, for the file and whoever reads it."""
+    return f"specwire's forwards are computed by {runner.run(client.server_info()).target.runtime}."
 
 
 def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tuple[Child, str]:

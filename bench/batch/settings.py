@@ -11,7 +11,7 @@ from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES
+from specwire.rpc.process import DTYPES, RUNTIMES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -21,6 +21,8 @@ LEAST_SESSIONS, LEAST_GROUPS = 8, 2
 # Seven would do for an interval of 95 %, from the least of them to the greatest; of nine it leaves out one at each end.
 REPEATS = 9
 PLAN = "lockstep:4"
+# Of `specwire up`: the fastest that is installed and agrees with the model.
+RUNTIME = "auto"
 SHARES = (0.5, 0.8)
 SEEDS = (1, 2, 3)
 
@@ -33,6 +35,7 @@ class BatchSettings:
         levels: sessions at once.
         repeats: below 6 the intervals are without 95 % coverage.
         target_threads: of the target's forwards in `specwire up`; None for its default.
+        runtime: that `specwire up` computes both models with.
         plan: of the row with drafting on, whatever it costs (`specwire.core.plan.parse_plan`).
         requests: of each load that arrives; 0 for none.
         in_time: what counts as such there.
@@ -49,6 +52,7 @@ class BatchSettings:
     requests: int = 64
     in_time: Target = Target(500.0, 50.0)
     target_threads: int | None = None
+    runtime: str = RUNTIME
 
     def __post_init__(self) -> None:
         available = len(held_out_prompts())
@@ -105,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--first-ms", type=float, default=500.0, metavar="MS", help="in time: first token (default: 500)")
     line.add_argument("--pause-ms", type=float, default=50.0, metavar="MS", help="and 95 %% of pauses (default: 50)")
     line.add_argument("--target-threads", type=int, metavar="N", help="of specwire up (default: half of the cores)")
+    line.add_argument("--runtime", default=RUNTIME, choices=RUNTIMES, help="of specwire up (default: %(default)s)")
     line.add_argument("--quick", action="store_true", help="levels 1,2 x 8 tokens x 1 repeat, 4 requests unless said")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
@@ -126,6 +131,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
         requests if args.requests is None else args.requests,
         Target(args.first_ms, args.pause_ms),
         args.target_threads,
+        args.runtime,
     )
 
 

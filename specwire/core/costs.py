@@ -71,7 +71,7 @@ class StepCosts:
         def step_us(rows: int) -> float:
             return plain_us + scale * self._windows(sessions, rows)
 
-        return step_us
+        return cache(step_us)
 
     def _of_one(self, rows: int) -> float:
         return self.forward.at(rows) + self._beside(self.forward.at(1))

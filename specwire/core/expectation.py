@@ -113,6 +113,9 @@ class Answer(NamedTuple):
     delay_us: float
 
 
+NO_ANSWER = Answer(0, 0.0)
+
+
 class Due(NamedTuple):
     """When an answer of `source` is expected, until when it makes sense to wait, and how likely it comes by then."""
 
@@ -150,7 +153,7 @@ class Expectations:
 
     def verdict(self, end: int, now_us: float, waited: bool) -> Answer:
         """A verdict goes out; returns the answer to be reported with it: each source's in its turn."""
-        told = Answer(0, 0.0)
+        told = NO_ANSWER
         for source, expectation in list(self.by_source.items()):
             expectation.verdict(end, now_us, waited)
             if not told.source and (delay_us := expectation.take_delay()):

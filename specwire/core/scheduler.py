@@ -149,7 +149,7 @@ def _divided(candidates: Sequence[Candidate], prefill_rows: int, V: V) -> tuple[
         planned[candidate.slot] = share
         rows += share.rows - own.rows
         if share.decides:
-            expected += _expected(candidate, share) - own.tokens
+            expected += (_expected(candidate, share) if share.window else 1.0) - own.tokens
     return planned, _Part(rows, expected)
 
 
@@ -282,6 +282,8 @@ def _wait(
 
     A session whose ledger could not bear it vetoes: its tokens would wait for the others' proposals.
     """
+    if all(candidate.awaited is None for candidate in candidates):
+        return None
     spare = min((candidate.spare_us for candidate in candidates), default=0.0)
     planned = {share.slot: share for share in shares}
     due = sorted(

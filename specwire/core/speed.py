@@ -74,6 +74,8 @@ class AcceptanceByPosition:
         self._prior = prior
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
+        # By number of positions, until something is observed.
+        self._rates: dict[int, list[float]] = {}
 
     def observe(self, tested: int, accepted: int) -> None:
         """A window of `tested` draft tokens had its first `accepted` accepted; later ones were not tested in the sense
@@ -83,6 +85,7 @@ class AcceptanceByPosition:
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
         # Beyond the window nothing is learnt: what a few tests said there fades, or it kept windows short for ever.
+        self._rates.clear()
         self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
         self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
 
@@ -99,8 +102,15 @@ class AcceptanceByPosition:
 
         prior: what the first is expected to be, where more is known.
         """
+        if prior is not None:
+            return self._shrunk(most, prior)
+        known = self._rates.get(most)
+        if known is None:
+            known = self._rates[most] = self._shrunk(most, self._prior)
+        return known.copy()
+
+    def _shrunk(self, most: int, prior: float) -> list[float]:
         rates: list[float] = []
-        prior = self._prior if prior is None else prior
         for index in range(most):
             bounded = min(index, len(self._tested) - 1)
             weight = LATER_WEIGHT if index else PRIOR_WEIGHT

@@ -93,7 +93,7 @@ class VerifySession:
     @property
     def position(self) -> int:
         """The next position to decide."""
-        return len(self.text)
+        return len(self.text.tokens)
 
     @property
     def room(self) -> int:
@@ -106,6 +106,13 @@ class VerifySession:
     def ready(self) -> bool:
         """What its sampling needs is there."""
         return self.sampling.constraint is None or self.matcher is not None
+
+    @property
+    def plain(self) -> bool:
+        """Only the position tells how its next tokens are drawn: nothing of the text before, nothing is banned."""
+        sampling = self.sampling
+        looks_back = self.history is not None or sampling.constraint is not None or sampling.acceptance is not None
+        return not looks_back and len(self.text.tokens) >= self.ending.least
 
     def begin(self, matcher: Matcher) -> None:
         """Decide from now on; `matcher` has taken the output so far. One that is there already stays."""

@@ -25,7 +25,8 @@ class SlotTable:
         return len(self._cached)
 
     def cached(self, slot: int) -> int:
-        self._check_slot(slot)
+        if not 0 <= slot < len(self._cached):
+            self._check_slot(slot)
         return self._cached[slot]
 
     def written(self, slot: int) -> int:
