@@ -12,7 +12,20 @@ from contextlib import ExitStack
 import pytest
 
 from bench.cluster.site import Site, site
-from tests.integration.clustered import MORE, deploy, eventually, running
+from specwire.client import Client
+from tests.faults.streams import PROMPT, plain
+from tests.integration.clustered import (
+    LIMIT_S,
+    MODEL,
+    MORE,
+    NAME,
+    OTHER,
+    OTHER_MODEL,
+    OTHER_NAME,
+    deploy,
+    eventually,
+    running,
+)
 from tests.integration.pauses import Pause
 
 VERIFIERS = 3
@@ -65,6 +78,11 @@ def test_a_deployment_lives_through_changes_and_lost_nodes(here: Site, pauses: l
         pauses.append(Pause.of("a rolling update", moment, stream))
     assert not {row["replica"] for row in targets(here)} & {row["replica"] for row in rows}
 
+    printed = deploy(here, 1, VERIFIERS, slots=6, more=OTHER).splitlines()
+    assert {"target: unchanged (1 -> 1)", "other: created (0 -> 1)"} <= set(printed)
+    each_model_has_its_text(front)
+    assert "other: removed (1 -> 0)" in deploy(here, 1, VERIFIERS, slots=6)
+
     assert "target: scaled (1 -> 2)" in here.specwire("scale", "target=2")
     lose_a_node(here, front, pauses, 2, "a node lost, another verifier elsewhere")
     assert "target: scaled (2 -> 1)" in here.specwire("scale", "target=1")
@@ -72,6 +90,15 @@ def test_a_deployment_lives_through_changes_and_lost_nodes(here: Site, pauses: l
 
     assert "target: removed (1 -> 0)" in here.specwire("undeploy")
     assert here.specwire("status") == "nothing is deployed\n"
+
+
+def each_model_has_its_text(front: str) -> None:
+    """Whichever a request names."""
+    with Client(front, patience=LIMIT_S) as client:
+        assert eventually(lambda: {each.model for each in client.server_info().targets} == {NAME, OTHER_NAME})
+        for name, model in ((NAME, MODEL), (OTHER_NAME, OTHER_MODEL)):
+            found = client.complete(PROMPT, max_tokens=MORE, model=name, ignore_eos=True)
+            assert list(found.tokens) == plain(model, MORE)
 
 
 def lose_a_node(here: Site, front: str, pauses: list[Pause], verifiers: int, fault: str) -> None:
