@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specwire.core.chain import SourceKind
 from specwire.core.speed import AcceptanceByPosition
@@ -63,8 +62,7 @@ class Occurrences:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The text's last `length` tokens (counted up to REACH) also stand before position `end`, which is inside it."""
 
     end: int
@@ -128,8 +126,10 @@ class NgramIndex:
 
     def _extended(self, end: int, length: int) -> int:
         """How many tokens before `end` equal the text's last ones, given that `length` do."""
-        tokens, here = self._tokens, len(self._tokens)
-        while length < min(end, REACH) and tokens[end - 1 - length] == tokens[here - 1 - length]:
+        tokens, here, most = self._tokens, len(self._tokens), min(end, REACH)
+        if tokens[end - most : end] == tokens[here - most : here]:
+            return most
+        while length < most and tokens[end - 1 - length] == tokens[here - 1 - length]:
             length += 1
         return length
 
@@ -152,8 +152,7 @@ SHORTEST = (2, 3, 4, 8, 16)
 PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """Proposed `tokens` from `position` on, and how often such tokens turn out right."""
 
     position: int
