@@ -22,31 +22,32 @@ from verify_service.roster import Held
 
 
 class Part(NamedTuple):
-    """`source`: whose chain the window was taken from, if of one."""
+    """A session's `share` of a step.
+
+    tokens: of the window. source: whose chain it was taken from, if of one. wanted: rows of logits: one more than the
+    window, none before the prompt's end.
+    """
 
     share: Share
     held: Held
     window: tuple[Draft, ...]
+    tokens: tuple[int, ...]
     source: int | None
+    wanted: int
 
     @classmethod
     def of(cls, share: Share, held: Held) -> Part:
         session = held.session
-        window: tuple[Draft, ...] = ()
-        if share.window and share.kind is SourceKind.DRAFTER:
+        if not share.window:
+            return cls(share, held, (), (), None, 1 if share.decides else 0)
+        if share.kind is SourceKind.DRAFTER:
             window = session.drafts(share.window)
-        elif share.window:
+        else:
             window = tuple(map(Draft, session.window(share.window, share.kind)))
-        return cls(share, held, session.foreseen(window), session.source if window else None)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return tuple([draft.token for draft in self.window]) if self.window else ()
-
-    @property
-    def wanted(self) -> int:
-        """Rows of logits: one more than the window, none before the prompt's end."""
-        return len(self.window) + 1 if self.share.decides else 0
+        window = session.foreseen(window)
+        tokens = tuple([draft.token for draft in window])
+        wanted = len(window) + 1 if share.decides else 0
+        return cls(share, held, window, tokens, session.source if window else None, wanted)
 
     def ask(self) -> None:
         """What its rows need to know from elsewhere, before the forward."""

@@ -115,14 +115,20 @@ class NgramIndex:
         return None
 
     def _farthest(self, ends: Sequence[int], n: int) -> Match:
-        best = Match(0, 0)
-        for end in ends:
-            length = self._extended(end, n) if n == MOST else n
-            if length > best.length:
-                best = Match(end, length)
+        """Of `ends` of equal n-grams. What would be longer than the best must agree where the best does not."""
+        first, *others = ends
+        if n < MOST:
+            return Match(first, n)
+        tokens, here = self._tokens, len(self._tokens)
+        best, length = first, self._extended(first, n)
+        for end in others:
             if length >= REACH:
                 break
-        return best
+            if end > length and tokens[end - 1 - length] == tokens[here - 1 - length]:
+                found = self._extended(end, n)
+                if found > length:
+                    best, length = end, found
+        return Match(best, length)
 
     def _extended(self, end: int, length: int) -> int:
         """How many tokens before `end` equal the text's last ones, given that `length` do."""

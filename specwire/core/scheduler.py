@@ -251,7 +251,7 @@ def _widest(
             break
         tokens += product
         rate = (expected + tokens) / step_us
-        if rate > best_rate and window in widths:
+        if rate > best_rate and (whole is None or window in whole):
             best, best_rate = window, rate
     return best, best_rate
 
