@@ -6,6 +6,9 @@ from typing import Any
 
 from scripts.pages import grid, interval
 
+# What the mixes of `make bench-deterministic` count, and what it is called.
+MIXED = {"moves": "takeovers", "accepted": "draft tokens accepted"}
+
 
 def laws_table(results: dict[str, Any]) -> str:
     """Render `make statistics`: p-values by drafter and rule, biased drafters, texts of one seed."""
@@ -18,7 +21,8 @@ def laws_table(results: dict[str, Any]) -> str:
     seeds = [["`coupled`, drafted for by", "sessions", "draft tokens accepted", "texts that differ"]]
     for way in results["same_seed"]:
         seeds.append([way["name"], f"{way['sessions']:,}", f"{way['accepted']:,}", str(way["differing"])])
-    return f"{grid(rows)}\n\nA law is refused below p = {results['alpha']:g}.\n\n{grid(seeds)}"
+    said = f"A law is refused below p = {results['alpha']:g}. Run at commit {results['commit'][:7]}."
+    return f"{grid(rows)}\n\n{said}\n\n{grid(seeds)}"
 
 
 def peers_table(results: dict[str, Any]) -> str:
@@ -36,9 +40,12 @@ def peers_table(results: dict[str, Any]) -> str:
 def deterministic_table(results: dict[str, Any]) -> str:
     """Render `make bench-deterministic`: tokens that differ either way, and what a step costs."""
     rows = [["dtype", "", "tokens that differ", "of", "rate"]]
+    # Older records do not say what happened in the mixes.
+    happened = {name: label for name, label in MIXED.items() if all(name in row for row in results["texts"])}
+    rows[0] += happened.values()
     for row in results["texts"]:
-        rate = row["differing"] / row["compared"]
-        rows.append([row["dtype"], row["way"], str(row["differing"]), f"{row['compared']:,}", f"{rate:.1e}"])
+        rate, counts = row["differing"] / row["compared"], [f"{row[name]:,}" for name in happened]
+        rows.append([row["dtype"], row["way"], str(row["differing"]), f"{row['compared']:,}", f"{rate:.1e}", *counts])
     costs = [["dtype", "sessions", "positions of each", "as usual, ms", "deterministic, ms", "ratio"]]
     for row in results["times"]:
         times = [interval(row[name]) for name in ("usual_ms", "deterministic_ms", "ratio")]

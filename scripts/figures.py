@@ -72,6 +72,12 @@ def headline_table(results: dict[str, Any]) -> str:
         what = "a drafter 80 ms from its verifier (emulated devices: d 8 ms, V 30 ms, a 0.8)"
         rows.append([f"{what}, times plain decoding", interval(far["to_plain"]), "`make bench-wan`"])
         rows.append(["times textbook speculation at its best k", interval(far["to_textbook"]), "`make bench-wan`"])
+    if BATCH.exists():
+        bars = {bar["name"].partition(" (")[0]: bar for bar in json.loads(BATCH.read_text())["bars"]}
+        what = "16 sessions at once, drafting automatic, times drafting off"
+        rows.append([what, interval(bars["16 at once, automatic / off"]), "`make bench-batch`"])
+        what = "times the better of transformers' static and continuous batches"
+        rows.append([what, interval(bars["16 at once, automatic / the better peer"]), "`make bench-batch`"])
     return grid(rows)
 
 

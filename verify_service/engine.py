@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty
 
 from specwire.core.costs import StepCosts
+from specwire.core.lookout import Lookout
 from specwire.core.running import part_of
 from specwire.core.scheduler import Share, schedule
 from specwire.core.tail import Verdict
@@ -108,6 +109,7 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._budget = Budget()
+        self._lookout = Lookout()
 
     def run(self) -> None:
         """Until a Stop arrives."""
@@ -127,8 +129,10 @@ class Engine:
         self.reception.seating.catch_up()
         runnable = {held.slot: held for held in self.roster if self._may_run(held)}
         waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
+        look = self._lookout.looks(len(runnable))
         candidates = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us) for slot, held in runnable.items()
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, look)
+            for slot, held in runnable.items()
         ]
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
         plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
@@ -136,6 +140,7 @@ class Engine:
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
         if plan.shares:
+            self._lookout.planned(plan.shares)
             self._compute([(share, runnable[share.slot]) for share in plan.shares])
         if self._scorer.busy:
             self._score()

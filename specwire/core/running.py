@@ -68,8 +68,11 @@ class Running:
             self.since_us = now_us if paused else self.since_us
         return verdicts
 
-    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float) -> Candidate:
-        """The session as the scheduler sees it; `waited_us`: since the last step; `plain_us`: of a session alone."""
+    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> Candidate:
+        """The session as the scheduler sees it.
+
+        waited_us: since the last step. plain_us: of a session alone. look: for what the verifier itself may guess.
+        """
         session = self.session
         source, drafted, at_hand, room = session.source, 0, 0, session.room
         if source is not None:
@@ -89,7 +92,7 @@ class Running:
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
-            session.look(),
+            session.look() if look else None,
             session.untested_us,
             session.whole(MOST_WINDOW),
         )
