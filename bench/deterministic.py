@@ -36,17 +36,20 @@ BEHIND = 64
 
 
 def texts(args: argparse.Namespace, dtype: str, deterministic: bool) -> dict[str, Any]:
-    """How many tokens differ between the sessions alone and in the mixes."""
+    """How many tokens differ between the sessions alone and in the mixes; takeovers and accepted drafts in them."""
     models = [_load(args, dtype, deterministic) for _ in range(VERIFIERS)]
     cases = _cases(args)
     say(f"bench: {dtype}, {WAYS[deterministic]}: {len(cases)} sessions alone")
     known = alone(models[0], cases)
-    flips = compared = 0
+    flips = compared = moves = accepted = 0
     for seed in tracked(range(args.mixes), args.mixes, "mixes"):
         say(f"bench: {dtype}, {WAYS[deterministic]}: mix {seed + 1} of {args.mixes}")
-        found = differing(known, together(models, cases, known, seed))
+        mixed = together(models, cases, known, seed)
+        found = differing(known, mixed.texts)
         flips, compared = flips + found[0], compared + found[1]
-    return {"dtype": dtype, "way": WAYS[deterministic], "differing": flips, "compared": compared}
+        moves, accepted = moves + mixed.moves, accepted + mixed.accepted
+    counts = {"differing": flips, "compared": compared, "moves": moves, "accepted": accepted}
+    return {"dtype": dtype, "way": WAYS[deterministic], **counts}
 
 
 def times(args: argparse.Namespace, dtype: str) -> Iterator[dict[str, Any]]:
@@ -93,7 +96,7 @@ def _cases(args: argparse.Namespace) -> list[Case]:
 
 
 def report(found: dict[str, Any]) -> str:
-    rate = [[row["dtype"], row["way"], str(row["differing"]), str(row["compared"])] for row in found["texts"]]
+    rate = [[row["dtype"], row["way"], *(str(row[name]) for name in COUNTS)] for row in found["texts"]]
     cost = [
         [row["dtype"], str(row["sessions"]), str(row["window"])]
         + [f"{row[name]['value']:.2f} ({row[name]['low']:.2f} to {row[name]['high']:.2f})" for name in RATIOS]
@@ -101,13 +104,14 @@ def report(found: dict[str, Any]) -> str:
     ]
     return "\n".join(
         (
-            *table(["dtype", "way", "tokens that differ", "of"], rate),
+            *table(["dtype", "way", "tokens that differ", "of", "takeovers", "draft tokens accepted"], rate),
             "",
             *table(["dtype", "sessions", "positions", "usual, ms", "deterministic, ms", "ratio"], cost),
         )
     )
 
 
+COUNTS = ("differing", "compared", "moves", "accepted")
 RATIOS = ("usual_ms", "deterministic_ms", "ratio")
 
 

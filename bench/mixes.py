@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specwire.core.chain import Proposal
+from specwire.core.chain import Proposal, SourceKind
 from specwire.core.costs import StepCosts
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling
@@ -27,8 +27,10 @@ Text = list[int]
 
 FAR = 1 << 20
 MOST_STEPS = 100_000
-# Of each session at each step: that something is proposed, and that it moves.
-PROPOSED, MOVED = 0.5, 0.03
+# Of each session at each step: that something is proposed, and that it moves if another place has room.
+PROPOSED, MOVED = 0.5, 0.05
+# Slots of each place that newcomers leave to those who move.
+SPARE = 1
 MOST_RIGHT, MOST_WRONG = 6, 2
 
 
@@ -52,6 +54,11 @@ class Place:
         self.finished: set[int] = set()
         self._now_us = 0.0
         self._engine = Engine(lm, costs, self._take, self._clock, ngram=ngram)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were proposed to it and accepted; what it found in the text itself is not counted."""
+        return self._engine.tally.accepted[SourceKind.DRAFTER]
 
     def open(self, handle: int, case: Case, decided: Text) -> None:
         self.texts[handle] = list(decided)
@@ -116,9 +123,21 @@ def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
     return texts
 
 
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What a mix wrote. moves: texts that another place took over. accepted: draft tokens, as in `Place`."""
+
+    texts: list[Text]
+    moves: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Mix:
-    """One random mix: sessions come, share steps, are drafted for, move between places, and go."""
+    """One random mix: sessions come, share steps, are drafted for, move between places, and go.
+
+    moves: of texts that had begun, from one place to another.
+    """
 
     places: Sequence[Place]
     cases: Sequence[Case]
@@ -128,13 +147,14 @@ class Mix:
     # Of the sessions that run: index -> where, and its handle there.
     at: dict[int, tuple[Place, int]] = field(default_factory=dict)
     handles: int = 0
+    moves: int = 0
 
     def run(self) -> list[Text]:
         coming = list(range(len(self.cases)))
         self.choice.shuffle(coming)
         for _ in range(MOST_STEPS):
-            while coming and self.choice.random() < 0.5 and self._free():
-                self._open(coming.pop(), [])
+            while coming and self.choice.random() < 0.5 and self._free(SPARE):
+                self._open(coming.pop(), [], self._free(SPARE))
             for index in list(self.at):
                 self._trouble(index)
             for place in self.places:
@@ -143,13 +163,13 @@ class Mix:
                 break
         return [self.texts[index] for index in range(len(self.cases))]
 
-    def _free(self) -> list[Place]:
+    def _free(self, spare: int = 0) -> list[Place]:
         held = [place for place, _ in self.at.values()]
-        return [place for place in self.places if held.count(place) < place.slots]
+        return [place for place in self.places if held.count(place) < place.slots - spare]
 
-    def _open(self, index: int, decided: Text) -> None:
+    def _open(self, index: int, decided: Text, free: Sequence[Place]) -> None:
         self.handles += 1
-        place = self.choice.choice(self._free())
+        place = self.choice.choice(free)
         self.at[index] = place, self.handles
         place.open(self.handles, self.cases[index], decided)
 
@@ -161,23 +181,32 @@ class Mix:
             del self.at[index]
             self.texts[index] = place.close(handle)
         elif self.choice.random() < MOVED:
-            del self.at[index]
-            self._open(index, place.close(handle))
+            self._move(index)
         elif self.choice.random() < PROPOSED:
             right = self.known[index][len(decided) : len(decided) + self.choice.randint(0, MOST_RIGHT)]
             wrong = [self.choice.randrange(1, 64) for _ in range(self.choice.randint(0, MOST_WRONG))]
             if right or wrong:
                 place.propose(handle, len(decided) + 1, [*case.prompt, *decided], [*right, *wrong])
 
+    def _move(self, index: int) -> None:
+        """Have another place go on with a text, if one has room."""
+        place, handle = self.at[index]
+        others = [each for each in self._free() if each is not place]
+        if others:
+            decided = place.close(handle)
+            self.moves += bool(decided)
+            self._open(index, decided, others)
 
-def together(lms: Sequence[LanguageModel], cases: Sequence[Case], known: Sequence[Text], seed: int) -> list[Text]:
+
+def together(lms: Sequence[LanguageModel], cases: Sequence[Case], known: Sequence[Text], seed: int) -> Mixed:
     """Each session's text in a random mix over these models, of which `known` texts are proposed, right and wrong."""
     choice = random.Random(seed)
     places = [Place(lm, choice.choice((0.0, 30.0, 200.0)), ngram=choice.random() < 0.5) for lm in lms]
-    texts = Mix(places, cases, known, choice).run()
+    mix = Mix(places, cases, known, choice)
+    texts = mix.run()
     for place in places:
         place.empty()
-    return texts
+    return Mixed(texts, mix.moves, sum(place.accepted for place in places))
 
 
 def differing(one: Sequence[Text], other: Sequence[Text]) -> tuple[int, int]:

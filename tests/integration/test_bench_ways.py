@@ -9,7 +9,7 @@ import pytest
 
 from bench import deterministic, dtypes
 from demo_pair import DRAFT
-from scripts.exact_figures import deterministic_table, dtypes_table
+from scripts.exact_figures import MIXED, deterministic_table, dtypes_table
 
 
 def test_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +36,10 @@ def test_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [bar["holds"] for bar in found["bars"]] == [True]
     assert {row["way"]: row["compared"] for row in found["texts"]} == {"as usual": 15, "deterministic": 15}
     assert len(found["times"]) == len(deterministic.SHAPES)
-    assert "| float32 | deterministic | 0 | 15 |" in deterministic_table(found)
+    assert "| float32 | deterministic | 0 | 15 | 0.0e+00 | " in deterministic_table(found)
+    assert "takeovers" in deterministic_table(found)
+    older = [{name: row[name] for name in row if name not in MIXED} for row in found["texts"]]
+    assert "| float32 | deterministic | 0 | 15 | 0.0e+00 |\n" in deterministic_table({**found, "texts": older})
     assert "deterministic" in capsys.readouterr().out
 
 

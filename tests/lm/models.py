@@ -68,6 +68,17 @@ def build(made: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     return model
 
 
+def near_ties(vocabulary: int, context: int = CONTEXT) -> PreTrainedModel:
+    """Small weights and long sums: near-ties everywhere, so that a changed bit changes texts; they have no end."""
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": context, "intermediate_size": 1408}
+    made = LlamaConfig(**{**ROTARY, **sizes, "initializer_range": 0.02})
+    made.eos_token_id = None
+    model = build(made)
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight").mul_(1e-4)
+    return model
+
+
 def save(model: PreTrainedModel, folder: Path, words: dict[str, int] | None = None) -> str:
     """Save the model, with a tokenizer of `words` if given; the directory's path."""
     model.save_pretrained(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +24,25 @@ from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save
 LENGTH = 40
 # Long sums, for which the kernels here go another way where there is a single row.
 LONG = LlamaConfig(**{**ROTARY, "hidden_size": 64, "intermediate_size": 1408})
+INT8 = "int8"
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": config("llama-biased-tied"),
     "long": LONG,
+    INT8: LONG,
     "qwen3": config("qwen3"),
     **{name: family.config() for name, family in (("moe", SERVED[-1]), ("sliding", SLIDING[3]), ("alibi", ALIBI[0]))},
 }
+# Names of models, and threads.
+RUNS = [*((kind, 1) for kind in MODELS), ("long", 2), ("moe", 2)]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How many compute: one, unless a test asks for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(getattr(request, "param", 1))
+    yield
+    torch.set_num_threads(before)
 
 
 def _alone(lm: LanguageModel, text: list[int]) -> torch.Tensor:
@@ -60,11 +69,12 @@ def _mixed(lm: LanguageModel, texts: list[list[int]], seed: int) -> torch.Tensor
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "threads"), RUNS, indirect=["threads"])
 def test_rows_have_the_same_bits_alone_and_in_any_company(kind: str, dtype: str, tmp_path: Path) -> None:
     folder = save(build(MODELS[kind]), tmp_path)
+    quantization = kind if kind == INT8 else "none"
     lone, shared = (
-        load_model(folder, slots=slots, dtype=dtype, context=context, deterministic=True)
+        load_model(folder, slots=slots, dtype=dtype, context=context, deterministic=True, quantization=quantization)
         for slots, context in ((1, CONTEXT), (3, CONTEXT - 5))
     )
     assert lone.info.deterministic
