@@ -66,11 +66,13 @@ async def stack(
     access: Access = ANYBODY,
     context: int | None = None,
     patient: bool = False,
+    dtype: str = "float32",
+    deterministic: bool = False,
 ) -> AsyncIterator[Stack]:
+    """dtype, deterministic: of the verifier."""
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(
-            ModelServiceOptions(target, slots=slots, context=context), patient=patient, patience=patience
-        )
+        served = ModelServiceOptions(target, slots=slots, context=context, dtype=dtype, deterministic=deterministic)
+        verifier = await verify_service.server.start(served, patient=patient, patience=patience)
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
         for draft in drafts:
