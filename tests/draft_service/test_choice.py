@@ -106,3 +106,15 @@ def test_what_the_target_changes_by_bias_and_penalties_is_changed_here_too(tempe
     assert drawn == expected
     plain = [Row(position, Sampling(temperature, seed=6), False) for position in range(40)]
     assert drawn != [token for token, _ in draw(scores, plain)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_where_a_constraint_lets_few_ids_stand_the_target_s_choice_of_them_is_drawn(sampling: Sampling) -> None:
+    scores = logits(200)
+    masks = np.random.default_rng(9).random(scores.shape) < 0.2
+    rows = [Row(position, sampling, True, allowed=mask) for position, mask in enumerate(masks)]
+    drawn = [token for token, _ in draw(scores, rows)]
+    assert all(mask[token] for mask, token in zip(masks, drawn, strict=True))
+    pairs = enumerate(zip(scores.numpy(), masks, strict=True))
+    chosen = [choose(row, position, sampling, allowed=mask) for position, (row, mask) in pairs]
+    assert sum(mine != theirs for mine, theirs in zip(drawn, chosen, strict=True)) <= 1

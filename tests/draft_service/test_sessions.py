@@ -13,12 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draft_service.commands import AdvanceSession, CloseSession, Dropped, LoseLink, Opened, OpenSession, Proposed, Reply
+from draft_service.commands import (
+    AdvanceSession,
+    BeginSession,
+    CloseSession,
+    Dropped,
+    LoseLink,
+    Opened,
+    OpenSession,
+    Proposed,
+    Reply,
+)
 from draft_service.sessions import Sessions
+from specwire.core.constraint import Matcher
 from specwire.core.drafting import Pace
-from specwire.core.sampling import Sampling
+from specwire.core.sampling import Sampling, with_rule
 from specwire.lm import Feed, LanguageModel, load_model
 from tests.draft_service.peer import continuation
+from tests.verify_service.automaton import ASKED, Automaton, Walk
 
 MODEL = "scripted:7:vocab=8"
 
@@ -217,3 +229,50 @@ def generated(model: LlamaForCausalLM, prompt: list[int], length: int) -> list[i
         for _ in range(length):
             text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
     return text[len(prompt) :]
+
+
+# By turns: of the eight ids these two may stand, then those two; no text ends.
+FORM = Automaton([{1: 1, 2: 1}, {3: 0, 4: 0}], frozenset(), vocabulary=8, end=0)
+PROMPT = (3, 5)
+DRAWN = Sampling(temperature=1.5, seed=3, constraint=ASKED)
+CONSTRAINED = [Sampling(constraint=ASKED), DRAWN, with_rule(DRAWN, "rejection"), with_rule(DRAWN, "block")]
+
+
+@pytest.mark.parametrize("sampling", CONSTRAINED, ids=lambda sampling: sampling.rule_name)
+def test_only_what_the_constraint_allows_is_proposed(sampling: Sampling) -> None:
+    """Also after a contradiction, which takes the matcher back. Without a matcher the model says something else."""
+    sessions, link = constrained(sampling, Walk(FORM))
+    first = link.proposed(1)
+    assert (len(first), forbidden(link, [])) == (12, [])
+    kept = [*first[:4], 3 - first[4]]  # the other one of 1 and 2
+    link.take()
+    sessions.apply(AdvanceSession(link, 1, len(PROMPT), tuple(kept), Pace(3, 12)))
+    run(sessions)
+    assert (len(link.proposed(1)), forbidden(link, kept)) == (12, [])
+    _, unguided = constrained(sampling, None)
+    assert len(unguided.proposed(1)) == 12
+    assert forbidden(unguided, [])
+
+
+def constrained(sampling: Sampling, matcher: Matcher | None) -> tuple[Sessions, Recorder]:
+    """A session that has drafted as far as it may; nothing before its constraint is there."""
+    sessions, link = Sessions(load_model(MODEL, slots=1)), Recorder()
+    sessions.apply(OpenSession(link, 1, PROMPT, sampling, Pace(3, 12), prompt_length=len(PROMPT), number=4))
+    assert not sessions.wanting
+    sessions.apply(BeginSession(link, 1, 4, matcher))
+    run(sessions)
+    return sessions, link
+
+
+def forbidden(link: Recorder, output: Sequence[int]) -> list[tuple[int, int]]:
+    """What was proposed behind `output`, or might have been drawn there, and may not stand: (place, id)."""
+    found = []
+    replies = [reply.proposal for reply in link.replies if isinstance(reply, Proposed)]
+    tokens = [token for proposal in replies for token in proposal.tokens]
+    weights = [each for proposal in replies for each in proposal.weights]
+    for place, token in enumerate(tokens):
+        mask = FORM.mask((len(output) + place) % 2)
+        possible = weights[place].ids if weights else (token,)
+        assert token in possible
+        found += [(place, each) for each in possible if not mask[each]]
+    return found

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specwire.core.history import seen_in
+from specwire.core.judging import Target, judge
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import LogprobsOf, Sampling
+from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities, with_rule
 from specwire.core.verification import Allowance
+from specwire.core.weights import Draft, Weights
 from specwire.lm.scripted import Script
 from tests.alone import Told, alone, close
 from tests.verify_service.rig import FAR, Rig, chain, opening
@@ -146,3 +151,49 @@ def test_no_id_that_ends_the_text_is_drawn_before_the_minimum(least: int) -> Non
     rig.run(proposing(rig, lambda _: [3] * 6))
     assert (len(rig.tokens[1]), rig.tokens[1][-1], rig.finished[1]) == (least + 1, 3, FinishReason.STOP_ID)
     assert not {0, 3} & set(rig.tokens[1][:least])
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.2)", "typical(0.3,0.09)"])
+def test_rules_that_look_at_proposals_are_told_of_the_target_that_the_options_make(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each place of a window: as if the draft tokens before it had been decided, minima and penalties included."""
+    options = Sampling(0.9, top_k=5, seed=3, repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((3, 1.5),))
+    stopping = Stopping(14, min_tokens=5)
+    anything = Weights(tuple(range(VOCABULARY)), (1,) * VOCABULARY)
+    pairs = [(5, 5), (9, 5), (1, 9)]
+    rig, widths, number = Rig(MODEL, slots=1, context=64), [], 0
+    told_of: list[tuple[list[int], Sequence[Any]]] = []
+
+    def watched(acceptance: Any, target: Target, window: Sequence[Draft], late: Draft | None = None) -> Any:
+        output = [*rig.tokens[1], *(draft.token for draft in window)]
+        widths.append(len(window))
+        for row in range(len(window) + 1):
+            told_of.append((output[: len(output) - len(window) + row], target.probabilities(row, range(VOCABULARY))))
+        return judge(acceptance, target, window, late)
+
+    def propose() -> None:
+        nonlocal number
+        if 1 in rig.tokens and 1 not in rig.finished:
+            number += 1
+            chunk = chain(number, [*PROMPT, *rig.tokens[1]], pairs[number % len(pairs)])
+            rig.propose(1, replace(chunk, weights=(anything,) * 2 if "(" not in rule else ()))
+
+    monkeypatch.setattr("verify_service.parts.judge", watched)
+    rig.tick(opens=(replace(opening(1, PROMPT, sampling=with_rule(options, rule)), stopping=stopping),))
+    rig.run(propose)
+    assert rig.finished[1] in (FinishReason.EOS, FinishReason.LENGTH)
+    assert widths.count(2) > 3
+    for output, probabilities in told_of:
+        np.testing.assert_allclose(probabilities, of_target(output, options, stopping), atol=1e-6)
+
+
+def of_target(output: Sequence[int], sampling: Sampling, stopping: Stopping) -> list[float]:
+    """What the target may say behind `output`, by the reference: of each id the probability."""
+    prefix = 0
+    for token in (*PROMPT, *output):
+        prefix = SCRIPT.extend(prefix, token)
+    logits = SCRIPT.logits(prefix).astype(np.float64)
+    banned = (0,) if len(output) < stopping.min_tokens else ()
+    seen = seen_in([*PROMPT, *output], len(PROMPT))
+    return list(np.exp(log_probabilities(logits, sampling, seen, banned)))
