@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,14 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+# At most 50 tokens, so that each text of it ends, whatever is drawn.
+SHORT: dict[str, Any] = {
+    "x-guidance": {"whitespace_flexible": False},
+    "type": "object",
+    "properties": {"tag": {"enum": ["red", "green"]}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["tag", "age"],
+    "additionalProperties": False,
+}
 GRAMMAR = 'start: item ("," item){0,3}\nitem: /[a-z]{1,3}/ | "(" start ")"\n'
 
 WISHES: dict[str, Options] = {
@@ -46,11 +55,13 @@ WISHES: dict[str, Options] = {
     "choices": Options(choices=["yes, it is", "no, it is not", "nobody knows"], temperature=1.0, seed=6),
     "grammar": Options(grammar=GRAMMAR, temperature=1.2, seed=7, frequency_penalty=0.5),
     "stopped": Options(regex="[a-z ]{5,40}", stop=["e"], min_tokens=3, logprobs=2, logprobs_of="processed"),
-    "weighed": Options(json_schema=SCHEMA, temperature=1.0, seed=5, rule="rejection"),
-    "in blocks": Options(json_schema=SCHEMA, temperature=1.0, seed=8, rule="block"),
-    "lossy": Options(json_schema=SCHEMA, temperature=1.0, seed=8, rule="threshold(0.1)"),
+    "weighed": Options(json_schema=SHORT, temperature=1.0, seed=5, rule="rejection"),
+    "in blocks": Options(json_schema=SHORT, temperature=1.0, seed=8, rule="block"),
+    "lossy": Options(json_schema=SHORT, temperature=1.0, seed=8, rule="threshold(0.1)"),
 }
 INEXACT = ("weighed", "in blocks", "lossy")
+# What ends by itself before LENGTH, so that it must fit.
+ENDING = WISHES.keys() - {"stopped"}
 
 
 def constraint_of(wish: Options) -> Constraint:
@@ -97,14 +108,16 @@ async def served(target: str, *drafts: str, **changes: Any) -> AsyncIterator[Sta
 async def test_every_text_fits_and_is_the_same_whoever_drafts(target: str, tmp_path: Path) -> None:
     """Nobody, the text itself, a good drafter, a random one."""
     good, bad = tiny(tmp_path / "good", 2, like=target, noise=0.01), tiny(tmp_path / "bad", 9)
-    async with served(target, good, plan="stream:4,8") as running:
+    async with served(target, good, plan="stream:4,8,4", patient=True) as running:
         plain = await told(running, drafting=False)
         ngram = await told(running, drafting=False, ngram=True)
         helped = await told(running)
     async with served(target, bad, plan="stream:4,8") as running:
         misled = await told(running)
     assert exact(plain) == exact(ngram) == exact(helped) == exact(misled)
-    assert [plain[name].finish_reason for name in ("schema", "choices")] == [FinishReason.EOS] * 2
+    for found in (plain, ngram, helped, misled):
+        assert {name for name, each in found.items() if each.finish_reason is FinishReason.EOS} == ENDING
+        assert re.fullmatch("[a-z ]*", found["stopped"].text)
     assert sum(each.stats.accepted for each in helped.values()) > 0
 
 

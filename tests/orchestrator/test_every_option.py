@@ -20,7 +20,7 @@ from specwire.client.requests import Options, generate_request
 from specwire.core.limits import FinishReason
 from specwire.lm.scripted import Script
 from specwire.rpc import convert
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, generation_pb2
 from tests.alone import alone, close
 from tests.orchestrator.stack import stack
 
@@ -53,7 +53,13 @@ ALONE: dict[str, Options] = {
     "max_tokens": Options(max_tokens=5),
     "ignore_eos": Options(ignore_eos=True),
     "echo": Options(echo=True),
+    "prediction_text": Options(prediction="7 5 2 9 4 1"),
+    "prediction_tokens": Options(prediction=[7, 5, 2, 9, 4, 1]),
+    "provisional": Options(provisional=True),
+    "priority": Options(priority=7),
 }
+# Of a request, what says of whom it is asked and by whom, not what for.
+NO_OPTIONS = {"text", "tokens", "sampling", "stopping", "request_id", "parent", "model", "take_over"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
 
@@ -68,7 +74,9 @@ combinations = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from([-0.7, 0.9]),
         "frequency_penalty": st.sampled_from([-0.3, 0.4]),
         "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -2.0, 1.5]), max_size=3),
-        "logprobs": st.sampled_from([0, 3]),
+        "reported": st.sampled_from(
+            [{"logprobs": 0}, {"logprobs": 3}, *({"logprobs": few, "logprobs_of": "processed"} for few in (0, 3))]
+        ),
         "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
         "stop": st.lists(st.sampled_from(["1", "4 ", "8 2", "0 6"]), min_size=1, max_size=2),
         "min_tokens": st.sampled_from([4, 10]),
@@ -78,6 +86,11 @@ combinations = st.fixed_dictionaries(
         "prediction": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
     },
 )
+
+
+def unfolded(drawn: dict[str, Any]) -> dict[str, Any]:
+    """With `reported`, whose options go together only, as these."""
+    return {name: value for name, value in drawn.items() if name != "reported"} | dict(drawn.get("reported", {}))
 
 
 @asynccontextmanager
@@ -152,20 +165,24 @@ async def test_each_option_alone(base: Options) -> None:
     assert sum(each[3].stats.recovered for each in found.values()) > 0
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
-    assert set(ALONE) - changed <= {"nothing", "temperature"} | (filters if base is GREEDY else set())
+    of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority"}
+    assert not changed & of_speed
+    assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | (filters if base is GREEDY else set())
 
 
 def test_no_option_is_left_out() -> None:
-    fields = {*common_pb2.Sampling.DESCRIPTOR.fields_by_name, *common_pb2.Stopping.DESCRIPTOR.fields_by_name}
+    """`drafting` is asked for in four ways throughout, `n` below."""
+    messages = (common_pb2.Sampling, common_pb2.Stopping, generation_pb2.GenerateRequest)
+    fields = {name for message in messages for name in message.DESCRIPTOR.fields_by_name} - NO_OPTIONS
     constraints = {"json_schema", "regex", "choices", "grammar"}  # tests/orchestrator/test_constrained.py
-    assert fields <= {*ALONE, *constraints, "rule"}
+    assert fields == {*ALONE, *constraints, "rule", "drafting", "n"} - {"nothing"}
 
 
 # Not made smaller: each try starts two stacks.
 @settings(
     max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
-@given(st.lists(combinations, min_size=20, max_size=20, unique_by=repr))
+@given(st.lists(combinations.map(unfolded), min_size=20, max_size=20, unique_by=repr))
 async def test_random_combinations(several: list[dict[str, Any]]) -> None:
     wishes: dict[str, Options] = {}
     for number, wish in enumerate(several):
