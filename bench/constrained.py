@@ -42,12 +42,14 @@ ARGUMENTS = {
     "additionalProperties": False,
 }
 LISP = 'start: "(" WORD (" " item){0,4} ")"\nitem: WORD | NUMBER | start\nWORD: /[a-z_]{1,10}/\nNUMBER: /[0-9]{1,3}/\n'
+CHOICES = ("return None", "return False", "return self", "raise ValueError", "raise NotImplementedError", "pass")
 FORMS = {
     "JSON schema": Constraint(ConstraintKind.JSON_SCHEMA, (json.dumps(ARGUMENTS),)),
     "regular expression": Constraint(
         ConstraintKind.REGEX,
         (r"def [a-z_]{3,20}\((self|[a-z]{1,8})(, [a-z]{1,8}){0,3}\):\n    return [a-z_.]{1,30}\n",),
     ),
+    "choice": Constraint(ConstraintKind.CHOICES, CHOICES),
     "grammar": Constraint(ConstraintKind.GRAMMAR, (LISP,)),
 }
 SAMPLINGS = {"greedy": Sampling(), "coupled, temperature 1": Sampling(temperature=1.0, seed=7)}
