@@ -16,14 +16,19 @@ class Lookout:
     """Remembers whether guesses were worth a window lately.
 
     Where a forward gets dear beyond one row for each session, hardly any guess pays, and 16 look-ups a step would cost
-    a batch some per cent for nothing. A single session always looks: one look-up is little beside its forward.
+    a batch some per cent for nothing. A single session always looks: one look-up is little beside its forward. Where
+    one joins, nothing is known of its text, nor of what its client predicts of it: all begin anew.
     """
 
     def __init__(self) -> None:
         self._in_vain = 0
+        self._sessions = 0
 
     def looks(self, sessions: int) -> bool:
-        """Whether the next plan, of so many sessions, is to be shown guesses."""
+        """Whether the next plan, of so many sessions, is to be shown guesses; asked before each."""
+        if sessions > self._sessions:
+            self._in_vain = 0
+        self._sessions = sessions
         return sessions < 2 or self._in_vain < IN_VAIN or self._in_vain % SELDOM == 0
 
     def planned(self, shares: Sequence[Share]) -> None:

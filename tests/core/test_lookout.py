@@ -35,3 +35,10 @@ def test_one_that_was_taken_is_worth_every_look() -> None:
 
 def test_a_session_alone_always_looks() -> None:
     assert all(looked(Lookout(), 3 * IN_VAIN, sessions=1))
+
+
+def test_where_a_session_joins_all_look_again() -> None:
+    lookout = Lookout()
+    looked(lookout, IN_VAIN + 1)
+    assert not lookout.looks(3)
+    assert looked(lookout, IN_VAIN) == [True] * IN_VAIN
