@@ -8,6 +8,7 @@ import pytest
 
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
+from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Sampling
 from specwire.core.tail import Verdict
 from specwire.v1 import common_pb2
@@ -46,6 +47,27 @@ def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
     assert rig.engine.steps < 150
     assert accepted(rig, 1, SourceKind.NGRAM) > 250
     assert accepted(rig, 1, SourceKind.DRAFTER) == 0
+
+
+@pytest.mark.parametrize(("sessions", "seldom"), [(1, False), (3, True)])
+def test_a_batch_looks_seldom_where_no_guess_pays(sessions: int, seldom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further row costs as much as five steps: hardly a window is worth it. A session alone looks all the same."""
+    looked = 0
+
+    def look(source: NgramSource) -> Guess | None:
+        nonlocal looked
+        looked += 1
+        return own(source)
+
+    own = NgramSource.look
+    monkeypatch.setattr(NgramSource, "look", look)
+    rig = Virtual(5.0, LOOPING)
+    for handle in range(1, sessions + 1):
+        rig.open(handle, PROMPTS[handle], max_tokens=400)
+    rig.run()
+    decided = sum(map(len, rig.tokens.values()))
+    assert decided == 400 * sessions
+    assert looked < decided / 2 if seldom else looked >= decided
 
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])
