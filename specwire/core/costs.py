@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache
 
 from specwire.core.speed import ForwardTimes, interpolated, smoothed
 
-# Of what windows cost in a batch: how much of what was seen counts on from step to step, and for how many times what
-# was expected a single slow step counts at most.
-MEMORY, MOST_TIMES = 0.98, 3.0
-
+# Of what windows were seen to cost: how much counts on behind another step with windows, and behind one without.
+MEMORY, FADING = 0.98, 0.99
+# A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
+OUTLIER = 1.3
+# Of a plain step of a batch, in what is known of them.
+WEIGHT = 0.05
 
 class BatchTimes:
     """V(m, rows): a forward of several sessions, from V(m) of one and what further ones were measured to add to it.
@@ -43,6 +46,36 @@ class BatchTimes:
         return interpolated({1: 0.0, **added}, sessions)
 
 
+class Surcharge:
+    """What windows add to the plain steps of batches of about one size: seen, beside what V(m, rows) says of them.
+
+    Sums, not a mean of quotients: of windows that cost next to nothing a quotient may be anything. What was seen fades,
+    with every step: where windows were thought too dear they are not run, so nothing would ever show that they no
+    longer are.
+
+    Args:
+        trusted_us: as much of what V(m, rows) says is believed without having been seen.
+    """
+
+    def __init__(self, trusted_us: float) -> None:
+        self._trusted_us = trusted_us
+        self._seen_us = self._expected_us = 0.0
+
+    @property
+    def scale(self) -> float:
+        return max(0.0, self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
+
+    def observe(self, seen_us: float, expected_us: float) -> None:
+        """A step's windows took so long beyond its plain step; less than nothing, now and then, as all is measured."""
+        self._seen_us = MEMORY * self._seen_us + seen_us
+        self._expected_us = MEMORY * self._expected_us + expected_us
+
+    def fade(self) -> None:
+        """A step had no windows."""
+        self._seen_us *= FADING
+        self._expected_us *= FADING
+
+
 class StepCosts:
     """Learned from steps; the ledger charges against `plain`.
 
@@ -56,8 +89,8 @@ class StepCosts:
         self._batch = BatchTimes(forward, batches or {})
         self._plain: dict[int, float] = {}
         self._overhead: float | None = None
-        # What windows added to the plain steps of their batches: seen, and expected.
-        self._seen_us = self._expected_us = forward.at(1)
+        # By the size of the batch, to a power of two.
+        self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
         # By (sessions, rows), until V(m) is refined.
         self._windows_us: dict[tuple[int, int], float] = {}
 
@@ -66,7 +99,7 @@ class StepCosts:
         if sessions < 2:
             return cache(self._of_one)
         plain_us = self.plain(sessions)
-        scale = self._seen_us / self._expected_us
+        scale = self._surcharge(sessions).scale
 
         def step_us(rows: int) -> float:
             return plain_us + scale * self._windows(sessions, rows)
@@ -101,21 +134,32 @@ class StepCosts:
         A plain step counts as such only while no drafter was at work (`drafting`).
         """
         plain = rows == sessions
-        if sessions == 1 and not (plain and drafting):
+        if sessions > 1:
+            self._observe_batch(sessions, rows, forward_us, drafting)
+        elif not (plain and drafting):
             self.forward.observe(rows, forward_us)
             self._windows_us.clear()
-        if sessions > 1 and plain and not drafting:
-            self._plain[sessions] = smoothed(self._plain.get(sessions), forward_us, 0.05)
-        if sessions > 1 and not plain:
-            self._observe_windows(self._windows(sessions, rows), forward_us - self._plain_forward(sessions))
         return None if plain and not waited else self.plain(sessions)
 
-    def _observe_windows(self, expected_us: float, seen_us: float) -> None:
-        """Sums, not a mean of quotients: of windows that cost next to nothing a quotient may be anything."""
-        most_us = MOST_TIMES * expected_us * max(1.0, self._seen_us / self._expected_us)
-        self._seen_us = MEMORY * self._seen_us + min(max(0.0, seen_us), most_us)
-        self._expected_us = MEMORY * self._expected_us + expected_us
+    def _observe_batch(self, sessions: int, rows: int, forward_us: float, drafting: bool) -> None:
+        plain_us, surcharge = self._plain_forward(sessions), self._surcharge(sessions)
+        if rows > sessions:
+            expected_us = self._windows(sessions, rows)
+            likely_us = _likely(forward_us, plain_us + surcharge.scale * expected_us)
+            surcharge.observe(likely_us - plain_us, expected_us)
+            return
+        surcharge.fade()
+        if not drafting:
+            self._plain[sessions] = plain_us + WEIGHT * (_likely(forward_us, plain_us) - plain_us)
+
+    def _surcharge(self, sessions: int) -> Surcharge:
+        return self._surcharges[sessions.bit_length()]
 
     def observe_overhead(self, overhead_us: float) -> None:
         """Between one step's forward and the next: choosing, resolving, commands; no waiting, no idling."""
         self._overhead = smoothed(self._overhead, overhead_us, 0.05)
+
+
+def _likely(seen_us: float, expected_us: float) -> float:
+    """A hiccup of the machine counts alike in steps with windows and in those without, or one kind would seem dear."""
+    return min(max(seen_us, expected_us / OUTLIER), OUTLIER * expected_us)

@@ -124,9 +124,43 @@ def test_a_plan_s_costs_begin_at_the_plain_step_and_grow_by_what_windows_were_se
 
 def test_one_slow_step_of_a_batch_changes_little() -> None:
     learned = batch_costs()
-    before = learned.of(4)(16)
+    windows_us, plain_us = learned.of(4)(16) - learned.plain(4), learned.plain(4)
     learned.observe(4, 16, 1e6, drafting=False, waited=False)
-    assert learned.of(4)(16) < 2 * before
+    assert learned.of(4)(16) - plain_us < 1.5 * windows_us
+    learned.observe(4, 4, 1e6, drafting=False, waited=False)
+    assert learned.plain(4) < 1.02 * plain_us
+
+
+def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> None:
+    """They are not run while they are thought too dear, so nothing but time can bring them back."""
+    learned = batch_costs()
+    plain_us, calm_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    for _ in range(100):
+        learned.observe(4, 16, plain_us + 3 * calm_us, drafting=False, waited=False)
+    assert learned.of(4)(16) - plain_us > 1.5 * calm_us
+    for _ in range(1000):
+        learned.observe(4, 4, plain_us, drafting=True, waited=False)
+    assert learned.of(4)(16) - plain_us == pytest.approx(calm_us, rel=0.02)
+
+
+def test_what_windows_cost_in_large_batches_says_nothing_of_small_ones() -> None:
+    learned = batch_costs()
+    before_us = learned.of(2)(8)
+    for _ in range(100):
+        learned.observe(16, 64, 1e4, drafting=False, waited=False)
+    assert learned.of(16)(64) > 1.2 * batch_costs().of(16)(64)
+    assert learned.of(2)(8) == before_us
+
+
+def test_hiccups_of_the_machine_make_windows_neither_dear_nor_cheap() -> None:
+    """Every tenth step takes twice as long, whatever is in it."""
+    learned = batch_costs()
+    plain_us, windows_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    for step in range(2000):
+        slow, wide = 2.0 if step % 10 == 3 else 1.0, step % 3 == 0
+        took_us = slow * (plain_us + (windows_us if wide else 0.0))
+        learned.observe(4, 16 if wide else 4, took_us, drafting=False, waited=False)
+    assert learned.of(4)(16) - learned.plain(4) == pytest.approx(windows_us, rel=0.15)
 
 
 def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
