@@ -15,6 +15,7 @@ OUTLIER = 1.3
 # Of a plain step of a batch, in what is known of them.
 WEIGHT = 0.05
 
+
 class BatchTimes:
     """V(m, rows): a forward of several sessions, from V(m) of one and what further ones were measured to add to it.
 
