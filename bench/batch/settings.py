@@ -17,7 +17,7 @@ OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
 # A repeat of a level has at least so many sessions, and so many groups that begin together: one group of many is over
 # in a second or two, of which a hiccup is a large part.
-LEAST_SESSIONS, LEAST_GROUPS = 8, 2
+LEAST_SESSIONS, LEAST_GROUPS = 8, 4
 # Seven would do for an interval of 95 %, from the least of them to the greatest; of nine it leaves out one at each end.
 REPEATS = 9
 PLAN = "lockstep:4"

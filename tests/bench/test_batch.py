@@ -212,8 +212,8 @@ async def test_requests_are_asked_for_when_they_are_due_whatever_became_of_other
 
 def test_settings() -> None:
     found = settings.settings_of(settings.parser().parse_args(["--quick", "--levels", "4,1", "--no-ray"]))
-    assert (found.levels, found.tokens, found.repeats, found.most, found.prompts) == ((1, 4), 8, 1, 4, 8)
-    assert (found.groups(1), found.groups(4)) == ([*range(8)], [0, 4])
+    assert (found.levels, found.tokens, found.repeats, found.most, found.prompts) == ((1, 4), 8, 1, 4, 16)
+    assert (found.groups(1), found.groups(4)) == ([*range(8)], [0, 4, 8, 12])
     full = settings.BatchSettings("t", "d")
     assert (full.groups(32), full.groups(64), full.prompts) == ([0, 32], [0], 64)
     for words in (
