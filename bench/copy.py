@@ -33,7 +33,8 @@ from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.ngram import NgramSource
-from specwire.rpc.process import DTYPES, say
+from specwire.rpc.model_service import DTYPES
+from specwire.rpc.process import say
 
 OUT = HERE / "results" / "copy.json"
 BEGUN_LINES = 5

@@ -24,7 +24,8 @@ from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.rpc.process import DTYPES, QUANTIZATIONS, say
+from specwire.rpc.model_service import DTYPES, QUANTIZATIONS
+from specwire.rpc.process import say
 
 # Arguments that must be positive, and say what was measured.
 NUMBERS = ("prompts", "tokens", "ahead", "threads")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES
+from specwire.rpc.model_service import DTYPES
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "main.json"

@@ -33,7 +33,8 @@ from bench.settings import HERE
 from bench.step_results import PEER, Cell, StepSample
 from demo_pair import TARGET, held_out_prompts
 from deploy.options import cores
-from specwire.rpc.process import DTYPES, say
+from specwire.rpc.model_service import DTYPES
+from specwire.rpc.process import say
 
 OUT = HERE / "results" / "step.json"
 RUNTIMES = ("torch", "openvino")

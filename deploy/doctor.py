@@ -19,7 +19,9 @@ from deploy.render import wants_colour
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.keys import read_token
-from specwire.rpc.process import DTYPES, check_listen, say
+from specwire.rpc.listening import check_listen
+from specwire.rpc.model_service import DTYPES
+from specwire.rpc.process import say
 from specwire.rpc.tls import add_client_arguments, client_tls
 
 LIMIT_S = 5.0

@@ -19,17 +19,16 @@ from orchestrator.options import (
     check_sse_keep_alive,
 )
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.options import exposure
-from specwire.rpc.process import (
+from specwire.rpc.listening import check_exposure, check_listen
+from specwire.rpc.model_service import (
     DTYPES,
     ModelServiceOptions,
     add_compile_argument,
     add_deterministic_argument,
     add_ranks_argument,
     add_runtime_argument,
-    check_exposure,
-    check_listen,
 )
+from specwire.rpc.options import exposure
 from specwire.rpc.tls import ServerTls
 
 DEFAULT_LISTEN = "127.0.0.1:50051"

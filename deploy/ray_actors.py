@@ -11,7 +11,7 @@ from pathlib import Path
 import draft_service.server
 import verify_service.server
 from deploy.service_thread import Outcome, ServiceThread, Start
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.telemetry.options import inherited
 
 

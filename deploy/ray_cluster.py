@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.options import StackError
 from deploy.processes import Child
 from deploy.ray_messages import RayAnswer, RayOrder
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 
 STOP_GRACE = 8.0
 ANSWER_SLACK = 10.0  # the process judges the deadline itself; this is for one that hangs

@@ -23,7 +23,8 @@ from deploy.processes import end_descendants
 from deploy.ray_actors import ACTORS
 from deploy.ray_messages import RayAnswer, RayOrder
 from deploy.service_thread import Outcome
-from specwire.rpc.process import ModelServiceOptions, one_line
+from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.process import one_line
 
 NAMESPACE = "specwire"
 LOOPBACK = "127.0.0.1"  # else Ray listens on the machine's own address

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 
 
 @dataclass(frozen=True, slots=True)

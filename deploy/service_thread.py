@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specwire.rpc.process import ModelServiceOptions, Running, one_line
+from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.process import Running, one_line
 
 Start = Callable[[ModelServiceOptions], Awaitable[Running]]
 

@@ -23,7 +23,8 @@ from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_token
-from specwire.rpc.process import check_listen, one_line, say
+from specwire.rpc.listening import check_listen
+from specwire.rpc.process import one_line, say
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc

@@ -23,7 +23,8 @@ from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.options import add_http_arguments, and_http, chat_template_of, http_is_installed, http_of
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
-from specwire.rpc.process import add_listening_arguments, drain_grace, say
+from specwire.rpc.listening import add_listening_arguments, drain_grace
+from specwire.rpc.process import say
 from specwire.rpc.tls import server_tls
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 

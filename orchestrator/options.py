@@ -15,8 +15,8 @@ from specwire.core.plan import parse_plan
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.listening import check_exposure, check_listen, check_metrics
 from specwire.rpc.options import exposure, host_of, is_loopback
-from specwire.rpc.process import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
 # Below what any proxy takes for a dead connection.

@@ -14,7 +14,7 @@ from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import Meter, Registrar
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import (
+from specwire.rpc.model_service import (
     ModelServiceOptions,
     add_deterministic_argument,
     add_model_arguments,
@@ -22,9 +22,8 @@ from specwire.rpc.process import (
     check_deterministic,
     check_ranks,
     run_model_service,
-    say,
-    share_interpreter,
 )
+from specwire.rpc.process import say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Family, Registry, by_label, gauge

@@ -11,7 +11,7 @@ from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import DTYPES, RUNTIMES
+from specwire.rpc.model_service import DTYPES, RUNTIMES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)

@@ -12,16 +12,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 
 from specwire.client.errors import SpecwireError, closed, from_rpc
-from specwire.client.events import (
-    Completion,
-    Event,
-    Finished,
-    Gathering,
-    Response,
-    SessionState,
-    event_from_wire,
-    session_from_wire,
-)
+from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
 from specwire.client.requests import (
     TIMEOUT_S,
     Options,
@@ -33,6 +24,7 @@ from specwire.client.requests import (
     watch_request,
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
+from specwire.client.wire import Response, event_from_wire, session_from_wire
 from specwire.rpc.channel import open_blocking_channel
 from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.tls import ClientTls

@@ -10,7 +10,7 @@ import verify_service.server
 from deploy.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
 from deploy.plain_host import PlainService
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import ModelServiceOptions, model_options
+from specwire.rpc.model_service import ModelServiceOptions, model_options
 
 
 def asked(*words: str) -> StackOptions:

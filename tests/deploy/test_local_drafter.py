@@ -11,7 +11,7 @@ import pytest
 import draft_service.server
 from deploy.local_drafter import LocalDrafter
 from orchestrator.pool import StartError
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
 

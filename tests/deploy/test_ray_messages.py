@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.ray_messages import RayAnswer, RayOrder
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 
 
 def test_an_order_survives_the_way() -> None:

@@ -13,8 +13,8 @@ from specwire.core.acceptance import choose
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.rpc.convert import proposal_from_wire, sampling_to_wire
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.options import channel_options
-from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 LIMIT_S = 20.0

@@ -6,7 +6,7 @@ import asyncio
 
 from draft_service.dialling import DiallingDrafter
 from draft_service.server import load
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 
 TURNS = 5
 

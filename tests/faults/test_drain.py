@@ -21,7 +21,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.store.opening import MEMORY
 from specwire.client import AsyncClient, Client, SpecwireError
 from specwire.registry.options import NOWHERE, RegistryOptions
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
 from tests.faults.parts import Parts, Service, parts

@@ -22,7 +22,7 @@ from deploy.options import stack_options
 from deploy.settings import Options
 from deploy.speculative import ELSEWHERE, KNOWN, speculative_of
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import model_options
+from specwire.rpc.model_service import model_options
 from tests.fuzz.messages import Values
 from tests.fuzz.requests import ODD, ODD_ONE, junk
 

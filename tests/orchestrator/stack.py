@@ -16,7 +16,7 @@ from specwire.client import AsyncClient
 from specwire.core.acceptance import choose
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, load_model
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from verify_service.server import PATIENCE, RunningVerifier
 from verify_service.waiting import Patience
 

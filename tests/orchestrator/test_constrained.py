@@ -20,7 +20,7 @@ from specwire.client import Completion, SpecwireError
 from specwire.client.requests import Options
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import FinishReason
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import constraints, fits

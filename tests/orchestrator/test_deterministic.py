@@ -13,7 +13,7 @@ import pytest
 import verify_service.server
 from specwire.client import Chunk, Finished
 from specwire.client.requests import Options
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.lm.models import near_ties, save
 from tests.orchestrator.stack import Stack, stack
 

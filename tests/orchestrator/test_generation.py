@@ -17,7 +17,7 @@ from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 from verify_service.waiting import Patience
 

@@ -19,7 +19,7 @@ from orchestrator.link import QUARANTINE
 from orchestrator.options import OrchestratorOptions
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc

@@ -12,7 +12,7 @@ import pytest
 import verify_service.server
 from orchestrator.link import GAUGED, Link
 from orchestrator.peers import DrafterLink, VerifierPeer
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 

@@ -13,7 +13,7 @@ import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from tests.certificates import Authority
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, plain

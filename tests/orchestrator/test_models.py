@@ -21,7 +21,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tokenizers import Tokenizers
 from specwire.client import AsyncClient, SpecwireError
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2
 from tests.orchestrator.stack import PROMPT, plain
 

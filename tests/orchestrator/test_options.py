@@ -15,7 +15,7 @@ from specwire.client.events import Gathering
 from specwire.client.requests import Options, Prompt, generate_request
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
 

@@ -24,7 +24,8 @@ from specwire.core.placement import Reason
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Load
 from specwire.registry.options import RegistryOptions
-from specwire.rpc.process import ANY_PORT, ModelServiceOptions
+from specwire.rpc.listening import ANY_PORT
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
 from verify_service.server import RunningVerifier

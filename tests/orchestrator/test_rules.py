@@ -21,7 +21,7 @@ from specwire.core.drafting import DraftSession, Pace
 from specwire.core.epoch import epoch_of
 from specwire.core.limits import Stopping
 from specwire.core.sampling import Sampling, with_rule
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, stack
 

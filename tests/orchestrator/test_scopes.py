@@ -21,7 +21,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.rpc.keys import Keys
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain
 
 SECRET = tuple(index % 50 + 3 for index in range(30))

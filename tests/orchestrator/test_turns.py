@@ -14,7 +14,7 @@ from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.keys import Keys
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))

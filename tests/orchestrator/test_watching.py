@@ -14,8 +14,9 @@ from orchestrator import following, server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import StoredSession
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
-from specwire.client.events import Gathering, event_from_wire
+from specwire.client.events import Gathering
 from specwire.client.requests import Options
+from specwire.client.wire import event_from_wire
 from specwire.core.limits import FinishReason
 from specwire.core.states import State
 from specwire.core.text import hash_of

@@ -11,8 +11,7 @@ import textwrap
 
 import pytest
 
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import ModelServiceOptions, one_line, run_until_signalled
+from specwire.rpc.process import one_line, run_until_signalled
 
 
 class Fake:
@@ -153,24 +152,6 @@ def test_the_second_signal_stops_at_once() -> None:
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout == "ready\n"
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"model": ""}, "model"),
-        ({"model": "m", "listen": "host"}, "listen"),
-        ({"model": "m", "listen": "host:70000"}, "listen"),
-        ({"model": "m", "dtype": "int8"}, "dtype"),
-        ({"model": "m", "device": ""}, "device"),
-        ({"model": "m", "threads": 0}, "threads"),
-        ({"model": "m", "slots": -1}, "slots"),
-        ({"model": "m", "context": 1}, "context"),
-    ],
-)
-def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"^{field}: "):
-        ModelServiceOptions(**options)  # type: ignore[arg-type]  # any field, by name
 
 
 def test_errors_fit_on_one_line() -> None:

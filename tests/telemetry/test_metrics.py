@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import check_metrics
+from specwire.rpc.listening import check_metrics
 from specwire.rpc.server import ListenError
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
 from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram

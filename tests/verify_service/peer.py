@@ -11,8 +11,8 @@ import grpc.aio
 
 from specwire.core.sampling import Sampling
 from specwire.rpc.convert import sampling_to_wire
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.options import channel_options
-from specwire.rpc.process import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.server import PATIENCE, RunningVerifier, start
 from verify_service.waiting import Patience

@@ -16,7 +16,7 @@ import pytest
 
 from specwire.core.sampling import InvalidParameter
 from specwire.lm import load_model
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
 from specwire.v1 import common_pb2, verify_pb2_grpc
 from verify_service.calibrate import calibrate

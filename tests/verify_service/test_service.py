@@ -15,7 +15,7 @@ from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
 from specwire.rpc.errors import RETRY_AFTER
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.retry import retry_after
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of

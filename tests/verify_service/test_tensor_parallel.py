@@ -13,7 +13,7 @@ import pytest
 
 from deploy.processes import descendants
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import ModelServiceOptions
+from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import verify_pb2
 from tests.integration.test_tensor_parallel import until_gone
 from tests.verify_service.peer import connected

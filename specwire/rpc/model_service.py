@@ -1,0 +1,208 @@
+"""How a model is served, as drafter or verifier: its options, on the command line and checked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from specwire.core.sampling import InvalidParameter
+from specwire.progress import LAST_LINE
+from specwire.rpc.guard import Admission
+from specwire.rpc.keys import Keys, read_keys
+from specwire.rpc.listening import (
+    ANY_PORT,
+    add_listening_arguments,
+    check_exposure,
+    check_listen,
+    check_metrics,
+    drain_grace,
+)
+from specwire.rpc.process import R, run_until_signalled, say
+from specwire.rpc.sizes import size_of
+from specwire.rpc.tls import ServerTls, server_tls
+
+MOST_RANKS = 64
+DTYPES = ("float32", "bfloat16")
+RUNTIMES = ("torch", "openvino", "auto")
+QUANTIZATIONS = ("none", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServiceOptions:
+    """How to serve a model, as drafter or verifier.
+
+    Attributes:
+        model: a path, a hub id or a scripted model.
+        listen: HOST:PORT; port 0 takes a free one.
+        runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
+        threads: CPU threads of the model's forwards.
+        slots: sessions held at once. kv_memory: bytes for their keys and values; the slots are then as many as fit.
+        context: positions per slot; None takes the model's own.
+        insecure: listen on an address other than loopback without encryption.
+        tls: encrypt what is listened on, for figures too.
+        metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
+        keys: who may call; None lets in everybody who can connect.
+        ngram: a verifier proposes from the text itself, too; nothing to a drafter.
+        quantization: of the linear layers' weights, none or int8.
+        compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
+        deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
+        tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
+    """
+
+    model: str
+    listen: str = ANY_PORT
+    dtype: str = "float32"
+    device: str = "cpu"
+    runtime: str = "torch"
+    threads: int = 1
+    slots: int = 16
+    context: int | None = None
+    insecure: bool = False
+    tls: ServerTls | None = None
+    keys: Keys | None = None
+    ngram: bool = True
+    quantization: str = "none"
+    deterministic: bool = False
+    kv_memory: int | None = None
+    metrics: str = ""
+    compiled: bool = False
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise InvalidParameter("model", "must not be empty")
+        check_listen(self.listen)
+        check_exposure(self.listen, self.tls, self.insecure)
+        check_metrics(self.metrics, self.insecure, self.tls)
+        if self.dtype not in DTYPES:
+            raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not self.device:
+            raise InvalidParameter("device", "must not be empty")
+        if self.runtime not in RUNTIMES:
+            raise InvalidParameter("runtime", f"must be one of {', '.join(RUNTIMES)}, not {self.runtime!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise InvalidParameter(
+                "quantization", f"must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
+        check_deterministic(self.deterministic, self.runtime)
+        for field, value in (("threads", self.threads), ("slots", self.slots)):
+            if not 1 <= value <= 1024:
+                raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
+        check_ranks(self.tensor_parallel_size)
+        if self.context is not None and self.context < 2:
+            raise InvalidParameter("context", f"must be at least 2, not {self.context}")
+
+    @property
+    def admission(self) -> Admission:
+        return Admission(self.keys)
+
+
+def check_deterministic(deterministic: bool, runtime: str) -> None:
+    """InvalidParameter for a runtime that rounds by what it computes together."""
+    if deterministic and runtime == "openvino":
+        raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
+
+
+def check_ranks(size: int) -> None:
+    """InvalidParameter unless a model may be asked to be split over so many processes."""
+    if not 1 <= size <= MOST_RANKS:
+        raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
+    """The options of ModelServiceOptions, and --json."""
+    parser.add_argument("model", metavar="MODEL", help="path, hub id, or scripted:SEED for known logits")
+    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
+    add_runtime_argument(parser)
+    parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
+    parser.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        help="of keys and values, such as 8G: as many slots as fit, whatever --slots says",
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
+    add_compile_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_listening_arguments(parser, "orchestrators")
+
+
+def add_compile_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the forwards in static shapes: for GPUs, minutes at start"
+    )
+
+
+def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--runtime",
+        default="torch",
+        choices=RUNTIMES,
+        help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can (default: torch)",
+    )
+    parser.add_argument(
+        "--quantization",
+        default="none",
+        choices=QUANTIZATIONS,
+        help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+    )
+
+
+def add_deterministic_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)",
+    )
+
+
+def add_ranks_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the target over N processes, on GPUs one for each (default: %(default)s)",
+    )
+
+
+def model_options(args: argparse.Namespace) -> ModelServiceOptions:
+    return ModelServiceOptions(
+        model=args.model,
+        listen=args.listen,
+        dtype=args.dtype,
+        device=args.device,
+        runtime=args.runtime,
+        quantization=args.quantization,
+        compiled=args.compile,
+        threads=args.threads,
+        slots=args.slots,
+        kv_memory=size_of("kv-memory", args.kv_memory),
+        context=args.context,
+        insecure=args.insecure,
+        tls=server_tls(args),
+        keys=read_keys("--api-keys", args.api_keys),
+        metrics=args.metrics,
+    )
+
+
+def run_model_service(args: argparse.Namespace, name: str, start: Callable[[ModelServiceOptions], Awaitable[R]]) -> int:
+    """Serve as the command line says until a signal comes; returns the exit code."""
+    LAST_LINE.quiet = args.json
+    try:
+        options, grace = model_options(args), drain_grace(args)
+    except InvalidParameter as error:
+        say(f"specwire {name}: error: {error}")
+        return 2
+
+    def ready(running: R) -> str:
+        if args.json:
+            return json.dumps({"service": name, "address": running.address, "model": options.model})
+        return f"specwire {name}: {options.model} ready on {running.address}"
+
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, name, grace))
