@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from queue import Empty
 
 from specwire.core.costs import StepCosts
-from specwire.core.lookout import Lookout
 from specwire.core.running import part_of
 from specwire.core.scheduler import Share, schedule
 from specwire.core.tail import Verdict
@@ -109,7 +108,6 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._budget = Budget()
-        self._lookout = Lookout()
 
     def run(self) -> None:
         """Until a Stop arrives."""
@@ -129,9 +127,9 @@ class Engine:
         self.reception.seating.catch_up()
         runnable = {held.slot: held for held in self.roster if self._may_run(held)}
         waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
-        look = self._lookout.looks(len(runnable))
+        alone = len(runnable) == 1
         candidates = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, look)
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.lookout.looks(alone))
             for slot, held in runnable.items()
         ]
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
@@ -140,8 +138,7 @@ class Engine:
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
         if plan.shares:
-            self._lookout.planned(plan.shares)
-            self._compute([(share, runnable[share.slot]) for share in plan.shares])
+            self._compute([(share, runnable[share.slot].planned(share)) for share in plan.shares])
         if self._scorer.busy:
             self._score()
             return None
@@ -307,12 +304,11 @@ class Engine:
 
     def _learn(self, parts: Sequence[Part], timings: Timings) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
-        if timings.gap_us and self.steps > 1:
-            self.costs.observe_overhead(timings.gap_us)
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
         drafting = any(part.held.session.allowance.due for part in parts)
-        return self.costs.observe(len(parts), timings.rows, timings.forward_us, drafting, timings.waited_us > 0)
+        waited, rows = timings.waited_us > 0, timings.rows
+        return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
 
     def _resolve(self, part: Part, choice: Choice, charged: float, plain_us: float | None, timings: Timings) -> None:
         held, session = part.held, part.held.session

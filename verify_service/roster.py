@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from specwire.core.lookout import Lookout
 from specwire.core.running import Running
+from specwire.core.scheduler import Share
 from specwire.core.verification import VerifySession
 from verify_service.commands import Opening
 
@@ -23,6 +25,7 @@ class Held:
     attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
     open. parked: it gave its slot up because it had no room, and waits for nothing until it has some.
+    lookout: when it is looked through for guesses.
     """
 
     link: int
@@ -41,6 +44,12 @@ class Held:
     came_us: float = 0.0
     told: bool = False
     parked: bool = False
+    lookout: Lookout = field(default_factory=Lookout)
+
+    def planned(self, share: Share) -> Held:
+        """The next step has this part of it."""
+        self.lookout.planned(share)
+        return self
 
     @property
     def waiting(self) -> bool:

@@ -9,10 +9,10 @@ from functools import cache
 from specwire.core.speed import ForwardTimes, interpolated, smoothed
 
 # Of what windows were seen to cost: how much counts on behind another step with windows, and behind one without.
-MEMORY, FADING = 0.98, 0.99
+MEMORY, FADING = 0.98, 0.97
 # A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
 OUTLIER = 1.3
-# Of a plain step of a batch, in what is known of them.
+# Of a step in what is known of such.
 WEIGHT = 0.05
 
 
@@ -89,8 +89,9 @@ class StepCosts:
         self.forward = forward
         self._batch = BatchTimes(forward, batches or {})
         self._plain: dict[int, float] = {}
-        self._overhead: float | None = None
-        # By the size of the batch, to a power of two.
+        # Around the forwards of any step, by the size of the batch, to a power of two: until plain ones are known.
+        self._around: dict[int, float] = {}
+        # Likewise.
         self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
         # By (sessions, rows), until V(m) is refined.
         self._windows_us: dict[tuple[int, int], float] = {}
@@ -108,18 +109,27 @@ class StepCosts:
         return cache(step_us)
 
     def _of_one(self, rows: int) -> float:
-        return self.forward.at(rows) + self._beside(self.forward.at(1))
+        return self.forward.at(rows) + self._beside(1, self.forward.at(1))
 
     def plain(self, sessions: int) -> float:
         """A step that decides one token for each of `sessions`: the forward and the software around it."""
-        forward_us = self._plain_forward(sessions)
-        return forward_us + self._beside(forward_us)
+        if sessions < 2:
+            return self._of_one(1)
+        known = self._plain.get(sessions)
+        return self._like(sessions) if known is None else known
 
-    def _beside(self, forward_us: float) -> float:
-        return min(self._overhead or 0.0, forward_us)
+    def _like(self, sessions: int) -> float:
+        """The plain step of a batch of which none was seen: like those of the size next to it, whose texts are known to
+        be long or short, else as measured at start.
+        """
+        forward_us = self._batch.at(sessions, sessions)
+        near = min(self._plain, key=lambda known: abs(known - sessions), default=None)
+        if near is not None:
+            return self._plain[near] * forward_us / self._batch.at(near, near)
+        return forward_us + self._beside(sessions, forward_us)
 
-    def _plain_forward(self, sessions: int) -> float:
-        return self._plain.get(sessions) or self._batch.at(sessions, sessions)
+    def _beside(self, sessions: int, forward_us: float) -> float:
+        return min(self._around.get(sessions.bit_length(), 0.0), forward_us)
 
     def _windows(self, sessions: int, rows: int) -> float:
         """What the rows of windows are expected to add to the plain step."""
@@ -129,36 +139,36 @@ class StepCosts:
             self._windows_us[sessions, rows] = known
         return known
 
-    def observe(self, sessions: int, rows: int, forward_us: float, drafting: bool, waited: bool) -> float | None:
+    def observe(
+        self, sessions: int, rows: int, forward_us: float, around_us: float, drafting: bool, waited: bool
+    ) -> float | None:
         """A step without prefill ran; returns what the plain step of its batch costs, None if it was one.
 
-        A plain step counts as such only while no drafter was at work (`drafting`).
+        A plain step counts as such only while no drafter was at work (`drafting`). around_us: between the forward
+        before and this one, choosing, resolving and commands; no waiting, no idling. Windows take more of it, too.
         """
-        plain = rows == sessions
+        plain, size = rows == sessions, sessions.bit_length()
+        self._around[size] = smoothed(self._around.get(size), around_us, WEIGHT)
         if sessions > 1:
-            self._observe_batch(sessions, rows, forward_us, drafting)
+            self._observe_batch(sessions, rows, forward_us + around_us, drafting)
         elif not (plain and drafting):
             self.forward.observe(rows, forward_us)
             self._windows_us.clear()
         return None if plain and not waited else self.plain(sessions)
 
-    def _observe_batch(self, sessions: int, rows: int, forward_us: float, drafting: bool) -> None:
-        plain_us, surcharge = self._plain_forward(sessions), self._surcharge(sessions)
+    def _observe_batch(self, sessions: int, rows: int, step_us: float, drafting: bool) -> None:
+        plain_us, surcharge = self.plain(sessions), self._surcharge(sessions)
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
-            likely_us = _likely(forward_us, plain_us + surcharge.scale * expected_us)
+            likely_us = _likely(step_us, plain_us + surcharge.scale * expected_us)
             surcharge.observe(likely_us - plain_us, expected_us)
             return
         surcharge.fade()
         if not drafting:
-            self._plain[sessions] = plain_us + WEIGHT * (_likely(forward_us, plain_us) - plain_us)
+            self._plain[sessions] = plain_us + WEIGHT * (_likely(step_us, plain_us) - plain_us)
 
     def _surcharge(self, sessions: int) -> Surcharge:
         return self._surcharges[sessions.bit_length()]
-
-    def observe_overhead(self, overhead_us: float) -> None:
-        """Between one step's forward and the next: choosing, resolving, commands; no waiting, no idling."""
-        self._overhead = smoothed(self._overhead, overhead_us, 0.05)
 
 
 def _likely(seen_us: float, expected_us: float) -> float:

@@ -235,12 +235,10 @@ class Verifier:
 
     def _learn(self, parts: Sequence[Part], times: StepTimes, waited: bool) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
-        if self._step_us and self.counts.forwards:
-            self.costs.observe_overhead(self._step_us)
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
         drafting = any(part.held.running.session.allowance.due for part in parts)
-        return self.costs.observe(times.sessions, times.rows, times.forward_us, drafting, waited)
+        return self.costs.observe(times.sessions, times.rows, times.forward_us, self._step_us, drafting, waited)
 
     def _resolve(self, part: Part, charged: float, plain_us: float | None, waited_us: float, times: StepTimes) -> None:
         held, session = part.held, part.held.running.session

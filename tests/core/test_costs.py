@@ -18,26 +18,52 @@ def costs() -> StepCosts:
 def test_plain_step_is_the_forward_and_the_software_around_it() -> None:
     learned = costs()
     assert learned.plain(1) == 1000.0
-    learned.observe_overhead(200.0)
+    learned.observe(1, 1, 1000.0, 200.0, drafting=True, waited=False)
     assert learned.plain(1) == 1200.0
 
 
-def test_overhead_never_counts_for_more_than_the_forward() -> None:
+def test_what_is_around_a_forward_never_counts_for_more_than_the_forward() -> None:
     learned = costs()
-    learned.observe_overhead(9000.0)
+    learned.observe(1, 1, 1000.0, 9000.0, drafting=True, waited=False)
     assert learned.plain(1) == 2000.0
+
+
+def test_what_is_around_the_forwards_of_a_batch_is_known_before_its_plain_steps() -> None:
+    learned = batch_costs()
+    learned.observe(4, 8, 1500.0, 300.0, drafting=True, waited=False)
+    assert learned.plain(4) == pytest.approx(1330.0 + 300.0)
+    assert learned.plain(1) == 1000.0
+
+
+def test_a_batch_that_was_not_seen_is_like_the_next_one_that_was() -> None:
+    learned = batch_costs()
+    for _ in range(300):
+        learned.observe(16, 16, 2 * 2650.0, 0.0, drafting=False, waited=False)
+    assert batch_costs().plain(16) == pytest.approx(2650.0)
+    assert learned.plain(14) == pytest.approx(2 * batch_costs().plain(14), rel=0.01)
+
+
+def test_what_windows_take_around_the_forward_is_theirs() -> None:
+    learned = batch_costs()
+    windows_us = learned.of(4)(16) - learned.plain(4)
+    for _ in range(300):
+        learned.observe(4, 4, 1330.0, 200.0, drafting=False, waited=False)
+    for _ in range(300):
+        learned.observe(4, 16, 1330.0 + windows_us, 500.0, drafting=False, waited=False)
+    assert learned.plain(4) == pytest.approx(1530.0, rel=0.01)
+    assert learned.of(4)(16) - learned.plain(4) == pytest.approx(windows_us + 300.0, rel=0.05)
 
 
 def test_plain_time_is_learned_with_drafters_idle_only() -> None:
     learned = costs()
     for _ in range(200):
-        learned.observe(1, 1, 2000.0, drafting=True, waited=False)
-        learned.observe(2, 2, 2000.0, drafting=True, waited=False)
+        learned.observe(1, 1, 2000.0, 0.0, drafting=True, waited=False)
+        learned.observe(2, 2, 2000.0, 0.0, drafting=True, waited=False)
     assert learned.plain(1) == 1000.0
     assert learned.plain(2) == pytest.approx(1100.0)
     for _ in range(200):
-        learned.observe(1, 1, 2000.0, drafting=False, waited=False)
-        learned.observe(2, 2, 2500.0, drafting=False, waited=False)
+        learned.observe(1, 1, 2000.0, 0.0, drafting=False, waited=False)
+        learned.observe(2, 2, 2500.0, 0.0, drafting=False, waited=False)
     assert learned.plain(1) == pytest.approx(2000.0, rel=0.01)
     assert learned.plain(2) == pytest.approx(2500.0, rel=0.01)
 
@@ -45,8 +71,8 @@ def test_plain_time_is_learned_with_drafters_idle_only() -> None:
 def test_wide_steps_of_one_session_refine_their_width() -> None:
     learned = costs()
     for _ in range(200):
-        learned.observe(1, 4, 1600.0, drafting=True, waited=False)
-        learned.observe(2, 4, 9000.0, drafting=True, waited=False)
+        learned.observe(1, 4, 1600.0, 0.0, drafting=True, waited=False)
+        learned.observe(2, 4, 9000.0, 0.0, drafting=True, waited=False)
     assert learned.forward.at(4) == pytest.approx(1600.0, rel=0.01)
 
 
@@ -114,9 +140,9 @@ def test_what_further_sessions_cost_is_measured_and_linear_between(sessions: int
 def test_a_plan_s_costs_begin_at_the_plain_step_and_grow_by_what_windows_were_seen_to_add() -> None:
     learned = batch_costs()
     for _ in range(300):
-        learned.observe(4, 4, 3000.0, drafting=False, waited=False)
-        learned.observe(4, 16, 3000.0 + 2 * 420.0, drafting=False, waited=False)
-    learned.observe_overhead(100.0)
+        learned.observe(4, 4, 3000.0, 100.0, drafting=False, waited=False)
+    for _ in range(300):
+        learned.observe(4, 16, 3000.0 + 2 * 420.0, 100.0, drafting=False, waited=False)
     assert learned.plain(4) == pytest.approx(3100.0, rel=0.01)
     assert learned.of(4)(4) == pytest.approx(3100.0, rel=0.01)
     assert learned.of(4)(16) == pytest.approx(3100.0 + 840.0, rel=0.02)
@@ -125,9 +151,9 @@ def test_a_plan_s_costs_begin_at_the_plain_step_and_grow_by_what_windows_were_se
 def test_one_slow_step_of_a_batch_changes_little() -> None:
     learned = batch_costs()
     windows_us, plain_us = learned.of(4)(16) - learned.plain(4), learned.plain(4)
-    learned.observe(4, 16, 1e6, drafting=False, waited=False)
+    learned.observe(4, 16, 1e6, 0.0, drafting=False, waited=False)
     assert learned.of(4)(16) - plain_us < 1.5 * windows_us
-    learned.observe(4, 4, 1e6, drafting=False, waited=False)
+    learned.observe(4, 4, 1e6, 0.0, drafting=False, waited=False)
     assert learned.plain(4) < 1.02 * plain_us
 
 
@@ -136,10 +162,10 @@ def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> Non
     learned = batch_costs()
     plain_us, calm_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
     for _ in range(100):
-        learned.observe(4, 16, plain_us + 3 * calm_us, drafting=False, waited=False)
+        learned.observe(4, 16, plain_us + 3 * calm_us, 0.0, drafting=False, waited=False)
     assert learned.of(4)(16) - plain_us > 1.5 * calm_us
     for _ in range(1000):
-        learned.observe(4, 4, plain_us, drafting=True, waited=False)
+        learned.observe(4, 4, plain_us, 0.0, drafting=True, waited=False)
     assert learned.of(4)(16) - plain_us == pytest.approx(calm_us, rel=0.02)
 
 
@@ -147,7 +173,7 @@ def test_what_windows_cost_in_large_batches_says_nothing_of_small_ones() -> None
     learned = batch_costs()
     before_us = learned.of(2)(8)
     for _ in range(100):
-        learned.observe(16, 64, 1e4, drafting=False, waited=False)
+        learned.observe(16, 64, 1e4, 0.0, drafting=False, waited=False)
     assert learned.of(16)(64) > 1.2 * batch_costs().of(16)(64)
     assert learned.of(2)(8) == before_us
 
@@ -159,7 +185,7 @@ def test_hiccups_of_the_machine_make_windows_neither_dear_nor_cheap() -> None:
     for step in range(2000):
         slow, wide = 2.0 if step % 10 == 3 else 1.0, step % 3 == 0
         took_us = slow * (plain_us + (windows_us if wide else 0.0))
-        learned.observe(4, 16 if wide else 4, took_us, drafting=False, waited=False)
+        learned.observe(4, 16 if wide else 4, took_us, 0.0, drafting=False, waited=False)
     assert learned.of(4)(16) - learned.plain(4) == pytest.approx(windows_us, rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""specwire.core.lookout: a batch that takes no guesses looks for them seldom, and again at once when it takes one."""
+"""specwire.core.lookout: in a batch, whose guesses are not taken is looked through seldom, and at once when one is."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from specwire.core.chain import SourceKind
 from specwire.core.lookout import IN_VAIN, SELDOM, Lookout
 from specwire.core.scheduler import Share
 
-PLAIN = [Share(slot, 1, 0, True) for slot in range(4)]
-GUESSED = [*PLAIN[:3], Share(3, 1, 5, True, SourceKind.NGRAM)]
-DRAFTED = [*PLAIN[:3], Share(3, 1, 5, True)]
+PLAIN = Share(3, 1, 0, True)
+GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)
+DRAFTED = Share(3, 1, 5, True)
 
 
-def looked(lookout: Lookout, steps: int, sessions: int = 4) -> list[bool]:
+def looked(lookout: Lookout, steps: int, alone: bool = False) -> list[bool]:
     found = []
     for _ in range(steps):
-        found.append(lookout.looks(sessions))
+        found.append(lookout.looks(alone))
         lookout.planned(PLAIN)
     return found
 
 
-def test_a_batch_that_takes_no_guess_looks_seldom() -> None:
+def test_whose_guesses_are_not_taken_is_looked_through_seldom() -> None:
     assert looked(Lookout(), IN_VAIN + 3 * SELDOM) == [True] * IN_VAIN + ([True] + [False] * (SELDOM - 1)) * 3
 
 
 def test_one_that_was_taken_is_worth_every_look() -> None:
     lookout = Lookout()
     looked(lookout, IN_VAIN + 1)
-    assert not lookout.looks(4)
+    assert not lookout.looks(alone=False)
     lookout.planned(DRAFTED)
-    assert not lookout.looks(4)
+    assert not lookout.looks(alone=False)
     lookout.planned(GUESSED)
     assert looked(lookout, IN_VAIN) == [True] * IN_VAIN
 
 
 def test_a_session_alone_always_looks() -> None:
-    assert all(looked(Lookout(), 3 * IN_VAIN, sessions=1))
+    assert all(looked(Lookout(), 3 * IN_VAIN, alone=True))
 
 
-def test_where_a_session_joins_all_look_again() -> None:
+def test_a_prompt_s_chunks_are_not_in_vain() -> None:
     lookout = Lookout()
-    looked(lookout, IN_VAIN + 1)
-    assert not lookout.looks(3)
+    for _ in range(3 * IN_VAIN):
+        lookout.planned(Share(3, 512, 0, False))
     assert looked(lookout, IN_VAIN) == [True] * IN_VAIN

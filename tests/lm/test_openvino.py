@@ -85,7 +85,7 @@ def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
 
 
 def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows, then one: the next forwards keep to five until a change is cheaper."""
+    """Four rows, then one: the next forwards keep to four until a change is cheaper."""
     monkeypatch.setattr("specwire.lm.openvino_runner.price_of_change", lambda _: 8)
     seen: list[int] = []
     inputs = OpenvinoRunner._inputs
@@ -97,13 +97,13 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
     model = build(config("llama"))
     lm = _load(model, tmp_path)
     monkeypatch.setattr(OpenvinoRunner, "_inputs", watched)
-    text = [1, 3, 9, 4, 8]
+    text = [1, 3, 9, 4]
     lm.forward([Feed(0, 0, text, 1)])
     for at in range(4):
-        logits = lm.forward([Feed(0, 5 + at, [6], 1)])
+        logits = lm.forward([Feed(0, 4 + at, [6], 1)])
         text.append(6)
         torch.testing.assert_close(logits, plain(model, text)[-1:], atol=TOLERANCE, rtol=TOLERANCE)
-    assert seen == [5, 5, 5, 1, 1]
+    assert seen == [4, 4, 4, 1, 1]
 
 
 def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:

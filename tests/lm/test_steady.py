@@ -6,17 +6,22 @@ import random
 
 import pytest
 
-from specwire.lm.steady import MOST_PRICE, SteadyRows, price_of_change
+from specwire.lm.steady import GRAIN, MOST_PRICE, SteadyRows, price_of_change
 
 
 def test_padding_until_it_has_cost_what_a_change_costs() -> None:
     steady = SteadyRows(price=8)
-    assert [steady.rows(needed) for needed in (5, 1, 1, 1, 1, 5, 5, 4, 4)] == [5, 5, 5, 1, 1, 5, 5, 5, 5]
+    assert [steady.rows(needed) for needed in (4, 1, 1, 1, 1, 4, 4, 3, 3)] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
 
 
 def test_a_full_forward_begins_the_count_anew() -> None:
     steady = SteadyRows(price=8)
-    assert [steady.rows(needed) for needed in (5, 1, 5, 1, 5, 1, 5, 1)] == [5] * 8
+    assert [steady.rows(needed) for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
+
+
+def test_many_rows_come_in_multiples_where_a_change_costs_as_much() -> None:
+    assert [SteadyRows(price=GRAIN).rows(needed) for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
+    assert [SteadyRows(price=GRAIN - 1).rows(needed) for needed in (5, 17)] == [5, 17]
 
 
 def test_without_a_price_nothing_is_padded() -> None:
@@ -29,7 +34,7 @@ def test_never_fewer_rows_than_needed_nor_more_padding_than_the_price(price: int
     chance, steady = random.Random(price), SteadyRows(price)
     for _ in range(500):
         needed = chance.randint(1, 40)
-        assert needed <= steady.rows(needed) <= needed + price
+        assert needed <= steady.rows(needed) <= needed + price + (GRAIN - 1 if price >= GRAIN else 0)
 
 
 class Runtime:
