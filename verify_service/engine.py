@@ -129,7 +129,7 @@ class Engine:
         waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         candidates = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.lookout.looks(alone))
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
             for slot, held in runnable.items()
         ]
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))

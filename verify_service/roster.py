@@ -25,7 +25,7 @@ class Held:
     attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
     open. parked: it gave its slot up because it had no room, and waits for nothing until it has some.
-    lookout: when it is looked through for guesses.
+    lookout: when it is looked through for guesses; looked: it was for the last plan.
     """
 
     link: int
@@ -45,10 +45,16 @@ class Held:
     told: bool = False
     parked: bool = False
     lookout: Lookout = field(default_factory=Lookout)
+    looked: bool = False
+
+    def looks(self, alone: bool) -> bool:
+        """Whether the next plan is to be shown a guess."""
+        self.looked = self.lookout.looks(alone)
+        return self.looked
 
     def planned(self, share: Share) -> Held:
         """The next step has this part of it."""
-        self.lookout.planned(share)
+        self.lookout.planned(share, self.looked)
         return self
 
     @property

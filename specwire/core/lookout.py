@@ -5,9 +5,8 @@ from __future__ import annotations
 from specwire.core.chain import SourceKind
 from specwire.core.scheduler import Share
 
-# After so many plans in a row that took no guess of the session's, only one in so many looks for some.
-IN_VAIN = 8
-SELDOM = 4
+# Plans without a look behind one that was in vain: none at first, then twice as many each time, up to so many.
+MOST_REST = 8
 
 
 class Lookout:
@@ -19,15 +18,21 @@ class Lookout:
     """
 
     def __init__(self) -> None:
-        self._in_vain = 0
+        self._in_vain = self._rest = 0
 
     def looks(self, alone: bool) -> bool:
-        """Whether the next plan is to be shown a guess of this session's."""
-        return alone or self._in_vain < IN_VAIN or self._in_vain % SELDOM == 0
+        """Whether the next plan is to be shown a guess of this session's; to be asked once a plan."""
+        if self._rest == 0 or alone:
+            return True
+        self._rest -= 1
+        return False
 
-    def planned(self, share: Share) -> None:
+    def planned(self, share: Share, looked: bool) -> None:
         """A step was planned, and this is the session's part. A prompt's chunks take no guess, however good."""
-        if not share.decides:
+        if not (share.decides and looked):
             return
-        taken = share.window and share.kind is not SourceKind.DRAFTER
-        self._in_vain = 0 if taken else self._in_vain + 1
+        if share.window and share.kind is not SourceKind.DRAFTER:
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        self._rest = min(MOST_REST, (1 << self._in_vain) // 4)

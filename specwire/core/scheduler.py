@@ -217,6 +217,8 @@ def _window(candidate: Candidate, rows: int, expected: float, V: V) -> tuple[int
     drafted, rate = _widest(candidate, candidate.acceptance, candidate.drafted, rows, expected, V, candidate.whole)
     if candidate.guess is not None:
         tokens, acceptance = candidate.guess.tokens, candidate.guess.acceptance
+        if _hopeless(candidate, len(tokens), acceptance, rows, expected, V):
+            return drafted, SourceKind.DRAFTER
         guessed, guessed_rate = _widest(candidate, acceptance, len(tokens), rows, expected, V)
         gains = guessed_rate > max(rate, LEAST_GAIN * (expected + 1.0) / V(rows + 1))
         if gains or (not drafted and _probes(candidate, acceptance, rows, guessed, V)):
@@ -254,6 +256,22 @@ def _widest(
         if rate > best_rate and (whole is None or window in whole):
             best, best_rate = window, rate
     return best, best_rate
+
+
+def _hopeless(
+    candidate: Candidate, most: int, acceptance: AcceptanceByPosition, rows: int, expected: float, V: V
+) -> bool:
+    """No window of a guess can gain, nor is it time to test whether V(m) is right: known from two widths.
+
+    A window of w decides at most w times the first token's chance beyond 1. If that is too little at the least and at
+    the greatest width it is so between them, where V is straight. Most guesses in a batch are of this kind, and a step
+    waits until all are weighed.
+    """
+    plain_us, chance = V(rows + 1), acceptance.rates(1)[0]
+    if V(rows + 2) - plain_us <= PROBE_SHARE * candidate.untested_us:
+        return False
+    needed = LEAST_GAIN * (expected + 1.0) / plain_us
+    return all(expected + 1.0 + width * chance <= needed * V(rows + 1 + width) for width in (1, most))
 
 
 def _probes(candidate: Candidate, acceptance: AcceptanceByPosition, rows: int, window: int, V: V) -> bool:

@@ -63,6 +63,7 @@ class SideBySide:
         self._since_try = TRY_EVERY - TRY_FIRST
         self._brought_beside, self._brought_in_turns = _Brought(), _Brought()
         self._last_us: float | None = None
+        self._alone = True
 
     def begin(self) -> None:
         """Another session: nothing is known of the time before its first verdict."""
@@ -76,6 +77,7 @@ class SideBySide:
         """A verdict brought `tokens`. forward: of the session alone; None where there were others, or none is known."""
         self._since_try += 1
         ended_us = forward.ended_us if forward is not None else None
+        self._alone = forward is not None
         if forward is not None:
             self.contention.forward(forward)
         if ended_us is not None and self._last_us is not None:
@@ -101,6 +103,8 @@ class SideBySide:
         apart = self.contention.apart()
         if apart is None:
             return None  # nobody tells the times of forwards, or too few were told yet
+        if not self._alone:
+            return None  # what one session gains says nothing of a batch, for all of which the drafter would draft
         if self._since_try < TRY_VERDICTS:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates, draft_us, overhead_us, apart)

@@ -164,6 +164,17 @@ def test_where_they_do_not_disturb_each_other_they_work_side_by_side() -> None:
     assert "contention 1.00" in host.plans[-1].reason
 
 
+def test_in_a_batch_they_take_turns_and_begin_again_behind_it() -> None:
+    """What a session alone gains side by side says nothing of many, for all of whom the drafter would draft."""
+    host = Host(1.0)
+    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
+    assert host.plans[-1].discipline is Discipline.STREAM
+    host.told = False  # of forwards of several sessions no times are told
+    assert disciplines(host.verdicts(200)[1:]) == {Discipline.LOCKSTEP}
+    host.told = True
+    assert host.verdicts(20)[-1].discipline is Discipline.STREAM
+
+
 @pytest.mark.parametrize("slowdown", [2.5, 4.0])
 def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: float) -> None:
     host = Host(slowdown)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specwire.core import scheduler
 from specwire.core.chain import SourceKind
 from specwire.core.ngram import Guess
 from specwire.core.scheduler import MOST_WINDOW, PATIENCE_US, PREFILL_ROWS, Awaited, Candidate, Plan, Share, schedule
@@ -217,6 +218,27 @@ def test_a_guess_that_gains_nothing_is_not_tested() -> None:
     """Unlike a chain: what is known of guesses does not come from tests."""
     [share] = schedule([guessing(0.05)], 0.0, costly).shares
     assert (share.window, share.kind) == (0, SourceKind.DRAFTER)
+
+
+def test_what_is_left_unweighed_would_not_have_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches whose V(m) is straight, with guesses of every quality, planned with the short cut and without."""
+    chance, unweighed = random.Random(4), 0
+    judged = scheduler._hopeless
+
+    def counted(*told: Any) -> bool:
+        nonlocal unweighed
+        unweighed += judged(*told)
+        return judged(*told)
+
+    for _ in range(200):
+        rates = [chance.random() for _ in range(chance.randint(1, 12))]
+        batch = [guessing(rate, untested_us=0.0)._replace(slot=slot) for slot, rate in enumerate(rates)]
+        begins_us, row_us = 1000.0 * chance.random(), 500.0 * chance.random()
+        monkeypatch.setattr(scheduler, "_hopeless", counted)
+        planned = schedule(batch, 0.0, lambda rows, a=begins_us, b=row_us: a + b * rows)
+        monkeypatch.setattr(scheduler, "_hopeless", lambda *told: False)
+        assert planned == schedule(batch, 0.0, lambda rows, a=begins_us, b=row_us: a + b * rows)
+    assert unweighed > 200
 
 
 @pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])
