@@ -113,14 +113,23 @@ class Engine:
         """Until a Stop arrives."""
         while not self.stopped:
             self.step_began_s = time.monotonic()
-            rest = self.step()
+            rest = self._step()
             self.step_began_s = None
             if rest is not None:
                 self._sleep(rest)
+        self._flush()
         self._scorer.abandon()
 
     def step(self) -> Rest | None:
         """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
+        rest = self._step()
+        self._flush()
+        return rest
+
+    def _step(self) -> Rest | None:
+        """The same, but what the step decided is told behind the next one's plan: who sends it needs the interpreter,
+        which a forward leaves to others and planning does not.
+        """
         self._take_commands()
         self.reception.expire(self._now_us())
         self.reception.seating.fill(between_steps=True)
@@ -140,6 +149,7 @@ class Engine:
         if plan.shares:
             self._compute([(share, runnable[share.slot].planned(share)) for share in plan.shares])
         if self._scorer.busy:
+            self._flush()
             self._score()
             return None
         return None if plan.shares else Rest(self._next_us(), waiting=False)
@@ -208,7 +218,6 @@ class Engine:
         except Exception:
             logger.exception("a step failed")
             self._fail(shares, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
-        self._flush()
 
     def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
         for _, held in shares:
