@@ -27,10 +27,14 @@ def describe() -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """The commit measured, with "+" if the tracked files differ from it; None outside a repository."""
+    """The commit measured, with "+" if the tracked files differ from it; None outside a repository.
+
+    Records of earlier runs do not count: nothing that is measured reads them.
+    """
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+        return head + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

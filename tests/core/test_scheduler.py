@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -220,6 +221,10 @@ def test_a_guess_that_gains_nothing_is_not_tested() -> None:
     assert (share.window, share.kind) == (0, SourceKind.DRAFTER)
 
 
+def straight(begins_us: float, row_us: float, rows: int) -> float:
+    return begins_us + row_us * rows
+
+
 def test_what_is_left_unweighed_would_not_have_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches whose V(m) is straight, with guesses of every quality, planned with the short cut and without."""
     chance, unweighed = random.Random(4), 0
@@ -233,11 +238,11 @@ def test_what_is_left_unweighed_would_not_have_been_taken(monkeypatch: pytest.Mo
     for _ in range(200):
         rates = [chance.random() for _ in range(chance.randint(1, 12))]
         batch = [guessing(rate, untested_us=0.0)._replace(slot=slot) for slot, rate in enumerate(rates)]
-        begins_us, row_us = 1000.0 * chance.random(), 500.0 * chance.random()
+        V = partial(straight, 1000.0 * chance.random(), 500.0 * chance.random())
         monkeypatch.setattr(scheduler, "_hopeless", counted)
-        planned = schedule(batch, 0.0, lambda rows, a=begins_us, b=row_us: a + b * rows)
+        planned = schedule(batch, 0.0, V)
         monkeypatch.setattr(scheduler, "_hopeless", lambda *told: False)
-        assert planned == schedule(batch, 0.0, lambda rows, a=begins_us, b=row_us: a + b * rows)
+        assert planned == schedule(batch, 0.0, V)
     assert unweighed > 200
 
 
