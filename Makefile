@@ -78,7 +78,7 @@ test-faults: $(STAMP)
 	echo "test: faults (a short run)"
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
 
-test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (half an hour)
+test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (a quarter of an hour)
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=5400 --played=bench/results/faults.json tests/faults
 
 SEEDS ?= 10000

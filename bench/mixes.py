@@ -85,6 +85,7 @@ class Place:
 
     def step(self) -> None:
         rest = self._engine.step()
+        self._engine.tell()
         if rest is not None and rest.waiting:
             self._now_us = max(self._now_us, rest.until_us)
 

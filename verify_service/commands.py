@@ -199,7 +199,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Report:
-    """What one step says to one link."""
+    """What is said to one link at a time: most often, of one step."""
 
     admitted: list[Admitted] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The engine: the one owner of the target model, in a thread of its own.
 
-A step: take commands, plan, run one forward over all sessions, choose, let each session decide, report. It decides at
-least one token for every session that has room, proposals or not. Invariant: after a step, what a slot holds is a
-prefix of its session's text.
+A step: take commands, plan, report what the last one decided, run one forward over all sessions, choose, let each
+session decide. It decides at least one token for every session that has room, proposals or not. Invariant: after a
+step, what a slot holds is a prefix of its session's text.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pauses:
 class Engine:
     """Commands go into `inbox`, from any thread; `deliver` gets what a step says to each link.
 
-    `deliver` is called in the engine's thread, once a step, and must not block.
+    `deliver` is called in the engine's thread, about once a step, and must not block.
     """
 
     def __init__(
@@ -113,21 +113,17 @@ class Engine:
         """Until a Stop arrives."""
         while not self.stopped:
             self.step_began_s = time.monotonic()
-            rest = self._step()
+            rest = self.step()
             self.step_began_s = None
             if rest is not None:
                 self._sleep(rest)
-        self._flush()
+        self.tell()
         self._scorer.abandon()
 
     def step(self) -> Rest | None:
-        """Do what can be done now; returns how long there will be nothing to do, None to go on at once."""
-        rest = self._step()
-        self._flush()
-        return rest
+        """Do what can be done now; returns how long there will be nothing to do, None to go on at once.
 
-    def _step(self) -> Rest | None:
-        """The same, but what the step decided is told behind the next one's plan: who sends it needs the interpreter,
+        What it decides is told behind the plan of the next one, or before a rest: who sends it needs the interpreter,
         which a forward leaves to others and planning does not.
         """
         self._take_commands()
@@ -143,13 +139,16 @@ class Engine:
         ]
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
         plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
-        self._flush()
+        self.tell()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
         if plan.shares:
-            self._compute([(share, runnable[share.slot].planned(share)) for share in plan.shares])
+            shares = [(share, runnable[share.slot]) for share in plan.shares]
+            for share, held in shares:
+                held.lookout.planned(share, held.looked)
+            self._compute(shares)
         if self._scorer.busy:
-            self._flush()
+            self.tell()
             self._score()
             return None
         return None if plan.shares else Rest(self._next_us(), waiting=False)
@@ -175,6 +174,8 @@ class Engine:
     def _apply(self, command: Command) -> None:
         match command:
             case Tick():
+                if command.opens:
+                    self.tell()  # a handle may be another session's now; and opening one may take a while
                 self.reception.tick(command)
             case Begun():
                 self.reception.begun(command)
@@ -201,7 +202,8 @@ class Engine:
         else:
             self._pauses.idle_us += slept_us
 
-    def _flush(self) -> None:
+    def tell(self) -> None:
+        """Deliver what is to be said, if anything is."""
         if self.reception.reports:
             self._deliver(self.reception.take_reports())
 
@@ -239,6 +241,7 @@ class Engine:
         for share, held in shares:
             if self.roster.contains(held) and held.session.room > 0:
                 self._compute([(share, held)])
+                self.tell()
 
     def _forward(self, parts: Sequence[Part]) -> None:
         with relief.watched():

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from specwire.core.lookout import Lookout
 from specwire.core.running import Running
-from specwire.core.scheduler import Share
 from specwire.core.verification import VerifySession
 from verify_service.commands import Opening
 
@@ -51,11 +50,6 @@ class Held:
         """Whether the next plan is to be shown a guess."""
         self.looked = self.lookout.looks(alone)
         return self.looked
-
-    def planned(self, share: Share) -> Held:
-        """The next step has this part of it."""
-        self.lookout.planned(share, self.looked)
-        return self
 
     @property
     def waiting(self) -> bool:

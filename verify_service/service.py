@@ -107,7 +107,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         worker.on_reports = self._deliver
 
     def _deliver(self, reports: Reports) -> None:
-        """Once a step, in the event loop."""
+        """About once a step, in the event loop."""
         for link, report in reports.items():
             self._presence.went(link, (refusal.handle for refusal in report.refused))
             self.refused.update(refusal.code.name.lower() for refusal in report.refused)

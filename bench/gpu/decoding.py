@@ -144,12 +144,14 @@ class Decoding:
     def _close(self, numbers: Sequence[int]) -> None:
         self._tell(closes=tuple(numbers), forgotten=tuple(str(number) for number in numbers))
         self._engine.step()
+        self._engine.tell()
         self._sessions = {}
 
     def _step(self, source: Source | None) -> None:
         if source is not None:
             self._propose(source)
         self._engine.step()
+        self._engine.tell()
         if self._tally.refused:
             raise BenchError(f"the engine: {self._tally.refused[0]}")
 

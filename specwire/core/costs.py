@@ -10,6 +10,7 @@ from specwire.core.speed import ForwardTimes, interpolated, smoothed
 
 # Of what windows were seen to cost: how much counts on behind another step with windows, and behind one without.
 MEMORY, FADING = 0.98, 0.97
+LEAST_SCALE, MOST_SCALE = 0.5, 4.0
 # A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
 OUTLIER = 1.3
 # Of a step in what is known of such.
@@ -64,7 +65,9 @@ class Surcharge:
 
     @property
     def scale(self) -> float:
-        return max(0.0, self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
+        """Of what V(m, rows) says; within bounds, because what else made steps longer or shorter is in it as well."""
+        seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
+        return min(max(seen, LEAST_SCALE), MOST_SCALE)
 
     def observe(self, seen_us: float, expected_us: float) -> None:
         """A step's windows took so long beyond its plain step; less than nothing, now and then, as all is measured."""
@@ -89,7 +92,8 @@ class StepCosts:
         self.forward = forward
         self._batch = BatchTimes(forward, batches or {})
         self._plain: dict[int, float] = {}
-        # Around the forwards of any step, by the size of the batch, to a power of two: until plain ones are known.
+        # Around the forwards of any step, by the size of the batch, to a power of two; of several until plain ones are
+        # known.
         self._around: dict[int, float] = {}
         # Likewise.
         self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
@@ -148,7 +152,7 @@ class StepCosts:
         before and this one, choosing, resolving and commands; no waiting, no idling. Windows take more of it, too.
         """
         plain, size = rows == sessions, sessions.bit_length()
-        self._around[size] = smoothed(self._around.get(size), around_us, WEIGHT)
+        self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), WEIGHT)
         if sessions > 1:
             self._observe_batch(sessions, rows, forward_us + around_us, drafting)
         elif not (plain and drafting):
@@ -162,10 +166,12 @@ class StepCosts:
             expected_us = self._windows(sessions, rows)
             likely_us = _likely(step_us, plain_us + surcharge.scale * expected_us)
             surcharge.observe(likely_us - plain_us, expected_us)
-            return
-        surcharge.fade()
-        if not drafting:
-            self._plain[sessions] = plain_us + WEIGHT * (_likely(step_us, plain_us) - plain_us)
+        else:
+            likely_us = _likely(step_us, plain_us)
+            surcharge.fade()
+        # A step with windows that takes less than a plain one says that plain ones take less by now.
+        if likely_us < plain_us or not (drafting or rows > sessions):
+            self._plain[sessions] = plain_us + WEIGHT * (likely_us - plain_us)
 
     def _surcharge(self, sessions: int) -> Surcharge:
         return self._surcharges[sessions.bit_length()]

@@ -264,11 +264,11 @@ def _hopeless(
     """No window of a guess can gain, nor is it time to test whether V(m) is right: known from two widths.
 
     A window of w decides at most w times the first token's chance beyond 1. If that is too little at the least and at
-    the greatest width it is so between them, where V is straight. Most guesses in a batch are of this kind, and a step
-    waits until all are weighed.
+    the greatest width it is so between them, where V is straight, as a batch's nearly is. Most guesses in one are of
+    this kind, and a step waits until all are weighed.
     """
     plain_us, chance = V(rows + 1), acceptance.rates(1)[0]
-    if V(rows + 2) - plain_us <= PROBE_SHARE * candidate.untested_us:
+    if rows == 0 or V(rows + 2) - plain_us <= PROBE_SHARE * candidate.untested_us:
         return False
     needed = LEAST_GAIN * (expected + 1.0) / plain_us
     return all(expected + 1.0 + width * chance <= needed * V(rows + 1 + width) for width in (1, most))

@@ -21,7 +21,7 @@ from specwire.lm.interface import Feed
 from specwire.lm.llama import model_of, shape_of
 from specwire.lm.openvino_decoder import OpenvinoDecoder
 from specwire.lm.openvino_graph import ROWS, paged, round_weights
-from specwire.lm.steady import FEW, GRAIN, SteadyRows, price_of_change
+from specwire.lm.steady import FEW, SteadyRows, price_of_change
 
 DEVICE = "CPU"
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -65,7 +65,7 @@ class OpenvinoRunner:
         self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
         self._steady = SteadyRows(0)
         if context >= FEW:
-            self._steady = SteadyRows(min(price_of_change(self._time), context - GRAIN))
+            self._steady = SteadyRows(min(price_of_change(self._time), context))
 
     def _allocate(self, port: Any, slots: int) -> torch.Tensor:
         """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""

@@ -14,16 +14,16 @@ TIMES = 4
 # Where rows seem to cost nothing. Below the drop from the widest to the narrowest window that a verifier measures at
 # start: V(1) must not be measured with the padding of the widest.
 MOST_PRICE = 16
-# Beyond so many rows they are computed in multiples of it, where a change costs as much: with windows that come and go
-# a batch has another number of rows in every step.
+# Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
+# batch has another number of rows in every step.
 GRAIN = 4
 
 
 class SteadyRows:
     """Keeps to the last number of rows until padding has cost as much as a change would have.
 
-    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid). `price`
-    is what a change costs, in rows. There are never more than `price` + GRAIN - 1 of padding.
+    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
+    the grain of each growth. `price` is what a change costs, in rows.
     """
 
     def __init__(self, price: int) -> None:
@@ -33,12 +33,15 @@ class SteadyRows:
 
     def rows(self, needed: int) -> int:
         """Rows to compute, at least `needed`."""
-        if needed > GRAIN <= self.price:
-            needed = -(-needed // GRAIN) * GRAIN
+        if needed > self._rows:
+            self._rows, self._padded = self._grown(needed), 0
         self._padded = self._padded + self._rows - needed if needed < self._rows else 0
-        if needed > self._rows or self._padded > self.price:
+        if self._padded > self.price:
             self._rows, self._padded = needed, 0
         return self._rows
+
+    def _grown(self, needed: int) -> int:
+        return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
 
 
 def price_of_change(time: Callable[[int], float]) -> int:

@@ -169,6 +169,26 @@ def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> Non
     assert learned.of(4)(16) - plain_us == pytest.approx(calm_us, rel=0.02)
 
 
+def test_plain_steps_that_were_long_once_are_not_thought_so_for_ever() -> None:
+    """Windows would look free beside them, every step would have some, and no plain step would show what it takes."""
+    learned = batch_costs()
+    plain_us, windows_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    for _ in range(300):
+        learned.observe(4, 4, 3 * plain_us, 0.0, drafting=False, waited=False)
+    for _ in range(300):
+        learned.observe(4, 16, plain_us + windows_us, 0.0, drafting=True, waited=False)
+    assert learned.plain(4) < 1.02 * (plain_us + windows_us)
+    assert learned.of(4)(16) - learned.plain(4) >= 0.5 * windows_us
+
+
+def test_a_cost_that_is_no_windows_does_not_make_them_dear_beyond_measure() -> None:
+    """A window of one row that costs next to nothing, in steps that take 300 us more for whatever else they do."""
+    learned = batch_costs()
+    for _ in range(300):
+        learned.observe(4, 5, learned.plain(4) + 300.0, 0.0, drafting=False, waited=False)
+    assert learned.of(4)(16) - learned.plain(4) <= 4.0 * (batch_costs().of(4)(16) - batch_costs().plain(4)) + 1e-6
+
+
 def test_what_windows_cost_in_large_batches_says_nothing_of_small_ones() -> None:
     learned = batch_costs()
     before_us = learned.of(2)(8)

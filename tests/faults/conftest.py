@@ -17,9 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have it recorded, where that was asked for."""
     out: Path | None = config.getoption("--played", None)
-    if out is not None and not hasattr(
-        config, "workerinput"
-    ):  # who hears of all tests, where several processes run them
+    # Where several processes run the tests, one hears of all of them.
+    if out is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Playing(out), "playing")
 
 

@@ -19,9 +19,15 @@ def test_a_full_forward_begins_the_count_anew() -> None:
     assert [steady.rows(needed) for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
 
 
-def test_many_rows_come_in_multiples_where_a_change_costs_as_much() -> None:
+def test_a_growth_is_to_a_multiple_where_a_change_costs_as_much() -> None:
     assert [SteadyRows(price=GRAIN).rows(needed) for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
     assert [SteadyRows(price=GRAIN - 1).rows(needed) for needed in (5, 17)] == [5, 17]
+
+
+def test_what_is_needed_all_the_time_is_what_is_computed() -> None:
+    """Nine sessions that decode plainly have nothing from rows of padding."""
+    steady = SteadyRows(price=8)
+    assert [steady.rows(9) for _ in range(6)] == [12, 12, 9, 9, 9, 9]
 
 
 def test_without_a_price_nothing_is_padded() -> None:
@@ -34,7 +40,7 @@ def test_never_fewer_rows_than_needed_nor_more_padding_than_the_price(price: int
     chance, steady = random.Random(price), SteadyRows(price)
     for _ in range(500):
         needed = chance.randint(1, 40)
-        assert needed <= steady.rows(needed) <= needed + price + (GRAIN - 1 if price >= GRAIN else 0)
+        assert needed <= steady.rows(needed) <= needed + price
 
 
 class Runtime:

@@ -126,7 +126,6 @@ class SteppedEngine(Engine):
             (parts, chosen, timings, failed), self.under_way, self._ahead_us = self.under_way, None, 0.0
             self._take_commands()
             self._decide(parts, chosen, failed, timings)
-            self._flush()
 
 
 class EngineStrand:
@@ -179,6 +178,7 @@ class EngineStrand:
         if engine.under_way is not None:
             engine.end_forward()
         if engine.stopped:
+            engine.tell()
             return
         rest = engine.step()
         if engine.under_way is not None:

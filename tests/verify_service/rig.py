@@ -98,7 +98,9 @@ class Rig:
         self.tick(proposals=tuple(Proposed(handle, proposal) for proposal in proposals))
 
     def step(self) -> Rest | None:
-        return self.engine.step()
+        rest = self.engine.step()
+        self.engine.tell()
+        return rest
 
     def run(self, before_step: Callable[[], None] = lambda: None, most: int = 2000) -> None:
         """Step until nothing is left to do; a deliberate wait passes as if nobody sent anything."""

@@ -512,3 +512,31 @@ def test_silent_drafter_costs_little() -> None:
             waited += rig.now - before
     assert 1 in rig.finished
     assert waited <= 0.02 * 256 * 1000 + 3 * 1000
+
+
+def test_what_a_step_decides_is_told_behind_the_next_plan_and_before_its_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """During a forward, who sends it has the interpreter. Before a rest it is told, too, and before the end."""
+    rig = Rig(ngram=False)
+    told: list[int] = []
+    forward = rig.engine.lm.forward
+
+    def watched(feeds: Sequence[Feed]) -> torch.Tensor:
+        told.append(len(rig.tokens[1]))
+        return forward(feeds)
+
+    monkeypatch.setattr(rig.engine.lm, "forward", watched)
+    rig.open(1, PROMPT, max_tokens=3)
+    for _ in range(3):
+        assert rig.engine.step() is None
+    assert told == [0, 1, 2]
+    assert len(rig.tokens[1]) == 2
+    assert rig.engine.step() is not None
+    assert len(rig.tokens[1]) == 3
+    rig.open(2, PROMPT, max_tokens=3)
+    assert rig.engine.step() is None
+    assert rig.tokens[2] == []
+    rig.engine.inbox.put(Stop())
+    rig.engine.run()
+    assert len(rig.tokens[2]) > 0
