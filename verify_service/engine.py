@@ -130,7 +130,9 @@ class Engine:
         self.reception.expire(self._now_us())
         self.reception.seating.fill(between_steps=True)
         self.reception.seating.catch_up()
-        runnable = {held.slot: held for held in self.roster if self._may_run(held)}
+        ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
+        runnable = {held.slot: held for held in ready if held.session.heard()}
+        late = len(runnable) < len(ready)
         waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         candidates = [
@@ -151,14 +153,13 @@ class Engine:
             self.tell()
             self._score()
             return None
-        return None if plan.shares else Rest(self._next_us(), waiting=False)
+        return None if plan.shares else Rest(self._next_us(late), waiting=False)
 
-    def _may_run(self, held: Held) -> bool:
-        return held.session.room > 0 and not held.waiting and held.session.heard()
+    def _next_us(self, late: bool) -> float:
+        """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
 
-    def _next_us(self) -> float:
-        """When to look again, if nothing comes: at a deadline, or soon where a constraint has not answered."""
-        late = any(not held.session.heard() for held in self.roster)
+        It may have by now, so it is not asked again: nobody would wake us for it.
+        """
         return min(self.reception.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
     # Commands and reports

@@ -233,8 +233,8 @@ async def test_the_same_region_comes_first(place: Place) -> None:
     await until(lambda: len(running.orchestrator.sessions) == 4)
     counts = [len(peer_of(running, each).subjects) for each in (near, far)]
     assert counts == [2, 2]  # it has room for two
-    at_drafters = {each.link.address: len(each.subjects) for each in running.orchestrator.pool.drafters}
-    assert at_drafters[drafter.address] == 4
+    by_address = {each.link.address: each for each in running.orchestrator.pool.drafters}
+    await until(lambda: len(by_address[drafter.address].subjects) == 4)
     assert running.orchestrator.pool.placed[Reason.NEAR] == 2
     for number, session in enumerate(sessions):
         assert list((await session).tokens) == plain(TARGET, (*PROMPT, number), 150)

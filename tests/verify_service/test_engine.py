@@ -11,10 +11,11 @@ import torch
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
-from specwire.core.verification import Allowance
+from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.commands import Code, LinkLost, Proposed, Refusal, Scoring, Stop
+from verify_service.engine import LOOK_AGAIN_US
 
 PROMPT = (7, 3, 9)
 
@@ -540,3 +541,18 @@ def test_what_a_step_decides_is_told_behind_the_next_plan_and_before_its_forward
     rig.engine.inbox.put(Stop())
     rig.engine.run()
     assert len(rig.tokens[2]) > 0
+
+
+def test_a_constraint_that_answers_while_it_is_decided_to_rest_is_looked_at_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody wakes the engine for an answer: what was not there when the step was planned must not put it to sleep."""
+    rig = Rig(ngram=False)
+    answers = iter([False])
+    monkeypatch.setattr(VerifySession, "heard", lambda self, limit_s=0.0: next(answers, True))
+    rig.open(1, PROMPT)
+    rest = rig.step()
+    assert rest is not None
+    assert rest.until_us <= rig.now + LOOK_AGAIN_US
+    rig.run()
+    assert 1 in rig.finished
