@@ -22,6 +22,8 @@ from tests.orchestrator.stack import DRAFT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 40.0
+# From the prompt until it is read behind it: Python keeps an interrupt that comes in between until the next line.
+READS_S = 0.5
 # Its terminal becomes the one that Ctrl-C comes from.
 OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 SLOW = f"{TARGET}:delay_ms=10"
@@ -90,6 +92,7 @@ def converse(terminal: Terminal) -> tuple[str, int]:
     terminal.type("\x03")
     terminal.until("end: cancelled")
     terminal.until("> ")
+    time.sleep(READS_S)
     terminal.type("dropped\x03")
     terminal.until("> ")
     terminal.type("/nonsense\n")
