@@ -32,7 +32,7 @@ class Lookout:
         if not (share.decides and looked):
             return
         if share.window and share.kind is not SourceKind.DRAFTER:
-            self._in_vain = 0
+            self._in_vain = self._rest = 0
             return
         self._in_vain = min(self._in_vain + 1, MOST_REST)
         self._rest = min(MOST_REST, (1 << self._in_vain) // 4)

@@ -52,3 +52,10 @@ def test_a_prompt_s_chunks_are_not_in_vain() -> None:
     lookout = Lookout()
     assert all(looked(lookout, 60, share=Share(3, 512, 0, False)))
     assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+
+
+def test_what_was_in_vain_alone_is_forgotten_where_a_guess_is_taken_before_others_come() -> None:
+    lookout = Lookout()
+    looked(lookout, 60, alone=True)
+    looked(lookout, 1, alone=True, share=GUESSED)
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
