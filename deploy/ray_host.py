@@ -32,6 +32,9 @@ OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through
 STOP_LIMIT = 2.0
 # Actors ask Ray for no GPU: they are told by name which one they use. Without this some releases hide all of them then.
 HIDE_DEVICES = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+# By default Ray's workers give way to everything else on the machine (niceness 15), clients among it; everybody waits
+# for a verifier.
+NICENESS = "RAY_worker_niceness"
 
 
 Say = Callable[[RayAnswer], None]
@@ -82,6 +85,7 @@ def _start_ray(order: RayOrder) -> None:
     the services' own options, and so is the device. The custom resources say which node may hold which actor.
     """
     os.environ[HIDE_DEVICES] = "0"
+    os.environ.setdefault(NICENESS, "0")
     ray.init(
         address="local",
         namespace=NAMESPACE,

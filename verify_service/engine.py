@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 
+from specwire.core.chain import SourceKind
 from specwire.core.costs import StepCosts
 from specwire.core.running import part_of
-from specwire.core.scheduler import Share, schedule
+from specwire.core.scheduler import schedule
+from specwire.core.shares import Share
 from specwire.core.tail import Verdict
 from specwire.lm import Feed, LanguageModel, ModelLost
 from verify_service import relief
@@ -34,6 +36,7 @@ from verify_service.commands import (
     Timings,
     TurnAway,
 )
+from verify_service.feeding import PromptTurns
 from verify_service.inbox import Inbox
 from verify_service.parts import Choice, Part, choices
 from verify_service.reception import Reception
@@ -108,6 +111,7 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._budget = Budget()
+        self._turns = PromptTurns()
 
     def run(self) -> None:
         """Until a Stop arrives."""
@@ -135,10 +139,11 @@ class Engine:
         late = len(runnable) < len(ready)
         waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
-        candidates = [
+        shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
             for slot, held in runnable.items()
         ]
+        candidates = self._turns.ordered(shown, runnable)
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
         plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
         self.tell()
@@ -148,6 +153,7 @@ class Engine:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
             for share, held in shares:
                 held.lookout.planned(share, held.looked)
+            self._turns.took(shares)
             self._compute(shares)
         if self._scorer.busy:
             self.tell()
@@ -229,7 +235,7 @@ class Engine:
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
         """Nothing was decided. Prompts are fed in smaller chunks from the next step on; without any, each session is
-        tried alone, and one that is too large by itself is given up.
+        tried alone, at last without its window, and one that is too large by itself is given up.
         """
         logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
         for _, held in shares:
@@ -237,12 +243,19 @@ class Engine:
         if self._budget.lower([share for share, _ in shares]):
             return
         if len(shares) == 1:
-            self._fail(shares, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+            self._relieve_one(*shares[0])
             return
         for share, held in shares:
             if self.roster.contains(held) and held.session.room > 0:
                 self._compute([(share, held)])
                 self.tell()
+
+    def _relieve_one(self, share: Share, held: Held) -> None:
+        """Nothing that is proposed to a session may be what ends it."""
+        if share.window:
+            self._compute([(share._replace(window=0, kind=SourceKind.DRAFTER), held)])
+        else:
+            self._fail([(share, held)], Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
 
     def _forward(self, parts: Sequence[Part]) -> None:
         with relief.watched():

@@ -13,7 +13,7 @@ from specwire.core.chain import SourceKind
 from specwire.core.judging import judge
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.rules import Acceptance
-from specwire.core.scheduler import Share
+from specwire.core.shares import Share
 from specwire.core.target_rows import Floats, TargetRows
 from specwire.core.verification import Judge
 from specwire.core.weights import Draft

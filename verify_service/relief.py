@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from specwire.core.scheduler import PREFILL_ROWS, Share
+from specwire.core.scheduler import PREFILL_ROWS
+from specwire.core.shares import Share
 from specwire.lm.memory import out_of_memory
 
 # Chunks of a prompt that are not cut any smaller.

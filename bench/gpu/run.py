@@ -93,8 +93,9 @@ def measure(settings: GpuSettings) -> GpuResults:
     floor = Floor(weight_bytes(target), _position_bytes(settings), bandwidth(device, COPIED.get(device.type, 1 << 30)))
     if settings.compiled:
         say("bench: compiling")
-    lm = language_model(target, settings, _step_buckets(settings))
-    draft_lm = language_model(draft, settings, _draft_buckets(settings))
+    lm = language_model(target, settings, max(*settings.windows, settings.drafts + 1))
+    # A drafter is fed its last token, or the two that it lacks after a window that was all right.
+    draft_lm = language_model(draft, settings, 2)
     say("bench: measuring steps")
     text = walk(after, 0, settings.prompt + max(settings.windows))
     shapes = [(rows, window) for rows in settings.rows for window in settings.windows]
@@ -122,12 +123,12 @@ def measure(settings: GpuSettings) -> GpuResults:
     )
 
 
-def language_model(model: PreTrainedModel, settings: GpuSettings, buckets: Buckets) -> LanguageModel:
-    """The model over a slot cache, as `specwire.lm.load_model` makes it of one on disk."""
+def language_model(model: PreTrainedModel, settings: GpuSettings, widest: int) -> LanguageModel:
+    """The model over a slot cache, as `specwire.lm.load_model` makes it of one on disk; feeds are of up to `widest`."""
     vocabulary, slots, context = model.config.vocab_size, settings.slots, settings.context
     runner: CompiledRunner | LlamaRunner
     if settings.compiled:
-        runner = CompiledRunner(model, slots, context, vocabulary, buckets)
+        runner = CompiledRunner(model, slots, context, vocabulary, buckets_of(settings, widest))
     else:
         runner = LlamaRunner(model, slots, context, vocabulary)
     kind = type(model).__name__
@@ -135,15 +136,11 @@ def language_model(model: PreTrainedModel, settings: GpuSettings, buckets: Bucke
     return CachedLM(runner, info, slots)
 
 
-def _step_buckets(settings: GpuSettings) -> Buckets:
-    rows = sorted({*settings.rows, *settings.sessions, settings.slots})
-    columns = sorted({*settings.windows, settings.drafts + 1})
-    return Buckets(tuple(rows), tuple(columns), (settings.context,))
-
-
-def _draft_buckets(settings: GpuSettings) -> Buckets:
-    """A drafter is fed its last token, or the two that it lacks after a window that was all right."""
-    return Buckets((*sorted({*settings.sessions, settings.slots}),), (1, 2), (settings.context,))
+def buckets_of(settings: GpuSettings, widest: int) -> Buckets:
+    """Those of a service of this size, without the wide ones that feeds of up to `widest` tokens never need."""
+    usual = Buckets.usual(settings.slots, settings.context)
+    enough = min((columns for columns in usual.columns if columns >= widest), default=settings.context)
+    return usual._replace(columns=tuple(columns for columns in usual.columns if columns <= enough))
 
 
 def _position_bytes(settings: GpuSettings) -> int:

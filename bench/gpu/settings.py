@@ -49,6 +49,11 @@ class GpuSettings:
         for name, least in (("prompt", 2), ("tokens", 2), ("drafts", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 raise InvalidParameter(name, f"must be at least {least}, not {getattr(self, name)}")
+        least = self.drafts + 2  # or the first step might be the whole text, which takes no time that is measured
+        if self.tokens < least:
+            raise InvalidParameter(
+                "tokens", f"must be at least {least} with drafts of {self.drafts}, not {self.tokens}"
+            )
         if not 0 <= self.acceptance <= 1:  # nor NaN
             raise InvalidParameter("acceptance", f"must be from 0 to 1, not {self.acceptance:g}")
         if SHAPES[self.target].vocabulary != SHAPES[self.draft].vocabulary:

@@ -19,7 +19,7 @@ from specwire.core.drafting import Pace
 from specwire.core.plan import Discipline, Plan, in_turns, off
 from specwire.core.planner import Decided
 from specwire.core.probing import Probing
-from specwire.core.scheduler import MOST_WINDOW
+from specwire.core.shares import MOST_WINDOW
 from specwire.core.side_by_side import SideBySide
 from specwire.core.speed import AcceptanceByPosition, ForwardTimes, lockstep_rate, smoothed
 from specwire.core.streaming import Streaming

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from specwire.core.scheduler import MOST_WINDOW
+from specwire.core.shares import MOST_WINDOW
 
 # Beyond this a fast target far away pauses for credit: what is decided for a client that has gone is bounded by it.
 MOST_BUFFER = 1024

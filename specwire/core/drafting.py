@@ -13,7 +13,7 @@ from math import prod
 
 from specwire.core.chain import Proposal
 from specwire.core.sampling import InvalidParameter, Sampling
-from specwire.core.scheduler import MOST_WINDOW
+from specwire.core.shares import MOST_WINDOW
 from specwire.core.text import Text
 from specwire.core.weights import Weights
 

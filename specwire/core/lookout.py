@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specwire.core.chain import SourceKind
-from specwire.core.scheduler import Share
+from specwire.core.shares import Share
 
 # Plans without a look behind one that was in vain: none at first, then twice as many each time, up to so many.
 MOST_REST = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from specwire.core.chain import Offer, Proposal
 from specwire.core.constraint import Matcher
 from specwire.core.expectation import Answer, Expectations
-from specwire.core.scheduler import MOST_WINDOW, Awaited, Candidate
+from specwire.core.shares import MOST_WINDOW, Awaited, Candidate
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 
@@ -94,6 +94,7 @@ class Running:
             missing,
             session.look() if look else None,
             session.untested_us,
+            session.untried_us,
             session.whole(MOST_WINDOW),
         )
 

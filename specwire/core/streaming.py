@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specwire.core.drafting import Pace
 from specwire.core.plan import MOST_RUN_AHEAD, Discipline, Plan
-from specwire.core.scheduler import MOST_WINDOW
+from specwire.core.shares import MOST_WINDOW
 from specwire.core.speed import ForwardTimes, expected_tokens, lockstep_rate, stream_rate, waiting_rate
 
 # What is expected of a stream is a little low, so that even a small gain is one.

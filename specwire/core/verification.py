@@ -42,6 +42,7 @@ class VerifySession:
 
     ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
+    tested_us: its time spent when a token of a chain was last tested.
     matcher: where the output stands in the constraint of `sampling`; nothing is decided before it is there. stuck: no
     token can stand at the next position, so that the text can neither go on nor end.
     """
@@ -59,6 +60,7 @@ class VerifySession:
     history: History | None = None
     matcher: Matcher | None = None
     stuck: bool = False
+    tested_us: float = 0.0
 
     @classmethod
     def opened(
@@ -172,6 +174,11 @@ class VerifySession:
     def untested_us(self) -> float:
         """Time spent since a guess from the text was last tested."""
         return self.ledger.elapsed_us - self.ngram.tested_us if self.ngram is not None else 0.0
+
+    @property
+    def untried_us(self) -> float:
+        """Time spent since a token of a chain was last tested."""
+        return self.ledger.elapsed_us - self.tested_us
 
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
@@ -296,6 +303,8 @@ class VerifySession:
         decision = self._kept(decision)
         if kind is not SourceKind.DRAFTER and self.ngram is not None:
             self.ngram.tested_us = self.ledger.elapsed_us
+        if drafted:
+            self.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested)
         self.text.extend(decision.tokens)
         if self.history is not None:

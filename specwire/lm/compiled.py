@@ -27,8 +27,9 @@ from specwire.lm.llama import model_of, shape_of
 COLUMNS = (1, 4, 8, 32)
 # Positions of a slot, and those attended to, are a multiple of this: GPUs' kernels for attention with a mask want it.
 ALIGNED = 8
-# Sessions, beside one and all.
-FEW_ROWS = 8
+# The least sizes, beside one session and all, of sessions and of positions attended to, and how many times as large the
+# next size is: every layer copies what is attended to, for as many sessions as the bucket has.
+FEW_ROWS, FEW_POSITIONS, GROWTH = 8, 512, 4
 # Calls of a bucket before it is used: compile, let PyTorch record a CUDA graph, replay it.
 WARM_UPS = 3
 # Buckets of all models of the process; PyTorch's own limit is meant for shapes that nobody foresaw.
@@ -53,8 +54,8 @@ class Buckets(NamedTuple):
 
     @classmethod
     def usual(cls, slots: int, context: int) -> Buckets:
-        rows = tuple(sorted({1, min(FEW_ROWS, slots), slots}))
-        return cls(rows, tuple(columns for columns in COLUMNS if columns <= context), (context,))
+        rows = tuple(sorted({1, *_sizes(FEW_ROWS, slots)}))
+        return cls(rows, tuple(columns for columns in COLUMNS if columns <= context), _sizes(FEW_POSITIONS, context))
 
     def fit(self, feeds: Sequence[Feed]) -> Bucket | None:
         """The least bucket that takes these feeds; None if none does."""
@@ -65,6 +66,15 @@ class Buckets(NamedTuple):
 
     def all(self) -> list[Bucket]:
         return [Bucket(*sizes) for sizes in product(*self)]
+
+
+def _sizes(least: int, most: int) -> tuple[int, ...]:
+    """From `least` to `most`, which is one of them; none is more than half of the next."""
+    sizes = []
+    while 2 * least <= most:
+        sizes.append(least)
+        least *= GROWTH
+    return (*sizes, most)
 
 
 class StaticLinear(nn.Module):
@@ -209,6 +219,11 @@ def _cells(feed: Feed, context: int) -> list[list[int]]:
     return [[token, feed.start + at, feed.slot * context + feed.start + at] for at, token in enumerate(feed.tokens)]
 
 
+def mode_for(device: torch.device, backend: str) -> str | None:
+    """Of torch.compile. CUDA graphs are what "reduce-overhead" adds; backends other than the default have no modes."""
+    return "reduce-overhead" if device.type == "cuda" and backend == BACKEND else None
+
+
 def _aligned(positions: int) -> int:
     return -(-positions // ALIGNED) * ALIGNED
 
@@ -223,16 +238,15 @@ class CompiledRunner:
         context: int,
         vocabulary: int,
         buckets: Buckets | None = None,
-        backend: str = BACKEND,
+        backend: str | None = None,
     ) -> None:
         """Compiles, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does."""
-        shape = shape_of(model)
+        shape, backend = shape_of(model), backend or BACKEND
         self.buckets = buckets or Buckets.usual(slots, context)
         self._room, self._spare = _aligned(context), slots
         self.decoder = StaticDecoder(shape, model_of(model, shape, context, vocabulary), slots + 1, self._room).eval()
         self._device = self.decoder.embedding.device
-        # CUDA graphs are what "reduce-overhead" adds.
-        mode = "reduce-overhead" if self._device.type == "cuda" and backend == BACKEND else None
+        mode = mode_for(self._device, backend)
         self._compiled: Any = torch.compile(self.decoder, backend=backend, mode=mode, dynamic=False, fullgraph=True)
         self._warm_up()
 

@@ -18,6 +18,10 @@ from transformers.cache_utils import Cache
 from specwire.lm.interface import Feed
 from specwire.lm.windows import FULL_ATTENTION, SLIDING_ATTENTION, Window
 
+# A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
+# width would make a step of many sessions as many times as long.
+MOST_TOGETHER = 32
+
 
 class Batch(NamedTuple):
     """Index tensors of one ragged forward, B feeds padded to M columns over L positions."""
@@ -156,8 +160,18 @@ class HuggingFaceRunner:
         return self._cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        groups = [[feed] for feed in feeds] if self.alone else [feeds]
-        return torch.cat([rows for group in groups for rows in self._rows(group)])
+        rows: dict[int, torch.Tensor] = {}
+        for group in self._groups(feeds):
+            rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
+        return torch.cat([rows[feed.slot] for feed in feeds])
+
+    def _groups(self, feeds: Sequence[Feed]) -> list[list[Feed]]:
+        """Those that one forward computes."""
+        narrow = [feed for feed in feeds if not self._by_itself(feed)]
+        return [*([narrow] if narrow else []), *([feed] for feed in feeds if self._by_itself(feed))]
+
+    def _by_itself(self, feed: Feed) -> bool:
+        return self.alone or len(feed.tokens) > MOST_TOGETHER
 
     def _rows(self, feeds: Sequence[Feed]) -> Iterator[torch.Tensor]:
         batch = self._cache.batch = Batch.of(feeds, self._device)

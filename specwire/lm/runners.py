@@ -17,6 +17,7 @@ from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.int8 import check_int8, round_layers
 from specwire.lm.interface import AUTO, INT8, NONE, OPENVINO, TORCH, ModelError
 from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.memory import out_of_memory
 from specwire.lm.party import Rank
 from specwire.lm.windows import window_of
 
@@ -47,6 +48,7 @@ class How(NamedTuple):
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
 
+    What an allocator raises is let through (`specwire.lm.memory.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile.
     """
     if how.compiled:
@@ -57,8 +59,9 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         return _torch_runner(model, sizes, how), TORCH
     try:
         return _openvino_runner(model, sizes, how), OPENVINO
-    except ModelError as reason:
-        if how.runtime != AUTO:
+    except Exception as reason:
+        # OpenVINO needs more memory while it loads than torch does.
+        if how.runtime != AUTO or not (isinstance(reason, ModelError) or out_of_memory(reason)):
             raise
         logger.info("%s is served by torch: %s", type(model).__name__, reason)
         return _torch_runner(model, sizes, how), TORCH
@@ -75,6 +78,8 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         runner = CompiledRunner(model, *sizes)
         off = deviation(model, runner, *sizes, next(model.parameters()).dtype)
     except Exception as failure:  # unsuited, or whatever capturing, generating code or its compiler raises
+        if out_of_memory(failure):
+            raise
         raise ModelError(f"compiled: cannot compile this {name}: {first_line(failure)}") from failure
     if not off <= 1:
         raise ModelError(f"compiled: gives other logits than this {name} ({off:.1f} times the tolerance)")
@@ -106,6 +111,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
     except Exception as failure:  # whatever tracing, paging or compiling a model of a kind they do not know raises
+        if out_of_memory(failure):
+            raise
         raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
     finally:
         nn.Module.to(model, dtype)
@@ -148,6 +155,8 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
     except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
+        if out_of_memory(failure):
+            raise
         raise ModelError(f"{name} cannot be run with a cache by absolute position: {first_line(failure)}") from failure
     if not error <= 1:
         raise ModelError(

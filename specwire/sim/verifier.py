@@ -14,7 +14,8 @@ from typing import NamedTuple
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
 from specwire.core.running import Running, part_of
-from specwire.core.scheduler import Share, schedule
+from specwire.core.scheduler import schedule
+from specwire.core.shares import Share
 from specwire.core.speed import ForwardTimes
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession

@@ -19,6 +19,8 @@ from bench.gpu.steps import StepLine
 from bench.interval import estimate
 from scripts.figures import gpu_table
 from specwire.core.sampling import InvalidParameter
+from specwire.lm import compiled
+from specwire.lm.compiled import Buckets
 
 CPU = torch.device("cpu")
 AFTER = successors(128, 1)
@@ -48,9 +50,8 @@ def test_the_target_says_the_walk() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "oracle", "drafter"])
 def test_the_engine_says_the_walk_whoever_drafts(kind: str) -> None:
-    buckets = run._step_buckets(QUICK)
-    target = run.language_model(model("tiny", AFTER), QUICK, buckets)
-    draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, buckets)
+    target = run.language_model(model("tiny", AFTER), QUICK, QUICK.drafts + 1)
+    draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, 2)
     sources: dict[str, Source | None] = {
         "none": None,
         "oracle": Oracle(AFTER, 1.0, QUICK.drafts, seed=1),
@@ -100,13 +101,33 @@ def test_a_quick_measurement_ends_with_tables_and_a_file(tmp_path: Path, capsys:
     assert "cpu, not compiled: tiny" in gpu_table(written)
 
 
+def test_steps_are_measured_in_the_shapes_that_a_service_compiles() -> None:
+    whole = settings.settings_of(settings.parser().parse_args([]))
+    usual = Buckets.usual(whole.slots, whole.context)
+    assert run.buckets_of(whole, 8) == usual._replace(columns=(1, 4, 8))
+    assert run.buckets_of(whole, 2).columns == (1, 4)
+    assert {*whole.rows} <= {*usual.rows}
+    assert {*whole.windows} <= {*usual.columns}
+
+
+def test_a_compiled_measurement_runs_in_those_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through PyTorch's capture alone; its code generator takes minutes."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    words = ["--quick", "--compile", "--out", str(tmp_path / "gpu.json"), "--tokens", "8", "--sessions", "1"]
+    assert run.main([*words, "--rows", "1", "--windows", "1,4"]) == 0
+    assert "step of 1 sessions x 1 / its floor" in capsys.readouterr().out
+
+
 def test_what_cannot_be_measured_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "gpu.json")
     assert run.main(["--quick", "--device", "nowhere", "--out", out]) == 1
     assert run.main(["--quick", "--rows", "0", "--out", out]) == 2
     assert run.main(["--quick", "--draft", "llama-1b", "--out", out]) == 2
+    assert run.main(["--quick", "--tokens", "5", "--out", out]) == 2
     errors = capsys.readouterr().err
-    for words in ("nowhere", "rows: must each be at least 1", "another vocabulary"):
+    for words in ("nowhere", "rows: must each be at least 1", "another vocabulary", "tokens: must be at least 6"):
         assert words in errors
     with pytest.raises(InvalidParameter):
         settings.GpuSettings(acceptance=1.5)

@@ -10,7 +10,7 @@ from specwire.core.drafting import Pace
 from specwire.core.plan import Discipline, Plan, parse_plan
 from specwire.core.planner import Decided, Fixed
 from specwire.core.probing import PROBE_EVERY, PROBE_VERDICTS, PROBE_WINDOW
-from specwire.core.scheduler import MOST_WINDOW
+from specwire.core.shares import MOST_WINDOW
 from specwire.core.speed import ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}

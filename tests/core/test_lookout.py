@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from specwire.core.chain import SourceKind
 from specwire.core.lookout import MOST_REST, Lookout
-from specwire.core.scheduler import Share
+from specwire.core.shares import Share
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)

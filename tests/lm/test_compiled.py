@@ -6,12 +6,14 @@ Through PyTorch's capture and functionalisation, without its code generator: tha
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from specwire.lm import Feed, ModelError, load_model
+from specwire.lm import compiled as compiled_models
 from specwire.lm.cached import CachedLM
 from specwire.lm.compiled import Bucket, Buckets, CompiledRunner, packed
 from specwire.lm.interface import ModelInfo
@@ -76,7 +78,43 @@ def test_the_least_bucket_that_takes_the_feeds_is_used() -> None:
     assert BUCKETS.fit([one, wide]) == Bucket(3, 4, CONTEXT)
     assert BUCKETS.fit([Feed(0, 0, [1] * 5, 1)]) is None
     assert len(BUCKETS.all()) == 4
+
+
+def test_a_service_s_buckets_grow_by_fours_up_to_its_slots_and_its_context() -> None:
+    """A short text is not padded to the whole context: every layer would copy that, for each session of the bucket."""
     assert Buckets.usual(4, 32) == Buckets((1, 4), (1, 4, 8, 32), (32,))
+    assert Buckets.usual(1, 20) == Buckets((1,), (1, 4, 8), (20,))
+    assert Buckets.usual(128, 8192) == Buckets((1, 8, 32, 128), (1, 4, 8, 32), (512, 2048, 8192))
+    assert Buckets.usual(24, 4096).fit([Feed(0, 400, [1] * 5, 1)] * 3) == Bucket(8, 8, 512)
+
+
+def test_graphs_are_recorded_on_cuda_alone() -> None:
+    assert compiled_models.mode_for(torch.device("cuda:0"), "inductor") == "reduce-overhead"
+    assert compiled_models.mode_for(torch.device("cpu"), "inductor") is None
+    assert compiled_models.mode_for(torch.device("cuda:0"), "aot_eager") is None
+
+
+def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[str | None] = []
+    real = torch.compile
+
+    def compile_(model: torch.nn.Module, mode: str | None, **options: Any) -> Any:
+        modes.append(mode)
+        return real(model, mode=mode, **options)
+
+    monkeypatch.setattr(compiled_models, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled_models, "COLUMNS", (1, 4))
+    monkeypatch.setattr(torch, "compile", compile_)
+    model = build(config("llama"))
+    lm = load_model(save(model, tmp_path), slots=1, compiled=True)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, CompiledRunner)
+    assert modes == [None]
+    text = [5, 9, 4, 8, 6]
+    logits = torch.cat([lm.forward([Feed(0, 0, text[:2], 2)]), lm.forward([Feed(0, 2, text[2:], 3)])])
+    torch.testing.assert_close(logits, plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_what_is_padded_lies_in_the_spare_slot() -> None:

@@ -60,6 +60,15 @@ def test_sessions_that_do_not_fit_together_go_one_by_one(after: bool) -> None:
     assert rig.tokens == {handle: oracle(rig.lm, prompt, 40) for handle, prompt in prompts.items()}
 
 
+def test_a_window_that_does_not_fit_ends_nobody_s_text() -> None:
+    rig = Short(2)
+    rig.open(1, (5, 6))
+    rig.propose(1, chain(0, (5, 6), oracle(rig.lm, (5, 6), 8)))
+    rig.run()
+    assert rig.refused == []
+    assert rig.tokens == {1: oracle(rig.lm, (5, 6), 40)}
+
+
 def test_one_that_is_too_large_by_itself_is_told_so_and_the_others_go_on() -> None:
     rig = Short(LEAST_CHUNK - 1)
     rig.open(1, (5, 6, 7))
