@@ -74,7 +74,7 @@ def headline_table(results: dict[str, Any]) -> str:
         rows.append(["times textbook speculation at its best k", interval(far["to_textbook"]), "`make bench-wan`"])
     if BATCH.exists():
         bars = {bar["name"].partition(" (")[0]: bar for bar in json.loads(BATCH.read_text())["bars"]}
-        what = "16 sessions at once, drafting automatic, times drafting off"
+        what = "16 sessions at once, drafting automatic, times drafting off (forwards by OpenVINO)"
         rows.append([what, interval(bars["16 at once, automatic / off"]), "`make bench-batch`"])
         what = "times the better of transformers' static and continuous batches"
         rows.append([what, interval(bars["16 at once, automatic / the better peer"]), "`make bench-batch`"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,7 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tenso
 def main() -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)  # it warns at every call that it is kept
     answer_asker(BatchPeer().methods)
     return 0
 

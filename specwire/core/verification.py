@@ -305,7 +305,7 @@ class VerifySession:
             self.ngram.tested_us = self.ledger.elapsed_us
         if drafted:
             self.tested_us = self.ledger.elapsed_us
-        self._learn(decision, len(window), tested)
+        self._learn(decision, len(window), tested, late)
         self.text.extend(decision.tokens)
         if self.history is not None:
             self.history.extend(decision.tokens)
@@ -329,13 +329,18 @@ class VerifySession:
         self.finish = finish
         return decision if kept == len(decision.tokens) else decision.clipped(kept)
 
-    def _learn(self, decision: Decision, width: int, tested: int | None) -> None:
-        """How often the sources are right. Positions of the window behind the text's end were not tested."""
+    def _learn(self, decision: Decision, width: int, tested: int | None, late: Draft | None) -> None:
+        """How often the sources are right. Positions of the window behind the text's end were not tested.
+
+        Nor does a step without a window leave a chain untested: its token met the last row.
+        """
         if tested is not None:
             kept = min(width, len(decision.tokens))
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
         if self.sampling.guessed:
             self.chains.learn(self.position, decision.tokens, tested)
+        elif self.sampling.weighed and late is not None and width == 0 and self.source is not None:
+            self.chains.acceptance(self.source).observe(1, decision.accepted)
 
 
 def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[int]) -> NgramSource | PredictedSource:

@@ -51,22 +51,25 @@ def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = Fals
         apart: also to the last bit of the noise, whose logarithms kernels may round by where in a batch they stand.
 
     Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
-    log p is used without its normaliser, which is the same for all ids of a row.
+    log p is used without its normaliser, which is the same for all ids of a row. What reaches the host is the tokens.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
     if apart and len(rows) > 1:
         return [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     if all(row.sampling.temperature == 0.0 and not row.adjusted for row in rows):
-        return _greedy(logits, rows)
-    chosen = [0] * len(rows)
+        return _ids(_greedy(logits, rows))
+    chosen = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
     for members, pick in zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True):
         if members:
             part = [rows[member] for member in members]
-            picked = pick(adjusted(logits[members], part), part)
-            for member, token in zip(members, picked, strict=True):
-                chosen[member] = token
-    return chosen
+            chosen[members] = pick(adjusted(logits[members], part), part)
+    return _ids(chosen)
+
+
+def _ids(chosen: torch.Tensor) -> list[int]:
+    ids: list[int] = chosen.tolist()
+    return ids
 
 
 def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[int]]:
@@ -77,35 +80,32 @@ def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[in
     return kinds
 
 
-def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> list[int]:
+def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> torch.Tensor:
     return _best(logits)
 
 
-def _best(scores: torch.Tensor) -> list[int]:
+def _best(scores: torch.Tensor) -> torch.Tensor:
     """The place of each row's largest element, the first of several.
 
     On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
     """
     if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
-        found: list[int] = scores.numpy().argmax(axis=1).tolist()
-    else:
-        found = scores.argmax(dim=1).tolist()
-    return found
+        return torch.from_numpy(scores.numpy().argmax(axis=1))
+    return scores.argmax(dim=1)
 
 
-def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     noise = gumbel_rows([row.key for row in rows], logits.shape[1], logits.device)
     return _best(_scaled(logits, rows) + noise)
 
 
-def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
     scores = _filtered(logits, rows)
     count = int((scores > -torch.inf).sum(dim=1).max())
     best, ids = scores.topk(max(count, 1), dim=1)
     winners = (best + gumbel([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
-    tokens: list[int] = ids.gather(1, winners).squeeze(1).tolist()
-    return tokens
+    return ids.gather(1, winners).squeeze(1)
 
 
 @torch.inference_mode()

@@ -104,6 +104,19 @@ def test_the_judge_decides_and_its_decision_extends_the_text() -> None:
     assert session.drafts(9) == (), "the chain is contradicted"
 
 
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_step_without_a_window_tells_how_often_a_chain_is_right(accepted: bool) -> None:
+    """Else windows that were given up where they did not pay would never come back."""
+    session = opened(REJECTION)
+    session.offer(proposal(5, 6, 7))
+    before = session.chains.acceptance(1).rates(1)[0]
+    token, outcome = (5, Outcome.ACCEPTED) if accepted else (8, Outcome.RECOVERED)
+    session.resolve([token], (), judge=lambda width, late: Decision((token,), (outcome,)))
+    after = session.chains.acceptance(1).rates(1)[0]
+    assert after > before if accepted else after < before
+    assert session.chains.acceptance(0).rates(1)[0] == before
+
+
 def test_a_block_s_window_is_whole_or_nothing() -> None:
     session = opened(BLOCK, credit=6)
     session.offer(proposal(5, 6, 7))

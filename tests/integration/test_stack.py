@@ -70,6 +70,13 @@ def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
     return gathering.completion()
 
 
+def test_services_give_way_to_nobody(address: str, stack: Command, host: str) -> None:
+    """Ray would have its workers run behind whatever else the machine does, their own clients among it."""
+    assert address
+    for part in PARTS[host]:
+        assert os.getpriority(os.PRIO_PROCESS, stack.pid_of(part)) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_drafting_changes_no_token(address: str, plain: Completion) -> None:
     with Client(address) as client:
         drafted = client.complete(PROMPT, max_tokens=TOKENS, timeout=60.0)

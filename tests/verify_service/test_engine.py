@@ -95,6 +95,20 @@ def test_several_sessions_share_forwards() -> None:
     assert rig.engine.steps == 40
 
 
+def test_a_step_tells_each_link_once() -> None:
+    """Whatever it decides for however many of its sessions."""
+    rig = Rig(slots=8)
+    for handle in range(1, 7):
+        rig.open(handle, (handle, 2, 3), link=handle % 2, max_tokens=10)
+    rig.step()
+    before = len(rig.reports)
+    for _ in range(5):
+        rig.step()
+    told = rig.reports[before:]
+    assert len(told) == 5 * 2
+    assert {len(report.decided) for report in told} == {3}
+
+
 def test_long_prompt_comes_in_chunks_and_stalls_nobody() -> None:
     rig = Rig(context=2000)
     long = tuple(index % 60 + 1 for index in range(1500))

@@ -14,7 +14,7 @@ from specwire.core.verification import Allowance
 from specwire.lm import Feed
 from tests.lm.models import CONTEXT, build, config, poison, save
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.commands import Code, LinkLost
+from verify_service.commands import Code, LinkLost, Proposed
 
 SYSTEM = tuple(index % 50 + 3 for index in range(24))
 PROMPTS = {handle: (*SYSTEM, handle) for handle in (1, 2, 3)}
@@ -56,8 +56,8 @@ def replaced(rig: Rig, handle: int) -> None:
 Fault = Callable[[Rig, int], None]
 
 
-def begun() -> Rig:
-    rig = Rig()
+def begun(ngram: bool = True) -> Rig:
+    rig = Rig(ngram=ngram)
     for handle, prompt in PROMPTS.items():
         allowance = Allowance(0, len(prompt) + 4) if handle == 2 else FAR
         rig.open(handle, prompt, link=handle, sampling=SAMPLINGS[handle], allowance=allowance, scope=b"a")
@@ -98,11 +98,17 @@ def test_a_fault_of_one_session_changes_no_other_s_text(fault: Fault, during: bo
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: float) -> None:
-    """And nobody is ever given what its slot held, though others begin alike."""
-    rig = begun()
+@pytest.mark.parametrize("drafted", [False, True])
+def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: float, drafted: bool) -> None:
+    """And nobody is ever given what its slot held, though others begin alike. Where a draft token may have done it the
+    session goes on without any.
+    """
+    rig = begun(ngram=False)
     rig.tick(link=2, progress=((2, FAR),))
     rig.step()
+    if drafted:
+        proposal = chain(0, (*PROMPTS[2], *rig.tokens[2]), [5, 6])
+        rig.tick(link=2, proposals=(Proposed(2, proposal),))
     [broken] = [held.slot for held in rig.engine.roster if held.handle == 2]
     forward = rig.lm.forward
 
@@ -112,6 +118,7 @@ def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: fl
         first = 0
         for feed in feeds:
             if feed.slot == broken:
+                assert (feed.wanted > 1) == drafted
                 logits[first : first + feed.wanted] = value
             first += feed.wanted
         rig.lm.failed = frozenset({broken})  # type: ignore[misc]
@@ -121,7 +128,8 @@ def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: fl
     rig.lm.forward = poisoned  # type: ignore[method-assign]
     rig.step()
     rig.lm.failed = frozenset()  # type: ignore[misc]
-    if not rig.refused:  # a draft token's doing: its session goes on without
+    if drafted:
+        assert rig.refused == []
         rig.run()
         assert rig.tokens[2] == oracle(rig.lm, PROMPTS[2], 40, COUPLED)
     else:

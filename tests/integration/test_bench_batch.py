@@ -1,0 +1,39 @@
+"""Many sessions at once on tiny random models: real processes, no word about their speed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.batch import run
+from deploy.processes import descendants
+from tests.bench.tiny import save_pair
+
+
+@pytest.mark.timeout(240)
+def test_a_quick_measurement_ends_with_tables_a_file_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = save_pair(tmp_path)
+    out = tmp_path / "results" / "batch.json"
+    words = ["--quick", "--no-ray", "--runtime", "torch", "--dtype", "float32", "--out", str(out)]
+    before = set(descendants(os.getpid()))
+
+    code = run.main([*words, "--target", str(target), "--draft", str(draft)])
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert set(descendants(os.getpid())) <= before
+    found = json.loads(out.read_text())
+    rows = {"off", "on", "automatic", "padded", "continuous"}
+    assert {(row["level"], row["row"]) for row in found["rows"]} == {(level, row) for level in (1, 2) for row in rows}
+    assert all(row["label"] in printed for row in found["rows"])
+    assert all(line["outside"] is not None for line in found["rows"] if line["row"] == "off")
+    assert {load["row"] for load in found["loads"]} == {"off", "automatic"}
+    assert {"1 at once, automatic / off, alone", "2 at once, automatic / off"} <= {bar["name"] for bar in found["bars"]}
+    assert "specwire's forwards are computed by torch." in found["notes"]
+    assert str(tmp_path) not in out.read_text()
+    assert out.with_suffix(".png").stat().st_size > 10_000
