@@ -22,7 +22,10 @@ SEEDS = 16
 
 
 @pytest.mark.parametrize("drafter", DRAFTING)
-async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str) -> None:
+async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nobody waits for the drafter: on a busy machine a text of 40 ms may be over before anything is proposed.
+    longer = 1.0 if DRAFTING[drafter].patient else 4.0
+    monkeypatch.setitem(DRAFTING, drafter, replace(DRAFTING[drafter], delay_ms=longer * DRAFTING[drafter].delay_ms))
     for rule, found in (await run.exact(drafter, SESSIONS)).items():
         verdict = Verdict.of(drafter, rule, found)
         assert not verdict.refused, verdict
