@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 
-from specwire.core.chain import SourceKind
 from specwire.core.costs import StepCosts
-from specwire.core.running import part_of
+from specwire.core.ledger import part_of
 from specwire.core.scheduler import schedule
 from specwire.core.shares import Share
 from specwire.core.tail import Verdict
@@ -137,7 +136,7 @@ class Engine:
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
-        waited_us, rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
+        waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
@@ -145,7 +144,7 @@ class Engine:
         ]
         candidates = self._turns.ordered(shown, runnable)
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
-        plan = schedule(candidates, self._now_us(), V, rows, self._patient, waited_us)
+        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._budget.most_rows)
         self.tell()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
@@ -153,7 +152,6 @@ class Engine:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
             for share, held in shares:
                 held.lookout.planned(share, held.looked)
-            self._turns.took(shares)
             self._compute(shares)
         if self._scorer.busy:
             self.tell()
@@ -234,8 +232,8 @@ class Engine:
                 self.reception.fail(held, code, message)
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
-        """Nothing was decided. Prompts are fed in smaller chunks from the next step on; without any, each session is
-        tried alone, at last without its window, and one that is too large by itself is given up.
+        """Nothing was decided. Prompts are fed in smaller chunks from the next step on, and fewer draft tokens; without
+        any, each session is tried alone, and one that is too large by itself is given up.
         """
         logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
         for _, held in shares:
@@ -243,24 +241,18 @@ class Engine:
         if self._budget.lower([share for share, _ in shares]):
             return
         if len(shares) == 1:
-            self._relieve_one(*shares[0])
+            self._fail(shares, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
             return
         for share, held in shares:
             if self.roster.contains(held) and held.session.room > 0:
                 self._compute([(share, held)])
                 self.tell()
 
-    def _relieve_one(self, share: Share, held: Held) -> None:
-        """Nothing that is proposed to a session may be what ends it."""
-        if share.window:
-            self._compute([(share._replace(window=0, kind=SourceKind.DRAFTER), held)])
-        else:
-            self._fail([(share, held)], Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
-
     def _forward(self, parts: Sequence[Part]) -> None:
         with relief.watched():
             told, timings = self._choose(parts)
         failed = self.lm.failed
+        self._turns.took([(part.share, part.held) for part in parts])
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
         self._decide(parts, told, failed, timings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,15 +31,20 @@ def watched() -> Iterator[None]:
 
 
 class Budget:
-    """prefill_rows: how many tokens of waiting prompts a forward takes; fewer once it ran out of memory with them."""
+    """What a forward takes at most; less once it ran out of memory, and for good: what is free does not grow.
+
+    prefill_rows: tokens of waiting prompts. most_rows: in all, as far as draft tokens are concerned.
+    """
 
     def __init__(self) -> None:
         self.prefill_rows = PREFILL_ROWS
+        self.most_rows = math.inf
 
     def lower(self, shares: Sequence[Share]) -> bool:
         """A forward of `shares` was too large. Whether the next one will be smaller."""
-        widest = max(share.fresh for share in shares)
-        if widest <= LEAST_CHUNK:
-            return False
-        self.prefill_rows = max(LEAST_CHUNK, min(widest, self.prefill_rows) // 2)
-        return True
+        widest, windows = max(share.fresh for share in shares), sum(share.window for share in shares)
+        if widest > LEAST_CHUNK:
+            self.prefill_rows = max(LEAST_CHUNK, min(widest, self.prefill_rows) // 2)
+        elif windows:
+            self.most_rows = sum(share.rows for share in shares) - (windows + 1) // 2
+        return widest > LEAST_CHUNK or windows > 0

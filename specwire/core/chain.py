@@ -265,10 +265,15 @@ class Chains:
 
     def behind(self, position: int, window: Sequence[int]) -> Draft | None:
         """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source."""
+        source = self.first(position, window)
+        return None if source is None else self._live[source].drafts(position + len(window), 1)[0]
+
+    def first(self, position: int, window: Sequence[int] = ()) -> int | None:
+        """The lowest source whose live chain has a token behind `window`."""
         for source in sorted(self._live) if self._live else ():
             tokens = self._live[source].after(position, len(window) + 1)
             if len(tokens) > len(window) and tokens[: len(window)] == tuple(window):
-                return self._live[source].drafts(position + len(window), 1)[0]
+                return source
         return None
 
     def window(self, position: int, most: int) -> tuple[int, ...]:

@@ -41,6 +41,9 @@ MOST_FLOOR = 0.9
 EXTRA_WINDOW = 3
 
 LEAST_OVERHEAD_US = 200.0
+# Answers of a drafter on the verifier's host that the verifier does not test, one after the other: they cost, and bring
+# nothing.
+MOST_IGNORED = 16
 # A far drafter is not given up before so many of its tokens were held against the text.
 LEAST_COMPARED = 48.0
 
@@ -66,7 +69,7 @@ class Controller:
         self._draft_us: float | None = None
         self._overhead_us: float | None = None
         self._drafted_us = 0.0
-        self._verdicts = 0
+        self._verdicts = self._ignored = 0
         self._probing = Probing()
         self._beside = SideBySide(forward)
 
@@ -114,6 +117,7 @@ class Controller:
         if decided.tested:
             self._acceptance.observe(decided.tested, decided.accepted)
             self._calibration.settle(decided.accepted)
+        self._answered(decided)
         if decided.delay_us:
             overhead_us = max(0.0, decided.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
@@ -121,6 +125,13 @@ class Controller:
         self._verdicts += 1
         answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
         self._probing.verdict(answered, float(decided.delay_us))
+
+    def _answered(self, decided: Decided) -> None:
+        """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
+        if decided.tested:
+            self._ignored = 0
+        elif decided.delay_us:
+            self._ignored += 1
 
     def _observe_overhead(self, overhead_us: float) -> None:
         """A far drafter that is given up for its distance is heard once in 128 verdicts.
@@ -183,7 +194,7 @@ class Controller:
         speeds = [lockstep_rate(rates, window, draft_us, self._forward, overhead_us) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        if gain < LEAST_GAIN:
+        if gain < LEAST_GAIN or self._ignored >= MOST_IGNORED:
             return self._probe_or_off()
         if not self._calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", ASKING_FLOOR)

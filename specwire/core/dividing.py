@@ -7,13 +7,16 @@ is left to choose is n: that of the best expected rate. It may be 0, so on a ful
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import attrgetter, mul
+from operator import attrgetter, itemgetter, mul
 from typing import NamedTuple
 
 from specwire.core.chain import SourceKind
+from specwire.core.ledger import part_of
 from specwire.core.ngram import Guess
 from specwire.core.shares import MOST_WINDOW, Candidate, V
 from specwire.core.speed import AcceptanceByPosition, expected_tokens
@@ -24,8 +27,8 @@ LEAST_GAIN = 1.02
 # Where windows do not pay by what is known, that may be out of date, and only a test can tell: one that costs no more
 # than this share of the time since the last. A guess must decide so many tokens if all is well: what is known of it
 # comes from the text, so only V(m) is tested.
-PROBE_SHARE = 0.005
-PROBE_TOKENS = 1.5
+TESTED_SHARE = 0.005
+TESTED_TOKENS = 1.5
 # A token that is decided as seldom as this is not even considered: it takes time to consider.
 NEVER_DECIDED = 0.01
 
@@ -87,27 +90,39 @@ def filled(candidates: Sequence[Candidate]) -> Windows:
     return windows
 
 
-def divided(candidates: Sequence[Candidate], V: V) -> Windows:
-    """The windows of sessions each of which has a row in any case.
+def divided(candidates: Sequence[Candidate], V: V, most_rows: float = math.inf) -> Windows:
+    """The windows of sessions each of which has a row in any case; of a step of `most_rows`, if they leave any.
 
-    A session is charged for what its window costs them all (`running.part_of`), and its ledger must be able to bear
-    that if all of it is wrong.
+    A session is charged for what its window costs them all (`part_of`), and its ledger must be able to bear that if all
+    of it is wrong.
     """
-    pieces = _pieces(candidates, V)
     windows = Windows.without(len(candidates))
-    for piece in _chosen(pieces, len(candidates), V):
+    for piece in _chosen(_pieces(candidates, V), len(candidates), most_rows, V):
         windows.add(piece)
     for candidate in candidates:
         if not windows.of(candidate.slot).width:
-            _probe(candidate, windows, len(candidates), V)
+            _test(candidate, windows, len(candidates), most_rows, V)
     return windows
 
 
-def _chosen(pieces: Sequence[Piece], sessions: int, V: V) -> list[Piece]:
-    """As many of the best as pay; from the first one that its session could not bear, none of that session's."""
+def _chosen(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> list[Piece]:
+    """As many of the best as pay. Guesses have a hurdle that chains have not, so chains may do better alone."""
     if not pieces:
         return []
-    rows, tokens, left = sessions, float(sessions), sum(piece.gain for piece in pieces)
+    choices = [_longest(pieces, sessions, most_rows, V)]
+    chained = [piece for piece in pieces if piece.kind is SourceKind.DRAFTER]
+    if 0 < len(chained) < len(pieces):
+        choices.append(_longest(chained, sessions, most_rows, V))
+    _, best = max(choices, key=itemgetter(0))
+    return _borne(best, sessions, V)
+
+
+def _longest(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> tuple[float, list[Piece]]:
+    """As many from the first on as give the best expected rate, and that rate, less the hurdle.
+
+    From the first one that its session could not bear, none of that session's. All are tried: V(m) need not rise.
+    """
+    rows, tokens = sessions, float(sessions)
     best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
     widths: dict[int, int] = {}
     refused: set[int] = set()
@@ -115,21 +130,36 @@ def _chosen(pieces: Sequence[Piece], sessions: int, V: V) -> list[Piece]:
     for piece in pieces:
         slot = piece.candidate.slot
         width = widths.get(slot, 0) + piece.width
+        if rows + piece.width > most_rows:
+            break
         if slot in refused or not _bears(piece.candidate, sessions, rows + piece.width, width, V):
             refused.add(slot)
-            left -= piece.gain
             continue
-        step_us = V(rows + piece.width)
-        if tokens + left <= best_rate * step_us:
-            break  # not even if what is left cost nothing
         widths[slot] = width
-        rows, tokens, left = rows + piece.width, tokens + piece.gain, left - piece.gain
+        rows, tokens = rows + piece.width, tokens + piece.gain
         taken.append(piece)
         if piece.kind is not SourceKind.DRAFTER:
             hurdle = LEAST_GAIN
-        if tokens > hurdle * best_rate * step_us:
-            best_rate, kept = tokens / (hurdle * step_us), len(taken)
-    return taken[:kept]
+        rate = tokens / (hurdle * V(rows))
+        if rate > best_rate:
+            best_rate, kept = rate, len(taken)
+    return best_rate, taken[:kept]
+
+
+def _borne(pieces: Sequence[Piece], sessions: int, V: V) -> list[Piece]:
+    """Without the windows of sessions that could not bear what they would be charged: their part of what all windows
+    take together, of which the last rows may be the dear ones.
+    """
+    widths: Counter[int] = Counter()
+    for piece in pieces:
+        widths[piece.candidate.slot] += piece.width
+    windows = widths.total()
+    all_us = max(0.0, V(sessions + windows) - V(sessions))
+
+    def borne(piece: Piece) -> bool:
+        return piece.candidate.spare_us >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
+
+    return [piece for piece in pieces if borne(piece)]
 
 
 def _bears(candidate: Candidate, sessions: int, rows: int, width: int, V: V) -> bool:
@@ -147,9 +177,10 @@ def _pieces(candidates: Sequence[Candidate], V: V) -> list[Piece]:
 
 
 def _least_density(sessions: int, V: V) -> float:
-    """What a row must gain wherever V(m) rises least, taken at widths by powers of two: less cannot pay.
+    """What a row must gain where V(m) rises least on average, by widths that are powers of two: less hardly pays.
 
-    Most guesses in a batch gain less, and a step waits until all are weighed.
+    Most guesses in a batch gain less, and a step waits until all are weighed. Where V(m) rises in steps, a row that
+    happens to cost nothing may be forgone.
     """
     plain_us = V(sessions)
     widths, most = [1], MOST_WINDOW * sessions
@@ -207,28 +238,30 @@ def _whole(candidate: Candidate, width: int, acceptance: AcceptanceByPosition, k
     return Piece(gain / width, gain, width, candidate, kind)
 
 
-def _probe(candidate: Candidate, windows: Windows, sessions: int, V: V) -> None:
+def _test(candidate: Candidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
     """Give a session without a window one, where it is time to test whether that is right."""
-    piece = _untried(candidate, windows.rows, sessions, V) or _untested(candidate, windows.rows, V)
-    if piece is not None and _bears(candidate, sessions, windows.rows + piece.width, piece.width, V):
+    piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, V)
+    if piece is None or windows.rows + piece.width > most_rows:
+        return
+    if _bears(candidate, sessions, windows.rows + piece.width, piece.width, V):
         windows.add(piece)
 
 
-def _untried(candidate: Candidate, rows: int, sessions: int, V: V) -> Piece | None:
+def _chain_due(candidate: Candidate, rows: int, sessions: int, V: V) -> Piece | None:
     """The least of its chain; everybody waits for it."""
     width = min(_ends(candidate), default=0)
-    if not width or sessions * (V(rows + width) - V(rows)) > PROBE_SHARE * candidate.untried_us:
+    if not width or sessions * (V(rows + width) - V(rows)) > TESTED_SHARE * candidate.chain_untested_us:
         return None
     return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
 
 
-def _untested(candidate: Candidate, rows: int, V: V) -> Piece | None:
-    """Its guess, if that is a good one."""
+def _guess_due(candidate: Candidate, rows: int, V: V) -> Piece | None:
+    """Its guess, if that is a good one: seldom enough for nobody to be asked whether all others can wait for it."""
     guess = candidate.guess
-    if guess is None or not candidate.untested_us:
+    if guess is None or not candidate.guess_untested_us:
         return None
     width = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if width < 1 or V(rows + width) - V(rows) > PROBE_SHARE * candidate.untested_us:
+    if width < 1 or V(rows + width) - V(rows) > TESTED_SHARE * candidate.guess_untested_us:
         return None
     piece = _whole(candidate, width, guess.acceptance, guess.kind)
-    return piece if 1.0 + piece.gain >= PROBE_TOKENS else None
+    return piece if 1.0 + piece.gain >= TESTED_TOKENS else None

@@ -18,17 +18,6 @@ from specwire.core.verification import Allowance, VerifySession
 LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 
-def part_of(window: int, windows: int, sessions: int) -> float:
-    """What a session is charged of the time that a batch's windows take, as a multiple of that time.
-
-    Everybody waits for everybody's draft tokens, and each of a batch's `sessions` is charged for its own `window` of
-    all `windows` only, but for what it costs them all: who has the mean window is charged the whole time once. So the
-    batch never loses more than its sessions are allowed to lose on average, and nobody runs into debt by windows that
-    are not its own, which forgoing its own could never repay (docs/LOG.md).
-    """
-    return sessions * window / windows if windows else 1.0
-
-
 @dataclass(slots=True, eq=False)
 class Running:
     """`since_us`: when the time that the session's next verdict costs began."""
@@ -93,9 +82,9 @@ class Running:
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
             session.look() if look else None,
-            session.untested_us,
-            session.untried_us,
-            session.whole(MOST_WINDOW),
+            guess_untested_us=session.guess_untested_us,
+            chain_untested_us=session.chain_untested_us,
+            whole=session.whole(MOST_WINDOW),
         )
 
     def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> Answer:

@@ -6,6 +6,7 @@ prompt is in the cache. Prompts come in chunks under a budget: a long one delays
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from specwire.core.chain import SourceKind
@@ -25,12 +26,13 @@ def schedule(
     prefill_rows: int = PREFILL_ROWS,
     patient: bool = False,
     waited_us: float = 0.0,
+    most_rows: float = math.inf,
 ) -> Plan:
     """Plan a step. V(m): expected microseconds of a step of m rows.
 
     patient: wait for all that is due and test all of it, whatever it costs, and keep no ledger. Textbook speculation,
     and streaming with a verifier that waits, are measured so; nobody is served so. waited_us: since the last step;
-    patience has an end too.
+    patience has an end too. most_rows: beyond which a step of sessions that decode is given no draft token.
     """
     decoding = [candidate for candidate in candidates if candidate.uncached == 1]
     prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
@@ -39,7 +41,7 @@ def schedule(
             return Plan((), now_us + PATIENCE_US - waited_us)
         windows = filled(decoding)
     else:
-        windows = divided(decoding, V)
+        windows = divided(decoding, V, most_rows)
     shares = [_share(each.slot, windows) for each in decoding]
     if patient or prompts:
         return Plan((*shares, *prompts))

@@ -38,8 +38,8 @@ class Candidate(NamedTuple):
             costs others included.
         missing: draft tokens that are due and not at hand.
         guess: what the verifier itself proposes.
-        untested_us: time spent since such a guess was last tested.
-        untried_us: the same of a token of a chain.
+        guess_untested_us: time spent since such a guess was last tested.
+        chain_untested_us: the same of a token of a chain.
         whole: the only widths that a window of the chain may have; None where it may have any.
     """
 
@@ -52,8 +52,8 @@ class Candidate(NamedTuple):
     awaited: Awaited | None = None
     missing: int = 0
     guess: Guess | None = None
-    untested_us: float = 0.0
-    untried_us: float = 0.0
+    guess_untested_us: float = 0.0
+    chain_untested_us: float = 0.0
     whole: tuple[int, ...] | None = None
 
 

@@ -171,12 +171,12 @@ class VerifySession:
         return verdicts
 
     @property
-    def untested_us(self) -> float:
+    def guess_untested_us(self) -> float:
         """Time spent since a guess from the text was last tested."""
         return self.ledger.elapsed_us - self.ngram.tested_us if self.ngram is not None else 0.0
 
     @property
-    def untried_us(self) -> float:
+    def chain_untested_us(self) -> float:
         """Time spent since a token of a chain was last tested."""
         return self.ledger.elapsed_us - self.tested_us
 
@@ -339,8 +339,8 @@ class VerifySession:
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
         if self.sampling.guessed:
             self.chains.learn(self.position, decision.tokens, tested)
-        elif self.sampling.weighed and late is not None and width == 0 and self.source is not None:
-            self.chains.acceptance(self.source).observe(1, decision.accepted)
+        elif late is not None and width == 0 and (source := self.chains.first(self.position)) is not None:
+            self.chains.acceptance(source).observe(1, decision.accepted)
 
 
 def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[int]) -> NgramSource | PredictedSource:

@@ -64,7 +64,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         if how.runtime != AUTO or not (isinstance(reason, ModelError) or out_of_memory(reason)):
             raise
         logger.info("%s is served by torch: %s", type(model).__name__, reason)
-        return _torch_runner(model, sizes, how), TORCH
+    # Behind the block: an exception that is looked at keeps alive what OpenVINO had begun to build.
+    return _torch_runner(model, sizes, how), TORCH
 
 
 def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
@@ -103,8 +104,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         from specwire.lm.openvino_runner import OpenvinoRunner
     except ImportError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
-    model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
     try:
+        model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
         runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization == INT8)
         _round(model, how)
         off = deviation(model, runner, *sizes, dtype)

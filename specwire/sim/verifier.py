@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
-from specwire.core.running import Running, part_of
+from specwire.core.ledger import part_of
+from specwire.core.running import Running
 from specwire.core.scheduler import schedule
 from specwire.core.shares import Share
 from specwire.core.speed import ForwardTimes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.chain import Proposal
-from specwire.core.controller import Controller
+from specwire.core.controller import MOST_IGNORED, Controller
 from specwire.core.drafting import Pace
 from specwire.core.plan import Discipline, Plan, parse_plan
 from specwire.core.planner import Decided, Fixed
@@ -182,6 +182,22 @@ def test_probes_cost_no_more_than_their_share_of_the_time(price_us: int) -> None
         subject.observe_verdict(Decided(0, (999,), 1 if probing else 0, 0, price_us if probing else 0))
     assert begun >= 2
     assert spent_us <= 0.01 * elapsed_us + price_us
+
+
+def test_a_drafter_whose_answers_nobody_tests_is_put_off_until_one_is_tested() -> None:
+    """A full verifier has no row for them, and on its host they take time from it."""
+    subject = controller()
+    learn(subject, draft_us=500, accepted=6, times=20)
+    for verdict in range(MOST_IGNORED):
+        assert subject.plan().discipline is Discipline.LOCKSTEP
+        subject.observe_verdict(Decided(verdict, (1,), 0, 0, delay_us=2_000))
+    assert subject.plan().discipline is Discipline.OFF
+    for verdict in range(2 * PROBE_EVERY):
+        subject.observe_verdict(Decided(verdict, (1,), 0, 0, delay_us=0))
+    assert subject.plan().reason == "probe"
+    observe(subject, 1, tested=2, accepted=2, drafting_us=1_000, delay_us=2_000)
+    assert subject.plan().discipline is Discipline.LOCKSTEP
+    assert subject.plan().reason != "probe"
 
 
 def test_a_drafter_that_improves_is_switched_on_again() -> None:

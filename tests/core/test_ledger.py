@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specwire.core.ledger import TOLERATED_SHARE, TOLERATED_STEPS, Ledger
-from specwire.core.running import part_of
+from specwire.core.ledger import TOLERATED_SHARE, TOLERATED_STEPS, Ledger, part_of
 
 V = 1000.0
 TOKENS = 256

@@ -105,9 +105,10 @@ def test_the_judge_decides_and_its_decision_extends_the_text() -> None:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_a_step_without_a_window_tells_how_often_a_chain_is_right(accepted: bool) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical(0.3,0.09)"])
+def test_a_step_without_a_window_tells_how_often_a_chain_is_right(rule: str, accepted: bool) -> None:
     """Else windows that were given up where they did not pay would never come back."""
-    session = opened(REJECTION)
+    session = opened(with_rule(Sampling(1.0, seed=3), rule))
     session.offer(proposal(5, 6, 7))
     before = session.chains.acceptance(1).rates(1)[0]
     token, outcome = (5, Outcome.ACCEPTED) if accepted else (8, Outcome.RECOVERED)

@@ -21,7 +21,7 @@ class Short(Rig):
 
     def __init__(self, most: int, after: bool = False, error: type[Exception] = MemoryError, **options: Any) -> None:
         super().__init__(context=1200, **options)
-        self.most, self.widest = most, 0
+        self.most, self.widest, self.failures = most, 0, 0
         forward = self.lm.forward
 
         def bounded(feeds: Sequence[Feed]) -> torch.Tensor:
@@ -29,6 +29,7 @@ class Short(Rig):
             if after and rows > self.most:
                 forward(feeds)
             if rows > self.most:
+                self.failures += 1
                 raise error("out of memory")
             self.widest = max(self.widest, rows)
             return forward(feeds)
@@ -61,12 +62,32 @@ def test_sessions_that_do_not_fit_together_go_one_by_one(after: bool) -> None:
 
 
 def test_a_window_that_does_not_fit_ends_nobody_s_text() -> None:
+    """And costs it a few forwards, not one in each step: what fits is remembered."""
     rig = Short(2)
     rig.open(1, (5, 6))
-    rig.propose(1, chain(0, (5, 6), oracle(rig.lm, (5, 6), 8)))
+    rig.step()
+    text = (5, 6, *rig.tokens[1])
+    rig.propose(1, chain(0, text, oracle(rig.lm, text, 38)))
     rig.run()
     assert rig.refused == []
     assert rig.tokens == {1: oracle(rig.lm, (5, 6), 40)}
+    assert 1 <= rig.failures <= 5
+    assert rig.widest == 2
+
+
+def test_sessions_that_fit_without_their_windows_stay_together() -> None:
+    rig = Short(4, ngram=False)
+    prompts = {handle: (handle,) for handle in (1, 2, 3, 4)}
+    for handle, prompt in prompts.items():
+        rig.open(handle, prompt)
+    rig.step()
+    for handle, prompt in prompts.items():
+        text = (*prompt, *rig.tokens[handle])
+        rig.propose(handle, chain(0, text, oracle(rig.lm, text, 38)))
+    rig.run()
+    assert rig.tokens == {handle: oracle(rig.lm, prompt, 40) for handle, prompt in prompts.items()}
+    assert 1 <= rig.failures <= 6
+    assert rig.engine.steps == 40
 
 
 def test_one_that_is_too_large_by_itself_is_told_so_and_the_others_go_on() -> None:
