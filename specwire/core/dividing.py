@@ -256,7 +256,7 @@ def _chain_due(candidate: Candidate, rows: int, sessions: int, V: V) -> Piece | 
 
 
 def _guess_due(candidate: Candidate, rows: int, V: V) -> Piece | None:
-    """Its guess, if that is a good one: seldom enough for nobody to be asked whether all others can wait for it."""
+    """Its guess, if that is a good one. By what it costs its own session: others' guesses are hardly due as well."""
     guess = candidate.guess
     if guess is None or not candidate.guess_untested_us:
         return None
