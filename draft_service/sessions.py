@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 # How long after a forward a constraint may answer before its token is drafted without.
 MOST_LATE_S = 0.02
-# Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
-# After an advance: the corrected token, and one more.
+# A longer feed is part of a long text. After an advance it is the corrected token, and one more.
 LONGEST_OWN_FEED = 2
+# Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
 PREFILL_ROWS = 256
 
 Key = tuple[Link, int]

@@ -13,7 +13,7 @@ from specwire.rpc.errors import StatusError
 async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store: SessionStore) -> tuple[int, ...]:
     """Prompt and output of the session `parent`, all of them: the end-of-sequence id, and a stop string's, too.
 
-    None where no parent is named.
+    Empty where no parent is named.
 
     Raises:
         StatusError: NOT_FOUND; FAILED_PRECONDITION, it has not ended, or its ids mean something else here.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
+from specwire.client import Chunk
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, stack
 
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "HOW_IT_WORKS.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| .+ \|$", re.MULTILINE)
 MOST_FILES = 9
+ENTERED = re.compile(r"enters\s+(\d+) files, (\d+) functions, ([\d,]+) lines")
+PRODUCT = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
 Step = tuple[str, str]
 
 
@@ -31,19 +35,55 @@ def recorded(wanted: set[Step]) -> Iterator[list[Step]]:
     names = {(str(ROOT / file), function): (file, function) for file, function in wanted}
     found: list[Step] = []
 
+    def enter(code: CodeType) -> None:
+        step = names.get((code.co_filename, code.co_qualname))
+        if step is not None:
+            found.append(step)
+
+    with traced(enter):
+        yield found
+
+
+@contextmanager
+def traced(enter: Callable[[CodeType], None]) -> Iterator[None]:
+    """`enter` is called with each Python function that this thread, or one started meanwhile, enters."""
+
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
-            step = names.get((frame.f_code.co_filename, frame.f_code.co_qualname))
-            if step is not None:
-                found.append(step)
+            enter(frame.f_code)
 
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        yield found
+        yield
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+
+
+class SteadyWay:
+    """What is entered between the 100th and the 300th token of a completion: neither its begin, nor its end."""
+
+    def __init__(self) -> None:
+        self.steady = False
+        self._calls: Counter[CodeType] = Counter()
+
+    def enter(self, code: CodeType) -> None:
+        if self.steady:
+            self._calls[code] += 1
+
+    def functions(self) -> list[CodeType]:
+        """The product's own that are entered for every second verdict or more often, which timers are not."""
+        rooms = tuple(f"{ROOT / room}/" for room in PRODUCT)
+        own = [code for code in self._calls if code.co_filename.startswith(rooms)]
+        verdicts = next(self._calls[code] for code in own if code.co_qualname == "VerifySession.resolve")
+        return [code for code in own if self._calls[code] >= verdicts / 2]
+
+    def figures(self) -> tuple[int, int, int]:
+        """Files, functions, lines of code in these functions."""
+        functions = self.functions()
+        lines = {(code.co_filename, line) for code in functions for *_, line in code.co_lines() if line}
+        return len({code.co_filename for code in functions}), len(functions), len(lines)
 
 
 def test_the_table_is_short_and_numbered() -> None:
@@ -78,3 +118,19 @@ async def test_another_way_is_noticed() -> None:
         "orchestrator/store/redis.py",
         "RedisStore.append",
     )
+
+
+async def test_a_steady_token_enters_no_more_than_the_page_says() -> None:
+    stated = ENTERED.search(PAGE)
+    assert stated is not None
+    way = SteadyWay()
+    with RedisServer() as redis, traced(way.enter):
+        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url) as running:
+            received = 0
+            async for event in running.client.generate(list(PROMPT), max_tokens=400, ngram=False):
+                received += len(event.tokens) if isinstance(event, Chunk) else 0
+                way.steady = 100 < received < 300
+    seen = dict(zip(("files", "functions", "lines"), way.figures(), strict=True))
+    said = dict(zip(seen, (int(figure.replace(",", "")) for figure in stated.groups()), strict=True))
+    # A twentieth: on a slow machine a timer may fire for every second verdict.
+    assert all(0.95 * said[each] <= seen[each] <= 1.05 * said[each] for each in seen), (seen, said)

@@ -50,7 +50,7 @@ class LongestWait:
 
 
 class WaitingRoom:
-    """Invariant: holds exactly the roster's sessions that have no slot."""
+    """Invariant: holds the sessions without a slot, except parked ones: those ask for none until they have room."""
 
     def __init__(self) -> None:
         self._numbers = count()
