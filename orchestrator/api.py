@@ -31,9 +31,9 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
-        streams = [
-            self._generating.generate(each, tenant, left, traceparent=parent) for each in single_requests(request)
-        ]
+        singles = single_requests(request)
+        (seed,) = await self._generating.seeds.of(request, tenant)
+        streams = [self._generating.generate(each, tenant, left, seed, traceparent=parent) for each in singles]
         async with aclosing(merged(streams)) as parts:
             async for choice, part in parts:
                 yield replies.generate_response(part, choice)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from orchestrator.requests import SEED_BITS
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import generation_pb2 as pb
 
@@ -18,7 +16,7 @@ T = TypeVar("T")
 
 
 def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
-    """What each of the request's completions is asked for; all share a seed, drawn here if there is none.
+    """What each of the request's completions is asked for; whoever begins them gives all the same seed.
 
     Raises:
         InvalidParameter: too many, or what makes sense for one only.
@@ -31,15 +29,14 @@ def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
         raise InvalidParameter("choice", f"must be 0 where n is {request.n}, not {request.sampling.choice}")
     if request.request_id:
         raise InvalidParameter("request_id", f"stands for one session, so n must be 1, not {request.n}")
-    seed = request.sampling.seed if request.sampling.HasField("seed") else secrets.randbits(SEED_BITS)
-    return [_single(request, choice, seed) for choice in range(request.n)]
+    return [_single(request, choice) for choice in range(request.n)]
 
 
-def _single(request: pb.GenerateRequest, choice: int, seed: int) -> pb.GenerateRequest:
+def _single(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
     single = pb.GenerateRequest()
     single.CopyFrom(request)
     single.ClearField("n")
-    single.sampling.choice, single.sampling.seed = choice, seed
+    single.sampling.choice = choice
     return single
 
 

@@ -16,7 +16,7 @@ from orchestrator import replies
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Guess
 from orchestrator.repeats import Repeats
-from orchestrator.requests import record_of
+from orchestrator.requests import Seeds, record_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, StoredSession
@@ -47,6 +47,8 @@ class Generating:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._repeats = Repeats(orchestrator)
+        options = orchestrator.options
+        self.seeds = Seeds(orchestrator.store, options.session_ttl + options.retention)
 
     def tenant(self, metadata: Metadata) -> str:
         """Who calls. StatusError (UNAUTHENTICATED) for whoever has no right to."""
@@ -58,6 +60,7 @@ class Generating:
         request: pb.GenerateRequest,
         tenant: str,
         time_left: float | None,
+        seed: int,
         reached: tuple[int, int] | None = None,
         trace: Trace | None = None,
         traceparent: str = "",
@@ -65,6 +68,7 @@ class Generating:
         """A session's events, from its start to its end. It is cancelled when the caller closes this.
 
         time_left: seconds until the caller's deadline, None for none.
+        seed: taken where the request has none (`seeds`).
         reached: of a caller that comes back, by its request id: the position before which it has everything, and the
             hash of the text before it. See `orchestrator.watching`.
         trace: is told what happens in the session from now on; must not block.
@@ -72,7 +76,7 @@ class Generating:
         """
         target = await self.target_for(request, tenant)
         before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
-        record = await record_of(request, target, tenant, before)
+        record = await record_of(request, target, tenant, seed, before)
         driver = await self._traced(record, time_left, traceparent)
         if reached is not None or request.take_over:  # whoever drove it may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.record.session_id, take_over=True)

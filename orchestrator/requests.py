@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import secrets
 import time
 
 from orchestrator.link import Info
-from orchestrator.store import SessionRecord
+from orchestrator.statuses import store_statuses
+from orchestrator.store import SessionRecord, SessionStore
 from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
 from specwire.core.admission import check_priority
@@ -19,16 +21,18 @@ from specwire.text import check_stops, encode
 from specwire.v1 import common_pb2, generation_pb2
 
 MOST_REQUEST_ID = 128
-SEED_BITS = 64
+# As many as a number has in every language's JSON, so that a seed that is told can be asked for again.
+DRAWN_SEED_BITS = 53
+SECRET_BYTES = 32
 DIGEST_BYTES = 16
 # Bytes of text from which encoding takes long enough for other sessions to feel it.
 LONG_TEXT = 4096
 
 
 async def record_of(
-    request: generation_pb2.GenerateRequest, target: Target, tenant: str, before: tuple[int, ...] = ()
+    request: generation_pb2.GenerateRequest, target: Target, tenant: str, seed: int, before: tuple[int, ...] = ()
 ) -> SessionRecord:
-    """A new session's record. `before`: tokens that its prompt goes on behind.
+    """A new session's record. seed: taken where the request has none. before: tokens that its prompt goes on behind.
 
     Raises:
         InvalidParameter: names the field and the value.
@@ -38,7 +42,6 @@ async def record_of(
     prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, info.context)
     drafting, ngram = drafting_of(request.drafting)
-    seed = secrets.randbits(SEED_BITS)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
     stopping = stopping_of(request.stopping, info, info.context - len(prompt))
     check_constraint(sampling.constraint, stopping, info.eos_ids)
@@ -63,6 +66,38 @@ async def record_of(
         parent=request.parent,
         request_digest=digest_of(request) if request.request_id else "",
     )
+
+
+class Seeds:
+    """The seeds of requests, drawn for those that give none. One for all of an orchestrator's calls.
+
+    A request with an id has the same one each time, at all orchestrators with the same log, for a repeated call may
+    begin sessions that the first one did not get to. Nobody can tell it before, or from another tenant's or prompt's.
+    """
+
+    def __init__(self, store: SessionStore, kept_s: float) -> None:
+        """kept_s: for how long from now a request with an id may be repeated."""
+        self._store = store
+        self._kept_s = kept_s
+        self._secret = b""
+
+    async def of(self, request: generation_pb2.GenerateRequest, tenant: str, prompts: int = 1) -> list[int]:
+        """For each of its prompts, one for all of its completions. StatusError: the log does not answer."""
+        if request.sampling.HasField("seed"):
+            return [request.sampling.seed] * prompts
+        if not request.request_id:
+            return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(prompts)]
+        with store_statuses():  # each time: a log that was lost has its secret again from whoever still knows it
+            proposed = self._secret or secrets.token_bytes(SECRET_BYTES)
+            self._secret = await self._store.shared_secret(proposed, self._kept_s)
+        return [keyed_seed(self._secret, tenant, request.request_id, prompt) for prompt in range(prompts)]
+
+
+def keyed_seed(secret: bytes, tenant: str, request_id: str, prompt: int) -> int:
+    """HMAC-SHA256, its first bits; no other three give the same message."""
+    message = f"{len(tenant)}:{tenant}{len(request_id)}:{request_id}{prompt}".encode()
+    digest = hmac.digest(secret, message, "sha256")
+    return int.from_bytes(digest, "big") >> len(digest) * 8 - DRAWN_SEED_BITS
 
 
 def digest_of(request: generation_pb2.GenerateRequest) -> str:

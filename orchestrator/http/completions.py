@@ -62,10 +62,12 @@ class Completions:
     async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:
         requests = sessions_of(wish, prompts)
         places = _places(call, wish, len(requests))
-        generate, parent = self._service.generating.generate, call.headers.get(TRACEPARENT, "")
+        generating, parent = self._service.generating, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
-        asked = zip(requests, reached, strict=True)
-        events = merged([generate(each, call.tenant, wish.timeout, at, traceparent=parent) for each, at in asked])
+        seeds = await generating.seeds.of(wish.template, call.tenant, len(prompts))
+        asked = zip(requests, [seed for seed in seeds for _ in range(wish.n)], reached, strict=True)
+        more = (call.tenant, wish.timeout)
+        events = merged([generating.generate(each, *more, seed, at, traceparent=parent) for each, seed, at in asked])
         echoed = [_echo(each, served) if wish.echo else "" for each in requests]
         answer = Answer(shape, wish, served, echoed, places)
         if wish.stream:

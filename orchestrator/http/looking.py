@@ -55,7 +55,9 @@ class Looking:
         if len(requests) != 1:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
         watched = Watched(served)
-        parts = self._service.generating.generate(requests[0], call.tenant, wish.timeout, trace=watched.note)
+        generating = self._service.generating
+        (seed,) = await generating.seeds.of(wish.template, call.tenant)
+        parts = generating.generate(requests[0], call.tenant, wish.timeout, seed, trace=watched.note)
         quiet = self._service.orchestrator.options.sse_keep_alive
         return EventStream(watched.stream(parts), quiet)
 

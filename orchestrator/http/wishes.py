@@ -5,8 +5,6 @@ Values are checked where those of gRPC are (`orchestrator.requests`), so that bo
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from dataclasses import dataclass
 
 from orchestrator.http.chat import take_prediction
@@ -25,8 +23,6 @@ COMPLETION_TOKENS = 16
 MOST_CHOICES = 64
 MOST_TIMEOUT_S = 86_400.0
 SEED_BITS = 64
-# As many as a number has in every language's JSON, so that a seed that is told can be asked for again.
-DRAWN_SEED_BITS = 53
 
 DRAFTING = {
     "auto": pb.DRAFTING_AUTOMATIC,
@@ -64,23 +60,11 @@ class Wish:
         request = pb.GenerateRequest(n=self.n)
         request.MergeFrom(self.template)
         request.ClearField("request_id")  # of several sessions each has its own
-        if not request.sampling.HasField("seed"):
-            request.sampling.seed = drawn_seed(self.template.request_id)
         if isinstance(prompt, str):
             request.text = prompt
         else:
             request.tokens.ids.extend(prompt)
         return request
-
-
-def drawn_seed(request_id: str) -> int:
-    """A seed for who gives none. Of a request that may be repeated the same each time: its sessions share one, and a
-    repetition may begin some of them.
-    """
-    if not request_id:
-        return secrets.randbits(DRAWN_SEED_BITS)
-    digest = hashlib.blake2b(request_id.encode(), digest_size=SEED_BITS // 8).digest()
-    return int.from_bytes(digest, "big") >> SEED_BITS - DRAWN_SEED_BITS
 
 
 def take_chat(fields: Fields, request_id: str) -> Wish:

@@ -266,6 +266,10 @@ class SessionStore(Protocol):
         """Have a request id stand for nothing, if it stands for that session."""
         ...
 
+    async def shared_secret(self, proposed: bytes, ttl_s: float) -> bytes:
+        """What only those know who use this log: what was proposed first, kept for at least `ttl_s` from now."""
+        ...
+
     async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
         """Enter these sessions, or say that their owner lives: they are missed unless called again `within_s`.
 

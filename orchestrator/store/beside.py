@@ -1,4 +1,4 @@
-"""The Lua scripts of what stands beside the logs, each key in a slot of its own: request ids, and rolls."""
+"""The Lua scripts of what stands beside the logs, each key in a slot of its own: request ids, a secret, rolls."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ return {{0, session, digest}}
 UNBIND = f"""{HELD}
 if session == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return {{0}}
+"""
+
+# KEYS: the secret's key. ARGV: what it is unless there is one, ttl_ms. Reply: {OK, the secret}. What has another length
+# was made by nobody here.
+SECRET = """
+local held = redis.call('GET', KEYS[1])
+if not held or #held ~= #ARGV[1] then
+  held = ARGV[1]
+  redis.call('SET', KEYS[1], held)
+end
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
+return {0, held}
 """
 
 # KEYS: a roll. ARGV: within_ms, ttl_ms, session ids ... Reply: {OK}.

@@ -70,6 +70,7 @@ class MemoryStore:
         # By model, of each running session the instant at which it is missed.
         self._rolls: dict[str, dict[str, float]] = {}
         self._looked = 0.0
+        self._secret = b""
 
     async def create(
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
@@ -208,6 +209,10 @@ class MemoryStore:
         held = self._binding((tenant, request_id))
         if held is not None and held.of.session_id == session_id:
             del self._requests[tenant, request_id]
+
+    async def shared_secret(self, proposed: bytes, ttl_s: float) -> bytes:
+        self._secret = self._secret or proposed
+        return self._secret
 
     async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
         missed = self._clock() + within_s

@@ -34,7 +34,7 @@ from orchestrator.store.errors import (
     other_fence,
 )
 from orchestrator.store.lanes import Reply, Script
-from orchestrator.store.scripts import NO_DIGEST, Answer, request_key, roll_key, session_keys
+from orchestrator.store.scripts import NO_DIGEST, SECRET_KEY, Answer, request_key, roll_key, session_keys
 from orchestrator.store.snapshot import stored_session, stored_tail
 from specwire.core.limits import FinishReason
 from specwire.redis.lines import Argument, Lines, Node
@@ -60,12 +60,13 @@ class RedisStore:
     BIND = Script(beside.BIND)
     BOUND = Script(beside.BOUND, writes=False)
     UNBIND = Script(beside.UNBIND)
+    SECRET = Script(beside.SECRET)
     CALL_ROLL = Script(beside.CALL_ROLL, repeated=True)
     STRIKE = Script(beside.STRIKE, repeated=True)
     MISSED = Script(beside.MISSED)
     PING = Script(scripts.PING, writes=False)
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, CANCEL, DELETE)
-    SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, CALL_ROLL, STRIKE, MISSED, PING)
+    SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
     def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
         self._lines = lines
@@ -205,6 +206,9 @@ class RedisStore:
 
     async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
         await self._batcher.call(self.UNBIND, [request_key(tenant, request_id)], session_id)
+
+    async def shared_secret(self, proposed: bytes, ttl_s: float) -> bytes:
+        return _bytes((await self._batcher.call(self.SECRET, [SECRET_KEY], proposed, _ms(ttl_s)))[1])
 
     async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
         for some in _portions(session_ids):

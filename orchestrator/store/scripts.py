@@ -13,6 +13,7 @@ Beside them, each in a slot of its own:
 
     specwire:request:HASH        the session that a request id is bound to, the digest of its request (or -), and when
                                  it was bound, with spaces between them
+    specwire:secret              what the seeds of requests with an id are made with
     specwire:running:HASH        a model's roll: a sorted set of running sessions by when they are missed
 
 Every script in which an owner writes sets the time to live of all three, so that what is left of it tells how long the
@@ -42,6 +43,7 @@ class Answer(IntEnum):
 # What Lua makes of a damaged lifetime.
 LIFETIME_MS = 3_600_000
 NO_DIGEST = "-"
+SECRET_KEY = "specwire:secret"
 
 
 def session_keys(session_id: str) -> tuple[str, str, str]:

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import redis.asyncio
 
-from orchestrator.store.scripts import request_key, roll_key, session_keys
+from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
 from orchestrator.tenants import ANONYMOUS
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.faults.streams import PROMPT
 from tests.fuzz.services import LIMIT_S, OURS, Services
-from tests.fuzz.values import META, OUTCOMES, REQUEST, ROLL, TOKENS, Damage, damage_key
+from tests.fuzz.values import META, OUTCOMES, REQUEST, ROLL, SECRET, TOKENS, Damage, damage_key
 
 # What stands in a key of another type is Redis' refusal, and so the log that cannot be used.
 FORBIDDEN = {*OURS} - {grpc.StatusCode.UNAVAILABLE}
@@ -88,8 +88,12 @@ def _code(call: Callable[[Begun], Any], begun: Begun) -> grpc.StatusCode:
 
 async def _spoil(services: Services, url: str, begun: Begun, damage: list[Damage]) -> None:
     keys = dict(zip((META, TOKENS, OUTCOMES), session_keys(begun.session_id), strict=True))
-    keys |= {ROLL: roll_key(services.weights), REQUEST: request_key(ANONYMOUS, begun.request.request_id)}
+    keys |= {
+        ROLL: roll_key(services.weights),
+        SECRET: SECRET_KEY,
+        REQUEST: request_key(ANONYMOUS, begun.request.request_id),
+    }
     async with redis.asyncio.Redis.from_url(url) as client:
         for each in damage:
-            if not (each.key == ROLL and each.other_type):  # that is all sessions' own
+            if not (each.key in (ROLL, SECRET) and each.other_type):  # those are all sessions' own
                 await damage_key(client, keys[each.key], each)

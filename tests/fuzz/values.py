@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.store import SessionStore, StoreError, open_store
 from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import encode_record
-from orchestrator.store.scripts import request_key, roll_key, session_keys
+from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs
@@ -42,7 +42,7 @@ FIELDS = (
     "0",
     "3",
 )
-META, TOKENS, OUTCOMES, REQUEST, ROLL = "meta", "tokens", "outcomes", "request", "roll"
+META, TOKENS, OUTCOMES, REQUEST, ROLL, SECRET = "meta", "tokens", "outcomes", "request", "roll", "secret"
 
 numbers = st.one_of(st.integers(-3, 1 << 70), st.sampled_from(["nan", "inf", "1e400", "0x10", " 1", ""])).map(str)
 rules = st.sampled_from(["rejection", "block", "threshold(0.3)", "typical(9,9)", "threshold(", "typical(nan,1)"])
@@ -90,10 +90,10 @@ bindings = st.lists(st.one_of(st.sampled_from([b"s", b"-", b"0"]), junk), max_si
 damages = st.one_of(
     st.builds(Damage, st.just(META), st.sampled_from(FIELDS), st.one_of(st.none(), junk)),
     st.builds(Damage, st.just(META), st.just("record"), st.one_of(records(), junk)),
-    st.builds(Damage, st.sampled_from([TOKENS, OUTCOMES, REQUEST]), st.just(""), st.one_of(st.none(), junk)),
+    st.builds(Damage, st.sampled_from([TOKENS, OUTCOMES, REQUEST, SECRET]), st.just(""), st.one_of(st.none(), junk)),
     st.builds(Damage, st.just(REQUEST), st.just(""), bindings),
     st.builds(Damage, st.just(ROLL), st.just(""), st.one_of(st.none(), junk)),
-    st.builds(Damage, st.sampled_from([META, TOKENS, OUTCOMES, REQUEST, ROLL]), other_type=st.just(True)),
+    st.builds(Damage, st.sampled_from([META, TOKENS, OUTCOMES, REQUEST, ROLL, SECRET]), other_type=st.just(True)),
 )
 members = st.lists(junk, min_size=1, max_size=4)
 cases = st.lists(damages, min_size=1, max_size=3)
@@ -151,6 +151,7 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
         "bind": lambda: store.bind_request("ada", "r", "s", TTL_S, "digest", "gone"),
         "bound": lambda: store.bound_request("ada", "r"),
         "release": lambda: store.release_request("ada", "r", "s"),
+        "secret": lambda: store.shared_secret(b"s" * 32, TTL_S),
         "tail": lambda: store.tail("s", 1),
         "roll": lambda: store.call_roll(WEIGHTS, ["s"], 1.0, TTL_S),
         "strike": lambda: store.strike(WEIGHTS, ["s"]),
@@ -161,7 +162,7 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
 async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[Damage]) -> None:
     """The log as it ought to be, then the damage."""
     keys = dict(zip((META, TOKENS, OUTCOMES), session_keys("s"), strict=True))
-    keys |= {REQUEST: request_key("ada", "r"), ROLL: roll_key(WEIGHTS)}
+    keys |= {REQUEST: request_key("ada", "r"), ROLL: roll_key(WEIGHTS), SECRET: SECRET_KEY}
     await client.delete(*keys.values())
     fence = await store.create(record(), TTL_S, "me")
     told = (TokenLogprobs(-1.0),) * len(TEXT)

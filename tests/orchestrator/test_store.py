@@ -405,6 +405,12 @@ async def test_a_request_id_stays_bound_as_long_as_it_is_bound_again(store: Sess
     assert await store.bound_request(tenant, "r") == Bound("first")
 
 
+async def test_all_who_use_a_log_have_one_secret(store: SessionStore) -> None:
+    held = await store.shared_secret(b"1" * 32, TTL)  # of whichever test of this log came first
+    assert len(held) == 32
+    assert await store.shared_secret(b"2" * 32, TTL) == held
+
+
 async def test_who_is_not_called_is_missed(store: SessionStore) -> None:
     roll = f"roll-{id(store)}"
     await store.call_roll(roll, ["a", "b", "c"], 0.0, TTL)

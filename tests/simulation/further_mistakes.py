@@ -89,8 +89,8 @@ def parent_s_last_token_left_out(patch: Patch) -> None:
 def completions_without_a_number(patch: Patch) -> None:
     original = completions._single
 
-    def careless(request: pb.GenerateRequest, choice: int, seed: int) -> pb.GenerateRequest:
-        return original(request, 0, seed)
+    def careless(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
+        return original(request, 0)
 
     patch.setattr(completions, "_single", careless)
 

@@ -89,6 +89,20 @@ def test_several_prompts_with_several_choices_each(door: Front) -> None:
     assert answer["usage"]["completion_tokens"] == 48
 
 
+def test_equal_prompts_of_a_request_with_an_id_have_noise_of_their_own(door: Front) -> None:
+    """Choices of one prompt share a seed, which together with n replays them; prompts do not."""
+    wish: dict[str, Any] = {"prompt": [IDS] * 4, "n": 2, "max_tokens": 20, "ignore_eos": True, "request_id": "four"}
+    choices = door.done(COMPLETIONS, **wish)["choices"]
+    seeds = [choice["specwire"]["seed"] for choice in choices]
+    assert len({choice["text"] for choice in choices}) == 8
+    assert seeds[::2] == seeds[1::2]
+    assert len(set(seeds)) == 4
+    again = door.done(COMPLETIONS, **wish)["choices"]
+    assert [choice["text"] for choice in again] == [choice["text"] for choice in choices]
+    alone = door.done(COMPLETIONS, **{**wish, "prompt": IDS, "seed": seeds[4], "request_id": None})["choices"]
+    assert [choice["text"] for choice in alone] == [choice["text"] for choice in choices[4:6]]
+
+
 def test_a_chat_is_its_template(door: Front) -> None:
     messages = [{"role": "system", "content": "5"}, {"role": "user", "content": [{"type": "text", "text": "6 7"}]}]
     wish: dict[str, Any] = {"messages": messages, "max_completion_tokens": 30, "temperature": 0, "ignore_eos": True}

@@ -52,6 +52,13 @@ def running(door: Front, token: str) -> Iterator[None]:
         yield
 
 
+def test_tenants_that_use_one_request_id_share_no_noise(door: Front) -> None:
+    with another(door, Access(KEYS)) as several:
+        answers = [asked(several, token, **SHORT, request_id="1").json()["choices"][0] for token in (ADA, BOB, ADA)]
+    seeds = [answer["specwire"]["seed"] for answer in answers]
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
 def test_sessions_at_once(door: Front) -> None:
     message = "this tenant has 1 sessions running, of at most 1"
     with another(door, Access(KEYS, sessions=1)) as limited:
