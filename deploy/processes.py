@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,16 +35,23 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], report: Callable[[str], None] | None = None, bound_by: int = signal.SIGKILL
+        cls,
+        command: Sequence[str],
+        report: Callable[[str], None] | None = None,
+        bound_by: int = signal.SIGKILL,
+        env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a process that gets the signal `bound_by` when this one ends; 0 leaves it to heed its stdin's end."""
+        """Start a process that gets the signal `bound_by` when this one ends; 0 leaves it to heed its stdin's end.
+
+        env: its environment, `environment()` unless given.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(bound_by)), *command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env=environment(),
+            env=environment() if env is None else env,
             limit=LINE_LIMIT,
         )
         return cls(process, report)
@@ -92,7 +99,8 @@ def environment() -> dict[str, str]:
     """Return ours, with the packages of this checkout importable and no usage statistics."""
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    ours = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    return {**ours, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
 
 
 def adopt_orphans() -> None:

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from deploy.options import StackError
-from deploy.processes import Child
+from deploy.processes import Child, environment
 from deploy.ray_messages import RayAnswer, RayOrder
 from specwire.rpc.model_service import ModelServiceOptions
 
 STOP_GRACE = 8.0
 ANSWER_SLACK = 10.0  # the process judges the deadline itself; this is for one that hangs
+# Ray replaces a loopback address by the machine's own, and then listens on every interface, unless it takes itself for
+# a Ray of one machine only. That is its way on desktops, and this is its name for it (read when ray is imported).
+ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class RayCluster:
@@ -30,6 +34,7 @@ class RayCluster:
         report: Callable[[str], None],
     ) -> None:
         self._order = RayOrder(str(directory), services, start_timeout)
+        self._token = directory.with_suffix(".token")
         self._report = report
         self._child: Child | None = None
 
@@ -38,7 +43,8 @@ class RayCluster:
             raise StackError("Ray is not installed: install the extra specwire[ray], or use --no-ray")
         self._report("starting Ray")
         command = [sys.executable, "-m", "deploy.ray_host", self._order.to_json()]
-        self._child = await Child.start(command, bound_by=0)  # killed, it could not end what Ray leaves behind
+        # Killed, it could not end what Ray leaves behind.
+        self._child = await Child.start(command, bound_by=0, env=private_environment(self._token))
         try:
             async with asyncio.timeout(self._order.start_timeout + ANSWER_SLACK):
                 return await self._addresses(self._child)
@@ -71,3 +77,15 @@ class RayCluster:
 
     def _last_words(self, child: Child) -> str:
         return child.last_lines[-1] if child.last_lines else f"exit code {child.process.returncode}"
+
+
+def private_environment(token: Path) -> dict[str, str]:
+    """Ours, but Ray keeps to loopback and serves only who has the token that is written to the file `token`.
+
+    Who may talk to Ray can run code as this user. Left alone, Ray takes a token from the user's home, where its file is
+    readable by everybody, or none if the user's environment says so.
+    """
+    token.touch(0o600, exist_ok=False)
+    token.write_text(secrets.token_hex(32))
+    ours = {name: value for name, value in environment().items() if name != "RAY_AUTH_TOKEN"}
+    return {**ours, **ONE_MACHINE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}

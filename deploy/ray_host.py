@@ -27,7 +27,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.process import one_line
 
 NAMESPACE = "specwire"
-LOOPBACK = "127.0.0.1"  # else Ray listens on the machine's own address
+LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
 # Actors ask Ray for no GPU: they are told by name which one they use. Without this some releases hide all of them then.
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _start_ray(order: RayOrder) -> None:
-    """Start Ray on loopback with its files in our folder.
+    """Start Ray on loopback (ray_cluster has set the environment for it) with its files in our folder.
 
     num_cpus is what Ray schedules by, not what the models use: one for each actor, whose threads are set on purpose by
     the services' own options, and so is the device. The custom resources say which node may hold which actor.
@@ -99,6 +99,8 @@ def _start_ray(order: RayOrder) -> None:
         _temp_dir=order.directory,
         _node_ip_address=LOOPBACK,
     )
+    if (address := ray.util.get_node_ip_address()) != LOOPBACK:
+        raise StackError(f"this Ray ({ray.__version__}) listens on {address}, not on loopback: use --no-ray")
 
 
 def _actor(role: str, options: ModelServiceOptions, order: RayOrder, say: Say) -> Handle:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
+
+import pytest
+
+from deploy.ray_cluster import private_environment
 from deploy.ray_messages import RayAnswer, RayOrder
 from specwire.rpc.model_service import ModelServiceOptions
 
@@ -17,3 +23,15 @@ def test_answers_survive_the_way() -> None:
         line = answer.to_json()
         assert "\n" not in line
         assert RayAnswer.from_json(line) == answer
+
+
+def test_rays_environment_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who has turned Ray's tokens off, or has one for another cluster, gets a private one all the same."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
+    token = tmp_path / "ray.token"
+    found = private_environment(token)
+    assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
+    assert "RAY_AUTH_TOKEN" not in found
+    assert (len(token.read_text()), stat.S_IMODE(token.stat().st_mode)) == (64, 0o600)
+    assert private_environment(tmp_path / "another.token")["RAY_AUTH_TOKEN_PATH"] != str(token)

@@ -27,7 +27,7 @@ class Command:
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
         self._mark = f"SPECWIRE_TEST={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
-        environment = {**os.environ, name: value, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, name: value, "TMPDIR": str(folder), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
         environment.pop("SPECWIRE_ADDRESS", None)
         self._seen: set[int] = set()
         self.folder = folder

@@ -5,11 +5,16 @@ With equal logits the text is a function of target, prompt and sampling alone, s
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 
+import grpc
+import psutil
 import pytest
 
 from specwire.client import Chunk, Client, Completion
@@ -19,6 +24,13 @@ from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGE
 PROMPT = "1 2 3"
 TOKENS = 150
 KILL_AFTER = 20
+# A method of each of Ray's processes that can be made to run code.
+RAY_METHODS = {
+    "gcs_server": "ActorInfoGcsService/RegisterActor",
+    "raylet": "NodeManagerService/RequestWorkerLease",
+    "ray::Verifier": "CoreWorkerService/PushTask",
+    "ray::Drafter": "CoreWorkerService/PushTask",
+}
 PARTS = {"--ray": ("ray::Verifier", "ray::Drafter"), "--no-ray": ("-m verify_service", "-m draft_service")}
 
 
@@ -68,6 +80,53 @@ def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
                 os.kill(stack.pid_of(part), signal.SIGKILL)
     assert len(gathering.tokens) > KILL_AFTER
     return gathering.completion()
+
+
+def listeners(stack: Command) -> list[tuple[str, str, int]]:
+    """(process, address, port) of all sockets of the stack's processes that wait for connections or datagrams."""
+    found = []
+    for pid in stack.family():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found += [
+                (process.name(), str(each.laddr.ip).removeprefix("::ffff:"), int(each.laddr.port))
+                for each in process.net_connections("inet")
+                if each.laddr and not each.raddr
+            ]
+    return found
+
+
+def test_every_process_listens_on_loopback_only(address: str, stack: Command) -> None:
+    found = listeners(stack)
+    assert int(address.rpartition(":")[2]) in [port for _, _, port in found]
+    assert [each for each in found if not ipaddress.ip_address(each[1]).is_loopback] == []
+
+
+def test_ray_serves_only_who_has_the_stacks_own_token(address: str, stack: Command, host: str) -> None:
+    """Who may talk to Ray can run code as this user."""
+    assert address
+    tokens = list(stack.folder.glob("specwire-*/ray.token"))
+    assert len(tokens) == (host == "--ray")
+    for token in tokens:
+        assert (stat.S_IMODE(token.stat().st_mode), stat.S_IMODE(token.parent.stat().st_mode)) == (0o600, 0o700)
+    assert not (stack.folder / ".ray").exists()  # where Ray keeps the token of its own, which everybody can read
+    statuses = {
+        name: {status_without_token(port, method) for process, _, port in listeners(stack) if process == name}
+        for name, method in RAY_METHODS.items()
+    }
+    for name, seen in statuses.items():
+        assert seen <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}, (name, seen)
+        assert (grpc.StatusCode.UNAUTHENTICATED in seen) == (host == "--ray"), (name, seen)
+
+
+def status_without_token(port: int, method: str) -> grpc.StatusCode:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary(f"/ray.rpc.{method}", bytes, bytes)(b"", timeout=20.0)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
 
 
 def test_services_give_way_to_nobody(address: str, stack: Command, host: str) -> None:
