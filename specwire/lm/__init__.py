@@ -2,7 +2,7 @@
 
 from specwire.lm.choose import RowSampling, choose, log_probabilities
 from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo, ModelLost
-from specwire.lm.load import load_model
+from specwire.lm.load import load_model, native_dtype
 from specwire.lm.logprobs import logprobs
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "load_model",
     "log_probabilities",
     "logprobs",
+    "native_dtype",
 ]

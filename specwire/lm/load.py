@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,6 +67,18 @@ def load_model(
     size = slots if kv_memory is None else KvMemory(kv_memory)
     with _told_by(party):
         return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, party=party)
+
+
+def native_dtype(device: str = "cpu") -> str:
+    """bfloat16 where the device computes it itself, else float32. Emulated, bfloat16 is slower than float32."""
+    if torch.device(device).type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # oneDNN takes bfloat16 wherever it has AVX-512, and may be held to less (ONEDNN_MAX_CPU_ISA).
+        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if platform.machine() in ("x86_64", "AMD64"):
+            native = native and torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if native else "float32"
 
 
 def _check(slots: int, runtime: str, quantization: str) -> None:

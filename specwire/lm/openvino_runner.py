@@ -30,6 +30,16 @@ CACHES = ("key_cache.", "value_cache.")
 Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What forwards, keys and values of a model in `dtype` are computed in on this processor.
+
+    OpenVINO's attention over pages takes bfloat16 only where the processor has instructions for it. Elsewhere it is
+    float32, in which each bfloat16 weight is what it was.
+    """
+    native = "BF16" in openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    return dtype if native else torch.float32
+
+
 class OpenvinoRunner:
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
@@ -43,7 +53,7 @@ class OpenvinoRunner:
         threads: int,
         int8: bool = False,
     ) -> None:
-        """Compute in `dtype` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
+        """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
@@ -53,7 +63,7 @@ class OpenvinoRunner:
         graph = paged(decoder)
         if int8:
             round_weights(graph)
-        compiled = openvino.Core().compile_model(graph, DEVICE, _options(dtype, threads))
+        compiled = openvino.Core().compile_model(graph, DEVICE, _options(computed_in(dtype), threads))
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         # Positions of a page, as this processor's kernels want it.

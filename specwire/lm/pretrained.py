@@ -18,7 +18,7 @@ from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of
 from specwire.lm.leading import LeadingRunner
 from specwire.lm.memory import out_of_memory
 from specwire.lm.party import Party
-from specwire.lm.runners import How, Sizes, runner_for
+from specwire.lm.runners import How, Sizes, cache_dtype, runner_for
 from specwire.lm.split import join, rank_device, split, split_way, turn
 from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 from specwire.progress import LAST_LINE
@@ -46,7 +46,8 @@ def load_pretrained(
     positions = context_of(config, context)
     check_window(config, positions)
     check_rotation(config, positions)
-    count = slots_of(slots, config, positions, _dtype(dtype))
+    cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
+    count = slots_of(slots, config, positions, cache)
     rank = None
     if party is not None:
         how = split_way(config, how, party.size)
@@ -64,7 +65,7 @@ def load_pretrained(
     except Exception as error:
         if not out_of_memory(error):
             raise
-        size = readable(count * positions * position_bytes(config, _dtype(dtype)))
+        size = readable(count * positions * position_bytes(config, cache))
         message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
         raise ModelError(message) from error
     if party is not None and party.rank == 0:

@@ -45,6 +45,17 @@ class How(NamedTuple):
     rank: Rank | None = None
 
 
+def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
+    """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
+    if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
+        return dtype
+    try:
+        from specwire.lm.openvino_runner import computed_in  # as below
+    except ImportError:
+        return dtype
+    return computed_in(dtype)
+
+
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
 
@@ -117,6 +128,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
     finally:
         nn.Module.to(model, dtype)
+    if cache_dtype(dtype, how) != dtype:
+        logger.info("openvino computes in float32, keys and values too: this processor has no %s", str(dtype)[6:])
     if not off <= 1:
         raise ModelError(f"runtime: openvino gives other logits than this {name} ({off:.1f} times the tolerance)")
     return runner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,9 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.cached import CachedLM
-from specwire.lm.openvino_runner import Numbers, OpenvinoRunner
+from specwire.lm.kv_memory import position_bytes
+from specwire.lm.openvino_runner import Numbers, OpenvinoRunner, computed_in
 from specwire.lm.runners import How, Sizes, runner_for
-from tests.lm.models import ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,14 +51,67 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
         texts.step()
 
 
+@pytest.fixture(params=["as this processor computes it", "without bfloat16"])
+def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of a model in bfloat16 against its rounded weights in float32: float32's, where that is what is computed in."""
+    if request.param == "without bfloat16":
+        monkeypatch.setattr("specwire.lm.openvino_runner.computed_in", lambda _: torch.float32)
+        return TOLERANCE
+    return BFLOAT16_TOLERANCE if computed_in(torch.bfloat16) == torch.bfloat16 else TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_in_bfloat16_too_within_its_tolerance(kind: str, tmp_path: Path) -> None:
+def test_in_bfloat16_too_within_its_tolerance(kind: str, tolerance: float, tmp_path: Path) -> None:
     model = build(config(kind))
     lm = _load(model, tmp_path, dtype="bfloat16")
-    rounded: PreTrainedModel = model.bfloat16().float()
-    texts = Texts(rounded, lm, seed=len(kind), tolerance=BFLOAT16_TOLERANCE, copies=False)
+    with torch.no_grad():
+        for weight in model.parameters():  # not the rotations, which stay in float32
+            weight.copy_(weight.bfloat16())
+    texts = Texts(model, lm, seed=len(kind), tolerance=tolerance, copies=False)
     for _ in range(30):
         texts.step()
+    assert lm.info.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float32])
+def test_memory_for_keys_and_values_is_counted_in_what_they_are_kept_in(
+    kv_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where bfloat16 is not computed half as many slots fit, on torch too if OpenVINO has been given the choice."""
+    monkeypatch.setattr("specwire.lm.openvino_runner.computed_in", lambda _: kv_dtype)
+    folder, slot = save(build(config("gpt2")), tmp_path), CONTEXT * position_bytes(config("gpt2"), torch.float32)
+    lm = load_model(folder, slots=1, dtype="bfloat16", runtime="auto", kv_memory=2 * slot)
+    assert lm.slots == (4 if kv_dtype == torch.bfloat16 else 2)
+    assert load_model(folder, slots=1, dtype="bfloat16", kv_memory=2 * slot).slots == 4
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="OV_CPU_MAX_ISA is of x86-64")
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_processors_without_bfloat16_serve_its_weights_in_float32(
+    instructions: str, quantization: str, tmp_path: Path
+) -> None:
+    """OpenVINO held to such a processor, in a process of its own: loading compares the logits with the model's."""
+    folder = save(build(config("qwen3")), tmp_path)
+    code = (
+        "import torch; from specwire.lm import load_model; from specwire.lm.openvino_runner import computed_in\n"
+        "assert computed_in(torch.bfloat16) == torch.float32, computed_in(torch.bfloat16)\n"
+        f"lm = load_model({folder!r}, slots=1, dtype='bfloat16', runtime='openvino', quantization={quantization!r})\n"
+        "assert (lm.info.dtype, lm.info.runtime) == ('bfloat16', 'openvino'), lm.info"
+    )
+    _run(code, OV_CPU_MAX_ISA=instructions)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ONEDNN_MAX_CPU_ISA is of x86-64")
+def test_bfloat16_is_native_where_the_processor_has_instructions_for_it() -> None:
+    own = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    code = "from specwire.lm import native_dtype; assert native_dtype() == '{}'"
+    _run(code.format(own), ONEDNN_MAX_CPU_ISA="ALL")
+    _run(code.format("float32"), ONEDNN_MAX_CPU_ISA="AVX2")
+
+
+def _run(code: str, **environment: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT, env={**os.environ, **environment})
 
 
 def test_logits_that_are_not_finite_cost_their_own_slot_only(tmp_path: Path) -> None:
@@ -199,7 +255,7 @@ def test_it_is_imported_only_where_it_was_asked_for(tmp_path: Path) -> None:
         f"load_model({folder!r}, slots=1); assert 'openvino' not in sys.modules\n"
         f"load_model({folder!r}, slots=1, runtime='openvino'); assert 'openvino' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+    _run(code)
 
 
 def test_auto_takes_openvino_where_it_agrees(tmp_path: Path) -> None:
