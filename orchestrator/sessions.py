@@ -65,7 +65,7 @@ class Orchestrator:
         self.registry = Registry()
         patience = Patience(options.store_timeout, options.detach_grace)
         self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
-        self.cancellations = Cancellations(store)
+        self.cancellations = Cancellations(store, options.store_timeout)
         self._keeping: list[asyncio.Task[None]] = []
         self._draining = False
 

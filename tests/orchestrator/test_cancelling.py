@@ -1,14 +1,23 @@
-"""A cancellation that was acknowledged is not lost with the log."""
+"""A cancellation that was acknowledged is not lost with the log, and what the log does not have is not acknowledged."""
 
 from __future__ import annotations
 
+import asyncio
+
+import grpc
 import pytest
 
+from orchestrator import cancelling
 from orchestrator.cancelling import KEPT_S, Cancellations
-from orchestrator.store import MissingSession, SessionRecord
+from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from specwire.core.limits import Stopping
+from specwire.client import AsyncClient, Chunk, Started
+from specwire.client.errors import SpecwireError
+from specwire.core.acceptance import Outcome
+from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
@@ -23,7 +32,7 @@ async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
     """The owner has written it again, and has not heard of it."""
     store = MemoryStore()
     fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store)
+    cancellations = Cancellations(store, 5.0)
     await cancellations.ask("session")
     await store.delete("session")
     await cancellations.repeat()  # nothing to cancel now
@@ -38,18 +47,131 @@ async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
 async def test_it_is_not_said_for_ever() -> None:
     store = MemoryStore()
     fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store)
+    cancellations = Cancellations(store, 5.0)
     await cancellations.ask("session")
-    cancellations._until["session"] -= KEPT_S
+    cancellations._promised["session"].until -= KEPT_S
     vars(store).update(vars(MemoryStore()))
     await store.recreate(RECORD, [], [], fence, 60.0)
     await cancellations.repeat()
     assert not await is_cancelled(store)
-    assert not cancellations._until
+    assert not cancellations._promised
 
 
 async def test_what_was_refused_is_not_promised() -> None:
-    cancellations = Cancellations(MemoryStore())
+    cancellations = Cancellations(MemoryStore(), 5.0)
     with pytest.raises(MissingSession):
         await cancellations.ask("session")
-    assert not cancellations._until
+    assert not cancellations._promised
+
+
+class Silent(MemoryStore):
+    """Answers neither cancellations nor deletions while `silent`."""
+
+    silent = True
+
+    async def cancel(self, session_id: str) -> None:
+        if self.silent:
+            raise StoreUnavailable("no answer")
+        await super().cancel(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        if self.silent:
+            raise StoreUnavailable("no answer")
+        await super().delete(session_id)
+
+
+@pytest.mark.parametrize("what", ["ask", "delete"])
+async def test_what_the_log_does_not_have_is_not_promised(what: str) -> None:
+    store = Silent()
+    await store.create(RECORD, 60.0)
+    cancellations = Cancellations(store, 0.0)
+    with pytest.raises(StoreUnavailable):
+        await getattr(cancellations, what)("session")
+    store.silent = False
+    await cancellations.repeat()
+    assert not await is_cancelled(store)
+
+
+async def test_a_log_that_is_silent_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "RETRY_S", 0.001)
+    store = Silent()
+    await store.create(RECORD, 60.0)
+    asking = asyncio.create_task(Cancellations(store, 30.0).ask("session"))
+    await asyncio.sleep(0)
+    store.silent = False
+    await asking
+    assert await is_cancelled(store)
+
+
+async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
+    """Then it comes back as it was before."""
+    store = Silent()
+    store.silent = False
+    fence = await store.create(RECORD, 60.0)
+    cancellations = Cancellations(store, 5.0)
+    await cancellations.ask("session")
+    cancellations._promised["session"].until = asyncio.get_running_loop().time() + 0.01
+    store.silent = True
+    await cancellations.repeat()
+    await asyncio.sleep(0.02)  # longer than what was left of it
+    vars(store).update(vars(MemoryStore()))
+    await store.recreate(RECORD, [], [], fence, 60.0)
+    store.silent = False
+    await cancellations.repeat()
+    assert await is_cancelled(store)
+
+
+async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
+    store = MemoryStore()
+    fence = await store.create(RECORD, 60.0)
+    cancellations = Cancellations(store, 5.0)
+    await cancellations.delete("session")
+    vars(store).update(vars(MemoryStore()))
+    await store.recreate(RECORD, [3], [Outcome.DIRECT], fence, 60.0)
+    await cancellations.repeat()
+    with pytest.raises(DeletedSession):
+        await store.read("session")
+
+
+async def streaming(running: Stack) -> tuple[str, asyncio.Task[None]]:
+    """The id of a session that has shown some tokens, and its reader."""
+    seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def read() -> None:
+        session_id = ""
+        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
+            if isinstance(event, Started):
+                session_id = event.session_id
+            if isinstance(event, Chunk) and not seen.done():
+                seen.set_result(session_id)
+
+    reading = asyncio.create_task(read())
+    return await seen, reading
+
+
+@pytest.mark.parametrize("what", ["cancel", "delete_session"])
+async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
+    """The log comes back as it was before; the session goes on until somebody's cancellation is in it."""
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running:
+            session_id, reading = await streaming(running)
+            redis.save()
+            redis.stop()
+            async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
+                with pytest.raises(SpecwireError) as failed:
+                    await getattr(hasty, what)(session_id)
+            assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+            assert failed.value.retry_after is not None
+            assert "session log" in str(failed.value)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            redis.start()
+            await getattr(running.client, what)(session_id)
+            store = running.orchestrator.orchestrator.store
+            if what == "delete_session":
+                with pytest.raises(DeletedSession):
+                    await store.read(session_id)
+                return
+            log = await store.read(session_id)
+            assert log is not None
+            assert log.cancelled or log.reason is FinishReason.CANCELLED
