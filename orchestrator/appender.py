@@ -63,8 +63,9 @@ class Appender:
     - Outcome unknown (no answer): the append is repeated. The script compares it with what the log holds there, so this
       reads the log and adds what is missing in one step.
     - The log is gone, ends too early, or stands under an older fence (the store was restarted empty or behind): it is
-      written again from `held`, under our fence, and the append is repeated. But an owner that was asleep for longer
-      than a lease leaves a missing log alone: its session may have been claimed, ended and forgotten meanwhile.
+      written again from `held`, under our fence, and the append is repeated. But where its session may have been
+      claimed, ended and forgotten meanwhile, an owner leaves a missing log alone: it was asleep for longer than a
+      lease, or nothing was acknowledged for as long as the log keeps an ended session.
     - The log holds other tokens (ContentMismatch) or a newer fence (Fenced): it wins, and the caller reopens from it or
       stops.
 
@@ -72,7 +73,8 @@ class Appender:
         fence: of the session's present owner.
         held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
         timeout: seconds after which a log that does not answer is given up.
-        clock: of the wall, in seconds: it goes on while the machine sleeps.
+        clock: of the wall, in seconds (None: the system's). It goes on while the machine sleeps, but may be set back;
+            of it and the loop's own, the one that says more counts.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Appender:
         owner: str,
         lifetimes: Lifetimes,
         timeout: float,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._store = store
         self._record = record
@@ -95,8 +97,8 @@ class Appender:
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
         self._acknowledged = self._now()
-        self._clock = clock
-        self._attempted = clock()
+        self._clock = clock or time.time
+        self._attempted = self._owned = self._moment()
         self._slept = False
         self._cancelled = False
         self._writing = asyncio.Lock()
@@ -158,8 +160,9 @@ class Appender:
 
     async def _attempt(self, effect: Append) -> bool:
         self._notice_sleep()
+        began = self._moment()
         done = await self._write_and_mend(effect)
-        self._acknowledged = self._now()
+        self._acknowledged, self._owned = self._now(), began
         self._slept = False
         self._cancelled |= done.cancelled
         return done.cancelled and effect.end is None
@@ -170,7 +173,7 @@ class Appender:
             try:
                 return await self._write_once(effect)
             except MissingSession:
-                if self._slept:
+                if self._slept or self._may_be_forgotten:
                     raise
             except (StaleLog, Gap):
                 pass
@@ -179,9 +182,23 @@ class Appender:
 
     def _notice_sleep(self) -> None:
         """Whoever is awake attempts something several times in a lease, whether or not the log answers."""
-        now = self._clock()
-        self._slept = self._slept or now - self._attempted > LEASE_S
-        self._attempted = now
+        self._slept = self._slept or self._since(self._attempted) > LEASE_S
+        self._attempted = self._moment()
+
+    @property
+    def _may_be_forgotten(self) -> bool:
+        """Since the log was last ours, others have had the time to claim and end the session, and the log to forget it.
+
+        So it is with a deleted one, of which the log knows for as long as it keeps a running one.
+        """
+        return self._since(self._owned) >= min(self._lifetimes.ended, self._lifetimes.running)
+
+    def _moment(self) -> tuple[float, float]:
+        return self._now(), self._clock()
+
+    def _since(self, moment: tuple[float, float]) -> float:
+        now, wall = moment
+        return max(self._now() - now, self._clock() - wall)
 
     async def _write_once(self, effect: Append) -> Appended:
         place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)

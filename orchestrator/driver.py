@@ -102,21 +102,21 @@ class SessionDriver:
         self._appending = self.verifying.timings
         self._events: deque[ev.Event] = deque()
         self._applying = False
-        self.drive(fence, scanner)
+        self.drive(fence, scanner, options.retention)
 
     # Who drives
 
-    def drive(self, fence: int, scanner: PeekingScanner) -> None:
+    def drive(self, fence: int, scanner: PeekingScanner, retention: float) -> None:
         """Drive the session from the output's end on, which is the log's, under this fence.
 
-        `scanner` has seen the output. The session waits for a verifier: `place` it.
+        `scanner` has seen the output. retention: the log's, in seconds. The session waits for a verifier: `place` it.
         """
         self.fence = fence
         self.failure = None
         self._scanner = scanner
         text = Text([*self.record.prompt, *self.output.tokens])
         self.session = Session(text, len(self.record.prompt), scanner, self._options.buffer)
-        lifetimes = Lifetimes(self._options.session_ttl, self._options.retention)
+        lifetimes = Lifetimes(self._options.session_ttl, retention)
         timeout = self._options.store_timeout
         self._appender = Appender(self._store, self.record, fence, self.output, self._owner, lifetimes, timeout)
         self.verifying.forgive()

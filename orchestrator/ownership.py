@@ -134,7 +134,7 @@ class Ownership:
         shown = log.record.session_id[:8]
         logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
         driver.span.event("claimed", position=log.length)
-        driver.drive(log.fence, replay.scanner)
+        driver.drive(log.fence, replay.scanner, log.retention_s)
         if end is not None:
             driver.end(end)
             return

@@ -124,6 +124,7 @@ class StoredSession:
     text_length: once it has ended, the length of the output in code points, cut at the stop string.
     silent_s: since its owner last wrote (or its claim), in seconds by the store's clock; what `claim` returns has 0.
     claimed, ended: Unix time in seconds by the store's clock; ended is None while the session runs.
+    retention_s: how long the log stays after the session's end.
     """
 
     record: SessionRecord
@@ -138,6 +139,7 @@ class StoredSession:
     claimed: float = 0.0
     ended: float | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    retention_s: float = 0.0
 
     @property
     def abandoned(self) -> bool:

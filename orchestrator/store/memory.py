@@ -328,4 +328,5 @@ class MemoryStore:
             claimed=log.claimed,
             ended=log.ended,
             logprobs=tuple(log.logprobs),
+            retention_s=log.retention_s,
         )

@@ -122,7 +122,8 @@ end
 local function snapshot(skipped)
   local ended = redis.call('HEXISTS', KEYS[1], 'reason') == 1
   local fields = redis.call('HMGET', KEYS[1], skipped and 'prompt' or 'record', 'fence', 'owner',
-    ended and 'retention_ms' or 'ttl_ms', 'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us')
+    ended and 'retention_ms' or 'ttl_ms', 'claimed_us', 'cancelled', 'reason', 'text_length', 'ended_us',
+    'retention_ms')
   local first = skipped and ((whole(fields[1]) or 0) + skipped) * 4 or 0
   return {0, fields, redis.call('PTTL', KEYS[1]), redis.call('GETRANGE', KEYS[2], first, -1),
     redis.call('GETRANGE', KEYS[3], skipped or 0, -1), logprobs(skipped or 0), redis.call('STRLEN', KEYS[2])}

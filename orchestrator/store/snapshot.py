@@ -16,6 +16,7 @@ from orchestrator.store.encoding import (
 )
 from orchestrator.store.errors import DamagedLog
 from orchestrator.store.lanes import Reply
+from orchestrator.store.scripts import LIFETIME_MS
 from specwire.core.limits import FinishReason
 
 US = 1e6
@@ -47,7 +48,7 @@ def _tail(reply: Reply, skipped: int) -> Tail:
     fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, size = cast(Parts, reply[1:])
     if None in fields[:NEEDED] or None in packed_logprobs:
         raise ValueError("some of its fields are missing")
-    _, fence, owner, kept_ms, _, cancelled, reason, text_length, _ = fields
+    _, fence, owner, kept_ms, _, cancelled, reason, text_length, _, _ = fields
     tokens, outcomes = unpack_tokens(packed_tokens), unpack_outcomes(packed_outcomes)
     if len(tokens) != len(outcomes):
         raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
@@ -73,7 +74,7 @@ def _decoded(session_id: str, reply: Reply) -> StoredSession:
     fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, _ = cast(Parts, reply[1:])
     if None in fields[:NEEDED]:
         raise ValueError("some of its fields are missing")
-    record_json, fence, owner, kept_ms, claimed_us, cancelled, reason, text_length, ended_us = fields
+    record_json, fence, owner, kept_ms, claimed_us, cancelled, reason, text_length, ended_us, retention_ms = fields
     text, outcomes = unpack_tokens(packed_tokens), unpack_outcomes(packed_outcomes)
     record = decode_record(record_json, text)
     if record.session_id != session_id:
@@ -98,4 +99,11 @@ def _decoded(session_id: str, reply: Reply) -> StoredSession:
         claimed=bounded("claimed_us", int(claimed_us), MOST_FENCE) / US,
         ended=bounded("ended_us", int(ended_us), MOST_FENCE) / US if ended_us else None,
         logprobs=logprobs,
+        retention_s=_lifetime_s(retention_ms),
     )
+
+
+def _lifetime_s(milliseconds: bytes | None) -> float:
+    """As scripts read it: what is damaged counts as LIFETIME_MS."""
+    whole = (milliseconds or b"").isdigit() and int(milliseconds or b"")
+    return (whole or LIFETIME_MS) / 1000

@@ -261,6 +261,57 @@ async def test_who_slept_goes_on_where_the_log_is_still_its_own() -> None:
     assert await played.logged() == (7, 8)
 
 
+@pytest.mark.parametrize("set_back", [False, True])
+async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgotten_session_back(
+    set_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was awake and tried every few seconds; meanwhile others have claimed and ended it, and the log forgot it."""
+    late, wall = [0.0], [1000.0]
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: began + late[0])
+    store = Unsteady()
+    played = await scene(store, timeout=0.0, clock=lambda: wall[0])
+    await played.write(7)
+    while late[0] <= LIFETIMES.ended:
+        late[0] += 4.0
+        wall[0] += -1.0 if set_back else 4.0
+        store.lost_before = 1
+        with pytest.raises(StoreUnavailable):
+            await played.appender.renew()
+    store._logs.clear()
+    with pytest.raises(MissingSession):
+        await played.appender.renew()
+    assert await store.read("s") is None
+
+
+async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    store = Unsteady()
+    played = await scene(store, clock=lambda: clock[0])
+    await played.write(7)
+    for _ in range(9):
+        clock[0] += 3.0
+        store.lost_before = 1
+        monkeypatch.setattr(module, "RENEW_S", 0.0)
+        with pytest.raises(StoreUnavailable):
+            await played.appender.renew()
+    store._logs.clear()
+    await played.write(8)
+    assert await played.logged() == (7, 8)
+
+
+async def test_who_was_cut_off_goes_on_where_the_log_is_still_its_own() -> None:
+    clock = [1000.0]
+    store = Unsteady()
+    played = await scene(store, clock=lambda: clock[0])
+    clock[0] += LIFETIMES.ended + 1
+    await played.write(7)
+    store._logs.clear()
+    await played.write(8)
+    assert await played.logged() == (7, 8)
+
+
 async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Unsteady()
     played = await scene(store)

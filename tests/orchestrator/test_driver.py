@@ -118,7 +118,7 @@ async def test_a_first_answer_that_was_lost_leaves_no_cache_behind() -> None:
 async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> None:
     played = await scene()
     played.driver.let_go()
-    played.driver.drive(played.driver.fence + 1, LetterScanner(()))
+    played.driver.drive(played.driver.fence + 1, LetterScanner(()), 60.0)
     opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2)
     played.driver.verifying.on_opened(opened)
     assert played.driver.stats.cached_tokens == 0

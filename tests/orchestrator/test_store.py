@@ -93,6 +93,12 @@ async def test_what_is_written_is_read(store: SessionStore) -> None:
     assert await store.read("nobody") is None
 
 
+async def test_a_claim_tells_how_long_the_log_keeps_what_has_ended(store: SessionStore) -> None:
+    session_id = f"kept-{id(store)}"
+    await store.create(record_of(session_id), TTL, "first", 7.0)
+    assert (await store.claim(session_id, "second")).retention_s == 7.0
+
+
 async def test_a_session_is_created_once(store: SessionStore) -> None:
     session_id, _ = await started(store, "twice")
     with pytest.raises(SessionExists, match=session_id):

@@ -113,7 +113,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 GOOD = encode_record(record_of("s"))
-FIELDS = [GOOD, b"17", b"me", b"60000", b"1700000000000000", b"0", None, None, None]
+FIELDS = [GOOD, b"17", b"me", b"60000", b"1700000000000000", b"0", None, None, None, b"60000"]
 TEXT = pack_tokens([5, 0, 4_000_000_000, 7])
 
 
