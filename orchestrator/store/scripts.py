@@ -97,9 +97,12 @@ local function add_logprobs(first, index)
 end
 """
 
-# APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty.
+# APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty. Redis asks
+# whether it is out of memory before a script's first write only, and not at all before one that frees some: so what
+# needs memory comes first.
 WRITE_LOG = """
 local function write_log(record, prompt, owner, ttl_ms, retention_ms, tokens, outcomes, fence, cancelled)
+  redis.call('HSET', KEYS[1], 'fence', fence)
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
   redis.call('HSET', KEYS[1], 'record', record, 'prompt', prompt, 'state', 'running', 'fence', fence, 'owner', owner,
     'claimed_us', decimal(now_us()), 'ttl_ms', ttl_ms, 'retention_ms', retention_ms, 'cancelled', cancelled)
@@ -242,7 +245,7 @@ redis.call('HSET', KEYS[1], 'cancelled', 1)
 return {0}
 """
 
-# Reply: {OK, record, empty where it was deleted before} or {MISSING}. The fence that stays is newer than any owner's:
+# Reply: {OK, record, empty where it was deleted before} or {MISSING}. It frees memory, so it may go on without any. The fence that stays is newer than any owner's:
 # none can append or recreate.
 DELETE = f"""{NEXT_FENCE}{EXPIRE_ALL}
 if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then return {{1}} end

@@ -11,6 +11,7 @@ from redis import Redis
 from orchestrator.store import (
     Appended,
     DamagedLog,
+    DeletedSession,
     Gap,
     MissingSession,
     SessionExists,
@@ -196,6 +197,45 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
     log = await store.read("s")
     assert log is not None
     assert log.tokens == ()
+
+
+@pytest.mark.parametrize("held", ["nothing", "an older fence", "the same fence", "a part"])
+async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
+    store: SessionStore, raw: Redis, held: str
+) -> None:
+    """A session that it took could not be logged."""
+    record, keys = record_of("s"), session_keys("s")
+    fence = await store.create(record, TTL)
+    await store.append("s", fence, 3, (7,), (A,))
+    if held == "nothing":
+        raw.delete(*keys)
+    elif held == "a part":
+        raw.delete(keys[2])
+    before = [raw.dump(key) for key in keys]
+    raw.config_set("maxmemory", "1")
+    if held == "nothing":
+        with pytest.raises(StoreUnavailable, match=r"refused: .*memory"):
+            await store.create(record, TTL)
+    newer = fence + 1 if held == "an older fence" else fence
+    with pytest.raises(StoreUnavailable, match=r"refused: .*memory"):
+        await store.recreate(record, (7, 8), (A, A), newer, TTL)
+    assert [raw.dump(key) for key in keys] == before
+    raw.config_set("maxmemory", "0")
+    await store.recreate(record, (7, 8), (A, A), newer, TTL)
+    log = await store.read("s")
+    assert log is not None
+    assert (log.tokens, log.fence) == ((7, 8), newer)
+
+
+async def test_a_server_out_of_memory_reads_deletes_and_is_given_signs_of_life(store: SessionStore, raw: Redis) -> None:
+    fence = await store.create(record_of("s"), TTL)
+    raw.config_set("maxmemory", "1")
+    assert (await store.append("s", fence, 3, (), ())).length == 3
+    assert await store.read("s") is not None
+    await store.delete("s")
+    with pytest.raises(DeletedSession):
+        await store.read("s")
+    assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
 
 async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, raw: Redis) -> None:
