@@ -13,6 +13,7 @@ from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments
 from orchestrator.options import (
     SSE_KEEP_ALIVE_S,
+    HttpAccess,
     add_drafters_per_session,
     check_drafters_per_session,
     check_http,
@@ -59,8 +60,8 @@ class StackOptions:
         quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
             ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too.
-        insecure, tls, access, http, chat_template, sse_keep_alive, log_prompts: see OrchestratorOptions; only it is
-            reached remotely.
+        insecure, tls, access, http, chat_template, http_access, sse_keep_alive, log_prompts: see OrchestratorOptions;
+            only it is reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
             it, plain. "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
@@ -97,6 +98,7 @@ class StackOptions:
     drafters_per_session: int = 1
     http: str = ""
     chat_template: str = ""
+    http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""
     log_prompts: bool = False

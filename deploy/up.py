@@ -20,7 +20,14 @@ from deploy.options import (
 )
 from deploy.starting import start_shown
 from orchestrator.access import access_of, add_tenant_arguments
-from orchestrator.options import add_http_arguments, and_http, chat_template_of, http_is_installed, http_of
+from orchestrator.options import (
+    add_http_arguments,
+    and_http,
+    chat_template_of,
+    http_access_of,
+    http_is_installed,
+    http_of,
+)
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
 from specwire.rpc.listening import add_listening_arguments, drain_grace
@@ -51,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             metrics=args.metrics,
             log_prompts=args.log_prompts,
             chat_template=chat_template_of(args),
+            http_access=http_access_of(args),
             sse_keep_alive=args.sse_keep_alive,
             insecure=args.insecure,
             tls=server_tls(args),

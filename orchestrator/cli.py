@@ -16,6 +16,7 @@ from orchestrator.options import (
     add_http_arguments,
     and_http,
     chat_template_of,
+    http_access_of,
     http_of,
 )
 from orchestrator.sessions import ORCHESTRATOR
@@ -95,6 +96,7 @@ def serving_options(
         plan=plan,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        http_access=http_access_of(args),
         sse_keep_alive=args.sse_keep_alive,
         metrics=args.metrics,
         log_prompts=args.log_prompts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,15 @@ from specwire.rpc.listening import check_exposure, check_listen, check_metrics
 from specwire.rpc.options import exposure, host_of, is_loopback
 from specwire.rpc.tls import ClientTls, ServerTls
 
+HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 # Below what any proxy takes for a dead connection.
 SSE_KEEP_ALIVE_S = 15.0
 # What --http says for no HTTP.
 NO_HTTP = "none"
+# Any host, any origin.
+ANY = "*"
+LEAST_BODY_BYTES, MOST_BODY_BYTES = 1024, 1 << 30
 # A year: no log is kept for ever.
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
@@ -61,6 +67,63 @@ def add_http_arguments(parser: argparse.ArgumentParser, default: str, meaning: s
         metavar="S",
         help="a silent stream gets a comment so often, for proxies that cut what is silent (default: %(default)g s)",
     )
+    _add_http_access(group)
+
+
+def _add_http_access(group: argparse._ActionsContainer) -> None:
+    """What `http_access_of` reads."""
+    group.add_argument(
+        "--http-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to this name, too, in a request's Host, beside addresses, localhost and --http's own; "
+        "may be repeated; * answers to any",
+    )
+    group.add_argument(
+        "--http-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin (SCHEME://HOST[:PORT]) may call, beside the console; may be repeated; * lets in any",
+    )
+    group.add_argument(
+        "--http-body",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="longest body of a request (default: 1 MiB and 64 for each token of the context, at most 16 MiB)",
+    )
+
+
+def http_access_of(args: argparse.Namespace) -> HttpAccess:
+    """Raises InvalidParameter."""
+    return HttpAccess(tuple(args.http_host), tuple(args.http_origin), args.http_body)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """Who may call by HTTP, and with how much.
+
+    hosts: names that requests may call this server by, beside addresses, localhost and where it listens; * for any.
+    origins: pages of which may call it, beside its own; * for any.
+    body: longest body in bytes; 0 for what the served contexts may need.
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    body: int = 0
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            if host != ANY and not HOST_NAME.fullmatch(host):
+                raise InvalidParameter("http-host", f"must be a host's name without a port, or *, not {host!r}")
+        for origin in self.origins:
+            if origin != ANY and not ORIGIN.fullmatch(origin):
+                raise InvalidParameter("http-origin", f"must be SCHEME://HOST[:PORT] or *, not {origin!r}")
+        if self.body and not LEAST_BODY_BYTES <= self.body <= MOST_BODY_BYTES:
+            message = f"must be from {LEAST_BODY_BYTES} to {MOST_BODY_BYTES} bytes, not {self.body}"
+            raise InvalidParameter("http-body", message)
 
 
 def http_of(args: argparse.Namespace) -> str:
@@ -128,6 +191,7 @@ class OrchestratorOptions:
         there, too. "" for nowhere.
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
+    http_access: what is let in there.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.plan.parse_plan`), for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
@@ -156,6 +220,7 @@ class OrchestratorOptions:
     plan: str = "auto"
     http: str = ""
     chat_template: str = ""
+    http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""
     log_prompts: bool = False

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
@@ -15,12 +16,19 @@ from orchestrator.http.errors import failure_of
 from orchestrator.http.info import Info
 from orchestrator.http.looking import Looking
 from orchestrator.http.metrics import Metrics
+from orchestrator.http.origins import OriginCheck
 from orchestrator.http.page import routes as page_routes
 from orchestrator.http.service import Service
 
 
-def application(service: Service) -> Starlette:
-    """All endpoints. Health, readiness and version are open to everybody, as gRPC's health checks are."""
+def application(service: Service) -> ASGIApp:
+    """The endpoints, for whom may call. Health, readiness and version want no key, as gRPC's health checks do not."""
+    options = service.orchestrator.options
+    return OriginCheck(routed(service), options.http_access, options.http)
+
+
+def routed(service: Service) -> Starlette:
+    """All endpoints."""
     completions, info, metrics, looking = Completions(service), Info(service), Metrics(service), Looking(service)
     bodies = Bodies()
 

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 from orchestrator.http.errors import INVALID, Failure
 
+# For all fields but the prompt, and for each token of a context: a token is some four characters or a number, and JSON
+# may spell a character in six bytes.
+BASE_BODY_BYTES, TOKEN_BYTES = 1024 * 1024, 64
 # As much as a gRPC message.
 MOST_BODY_BYTES = 16 * 1024 * 1024
 BODY_LIMIT_S = 30.0
@@ -17,27 +20,42 @@ MOST_TENANT_BYTES = 256 * 1024 * 1024
 RETRY_S = 1.0
 
 
-async def read_body(parts: AsyncIterator[bytes], space: Space | None) -> bytes:
-    """The whole body, within BODY_LIMIT_S; empty where it is not to be kept: without `space`.
+def most_body_bytes(context: int) -> int:
+    """What a request to a model with such a context may need."""
+    return min(MOST_BODY_BYTES, BASE_BODY_BYTES + TOKEN_BYTES * context)
+
+
+def check_length(size: str, most: int) -> None:
+    """What Content-Length says, before anything is read. Raises Failure."""
+    if size.isdigit() and int(size) > most:
+        raise _too_large(most)
+
+
+async def read_body(parts: AsyncIterator[bytes], space: Space, most: int) -> bytes:
+    """The whole body, within BODY_LIMIT_S and `most` bytes.
 
     Raises:
         Failure: 413, it is too long; 408, it did not come; 429, there is no space for it now.
     """
-    body, size = bytearray(), 0
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_LIMIT_S):
             async for part in parts:
-                size += len(part)
-                if size > MOST_BODY_BYTES:
-                    message = f"body: more than {MOST_BODY_BYTES} bytes"
-                    raise Failure(413, message, INVALID, None, "too_large", close=True)
-                if space is not None:
-                    space.take(len(part))
-                    body += part
+                if len(body) + len(part) > most:
+                    raise _too_large(most)
+                space.take(len(part))
+                body += part
     except TimeoutError:
         message = f"body: did not come within {BODY_LIMIT_S:g} s"
         raise Failure(408, message, INVALID, None, "timeout", close=True) from None
     return bytes(body)
+
+
+def _too_large(most: int) -> Failure:
+    message = (
+        f"body: more than {most} bytes, which is what this model's context may need; --http-body sets another limit"
+    )
+    return Failure(413, message, INVALID, None, "too_large", close=True)
 
 
 class Space:

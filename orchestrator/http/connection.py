@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection: uvicorn's, with bounds on how long a request may take to come, and its answer to be taken.
+"""One HTTP/1.1 connection: uvicorn's, with bounds on what a request may cost, and on how long it and its answer take.
 
-Deadlines are the connection's own, so that they also hold where nobody reads: behind an answer that did not wait for
-its request's end, and for paths that there are none of.
+A body is not looked at before an endpoint asks for it, so whoever is refused costs a head and no more. Deadlines are
+the connection's own, so that they also hold where nobody reads.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.http.bodies import BODY_LIMIT_S
@@ -22,6 +24,13 @@ from specwire.rpc.options import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTE
 # A request's line and headers together: so much, and so long from its first byte, or the connection's beginning, on.
 MOST_HEADER_BYTES = 16 * 1024
 HEAD_LIMIT_S = 30.0
+# Chunks of one body: each costs some 10 us beside its bytes. So many, and one more for each so many bytes.
+FREE_CHUNKS, CHUNK_BYTES = 1024, 64
+# What a client still sends when it has been refused is thrown away for so long, and so much, so that it sees its
+# answer: a connection that is closed on bytes that nobody took is reset.
+LINGER_S = 2.0
+READ_BYTES = 256 * 1024
+LINGER_BYTES = 16 * 1024 * 1024
 # Beyond what an endpoint gives a body, which then says so itself.
 BODY_SLACK_S = 5.0
 # A client that takes nothing of its answer for so long is gone, or wants to hold its session's place.
@@ -33,21 +42,106 @@ OTHER_FILES = 128
 LEAST_CONNECTIONS = 16
 
 
+TOO_LONG = (431, f"its line and headers must be at most {MOST_HEADER_BYTES} bytes", "headers_too_large")
+
+
 def most_connections() -> int:
     """As many as this process may have open, and no more than MOST_CONNECTIONS."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files - OTHER_FILES))
 
 
+class Parser(h11.Connection):
+    """h11's, which also refuses what costs too much, or what two servers may read differently (request smuggling).
+
+    withheld: of a request that has a body only the head has been parsed; `read_body` lets it go on.
+    refusal: why the last RemoteProtocolError was raised.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MOST_HEADER_BYTES)
+        self.withheld = False
+        self.refusal: Failure | None = None
+        self._chunks = self._bytes = 0
+
+    def read_body(self) -> None:
+        self.withheld = False
+
+    def next_event(self) -> Any:
+        if self.withheld:
+            return h11.PAUSED
+        before = self._waiting if self.their_state is h11.IDLE else 0
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            too_long = error.error_status_hint == 431
+            raise self._refused(*(TOO_LONG if too_long else (400, str(error), "invalid_http"))) from None
+        match event:
+            case h11.Request():
+                self._begin(event, before - self._waiting)
+            case h11.Data():
+                self._count(event)
+            case h11.EndOfMessage() if _size_of(event.headers) > MOST_HEADER_BYTES:
+                raise self._refused(*TOO_LONG)
+        return event
+
+    @property
+    def _waiting(self) -> int:
+        return len(self.trailing_data[0])
+
+    def _begin(self, request: h11.Request, size: int) -> None:
+        named = dict(request.headers)
+        if size > MOST_HEADER_BYTES:
+            raise self._refused(*TOO_LONG)
+        chunked = b"transfer-encoding" in named
+        if chunked and b"content-length" in named:
+            message = "Content-Length: must not stand beside Transfer-Encoding (RFC 9112, section 6.1)"
+            raise self._refused(400, message, "invalid_http")
+        self.withheld = chunked or int(named.get(b"content-length", b"0")) > 0
+        self._chunks = self._bytes = 0
+
+    def _count(self, data: h11.Data) -> None:
+        self._chunks += data.chunk_start
+        self._bytes += len(data.data)
+        if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:
+            message = f"body: its chunks are too small: {self._chunks} for {self._bytes} bytes; send larger ones"
+            raise self._refused(400, message, "invalid_http")
+
+    def _refused(self, status: int, message: str, code: str) -> h11.RemoteProtocolError:
+        self.refusal = Failure(status, f"request: {message}", INVALID, None, code)
+        return h11.RemoteProtocolError(message, error_status_hint=status)
+
+
+def _size_of(headers: Any) -> int:
+    """On the wire, with colon, space and line's end."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+class _Flow(FlowControl):
+    """Says when an endpoint wants the body."""
+
+    def __init__(self, transport: asyncio.Transport, wanted: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._wanted = wanted
+
+    def resume_reading(self) -> None:
+        super().resume_reading()
+        self._wanted()
+
+
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection, with gRPC's bounds on what waits for a client that does not read."""
+
+    conn: Parser
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast(asyncio.Transport, transport)
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._in_body = False
+        self.conn = Parser()
         super().connection_made(made)
+        self.flow = _Flow(made, self._read_body)
         if len(self.connections) > most_connections():
             self._refuse(Failure(503, "there are too many connections", SERVER, None, "too_many_connections", 1.0))
             return
@@ -58,7 +152,29 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self.resume_writing()
+        if exc is None and (self.conn.withheld or self.conn.refusal is not None):
+            self._linger()
         super().connection_lost(exc)
+
+    def _linger(self) -> None:
+        """Where there is room for it. What is encrypted lingers by itself: its ends say farewell."""
+        if len(self.connections) + len(self.tasks) < most_connections():
+            with suppress(OSError):
+                line = self.transport.get_extra_info("socket").dup()
+                task = self.loop.create_task(_discard(line))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+
+    def _read_body(self) -> None:
+        """An endpoint waits for it. uvicorn calls this at an answer's end, too."""
+        if self.conn.withheld and not self.cycle.response_complete:
+            self.conn.read_body()
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.handle_events()
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -68,6 +184,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.conn.withheld:
+            self.transport.close()
         self._watch()
 
     def _watch(self) -> None:
@@ -106,15 +224,29 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long headers, is told so as every other error is."""
-        self._refuse(Failure(400, msg, INVALID, None, "invalid_http"))
+        self._refuse(self.conn.refusal or Failure(400, msg, INVALID, None, "invalid_http"))
 
     def _refuse(self, failure: Failure) -> None:
-        """Without a request that could be answered: say so, and hang up."""
+        """Without a request that could be answered: say so, and hang up. Nothing is said amid another answer."""
+        if self.conn.our_state is h11.SEND_BODY:
+            self.transport.abort()
+            return
         answer = failure.response()
         head = [*answer.raw_headers, (b"connection", b"close")]
         lines = b"".join(name + b": " + value + b"\r\n" for name, value in head)
         self.transport.write(f"HTTP/1.1 {failure.status} \r\n".encode() + lines + b"\r\n" + bytes(answer.body))
         self.transport.close()
+
+
+async def _discard(line: socket.socket) -> None:
+    """Say that nothing more comes, and take what the other end sends, until it hangs up or has had enough patience."""
+    loop, left = asyncio.get_running_loop(), LINGER_BYTES
+    with line, suppress(OSError, TimeoutError):
+        line.setblocking(False)
+        line.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (thrown := len(await loop.sock_recv(line, READ_BYTES))):
+                left -= thrown
 
 
 def _notice_dead_peers(connected: socket.socket) -> None:

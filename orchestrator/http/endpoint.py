@@ -1,19 +1,18 @@
-"""One HTTP endpoint: who calls, the body, the answer, what went wrong, and that nobody works for who has left."""
+"""One HTTP endpoint: who calls, then the body, the answer, what went wrong, and that nobody works for who has left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.http.bodies import Bodies, read_body
-from orchestrator.http.errors import INVALID, Failure, failure_of
+from orchestrator.http.bodies import Bodies, check_length, read_body
+from orchestrator.http.errors import failure_of
 from orchestrator.http.service import Call, Service
 from orchestrator.tenants import ANONYMOUS
-from specwire.rpc.errors import StatusError
 
 Answering = Callable[[Call], Awaitable[ASGIApp]]
 # Is told the route and the status of every answer.
@@ -48,14 +47,11 @@ class Endpoint:
     async def _call(self, scope: Scope, receive: Receive, held: ExitStack) -> Call:
         request = Request(scope, receive)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        try:
-            _check_site(scope["method"], headers)
-            tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
-        except (Failure, StatusError):
-            await read_body(request.stream(), None)  # a connection that is closed on its sender loses the answer
-            raise
+        tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
+        most = self._service.most_body_bytes
+        check_length(headers.get("content-length", ""), most)
         space = held.enter_context(self._bodies.of(tenant))
-        body = await read_body(request.stream(), space) if scope["method"] == "POST" else b""
+        body = await read_body(request.stream(), space, most)
         return Call(tenant, body, headers, dict(request.query_params), dict(request.path_params))
 
     async def _respond(self, call: Call, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,12 +71,6 @@ class Endpoint:
             await send(message)
 
         return observing
-
-
-def _check_site(method: str, headers: Mapping[str, str]) -> None:
-    """A page of another site cannot read an answer, but could have its readers' browsers ask for many."""
-    if method == "POST" and headers.get("sec-fetch-site") == "cross-site":
-        raise Failure(403, "requests from pages of other sites are not taken", INVALID, None, "cross_site")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from orchestrator.generating import Generating
+from orchestrator.http.bodies import most_body_bytes
 from orchestrator.http.errors import INVALID, Failure
 from orchestrator.http.templates import ChatTemplate, TemplateInvalid
 from orchestrator.sessions import Orchestrator
@@ -85,6 +86,12 @@ class Service:
         pool = self.orchestrator.pool
         pool.require_target()
         return [self._of(target) for target in pool.targets()]
+
+    @property
+    def most_body_bytes(self) -> int:
+        """Of one request: as was asked for, or what the largest context that is served may need."""
+        contexts = [target.info.context for target in self.orchestrator.pool.targets()]
+        return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
 
     def _of(self, target: Target) -> Served:
         weights = target.info.weights_fingerprint

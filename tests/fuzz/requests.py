@@ -176,7 +176,7 @@ def _requests(draw: st.DrawFn, method: str, paths: Values, body: Values) -> Raw:
     """One time of eight something is wrong with the HTTP itself."""
     data, headers = draw(body), draw(HEADERS)
     path = draw(paths)
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if draw(ODD) != ODD_ONE:
         framed = lines if method == "GET" else [*lines, f"Content-Length: {len(data)}"]

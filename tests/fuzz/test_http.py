@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from starlette.routing import Route
 
-from orchestrator.http.app import application
+from orchestrator.http.app import routed
 from tests.fuzz.http import tell, tell_figures
 from tests.fuzz.requests import GOT, POSTED, Raw, endpoints, figures
 from tests.fuzz.services import Services, services
@@ -28,7 +28,7 @@ def running() -> Iterator[Services]:
 
 def test_every_endpoint_is_a_target() -> None:
     """The console's own files apart, of which one stands for all."""
-    routes = [route for route in application(MagicMock()).routes if isinstance(route, Route)]
+    routes = [route for route in routed(MagicMock()).routes if isinstance(route, Route)]
     posted = {route.path for route in routes if "POST" in (route.methods or ())}
     assert posted == set(POSTED)
     asked = [route for route in routes if "GET" in (route.methods or ())]

@@ -72,7 +72,7 @@ async def test_over_http(details: bool) -> None:
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             slow.connect((host, int(port)))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             slow.sendall(head.encode() + body)
             driver = await still(parts)
             check_bounded(parts, driver)

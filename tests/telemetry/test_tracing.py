@@ -103,7 +103,7 @@ async def test_one_trace_from_the_client_to_verifier_and_drafter(exporter: InMem
         exporter.clear()
 
         body = json.dumps({"prompt": list(PROMPT), "max_tokens": 5, "model": "scripted:7"})
-        await ask(stack.http, f"POST /v1/completions HTTP/1.1\r\nHost: x\r\ntraceparent: {ABOVE}", body)
+        await ask(stack.http, f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ntraceparent: {ABOVE}", body)
         by_http = await spans_of(exporter, SERVICES)
         assert {f"{trace_of(span):032x}" for span in by_http.values()} == {ABOVE.split("-")[1]}
         assert f"{parent_of(by_http['specwire.generate']):016x}" == ABOVE.split("-")[2]

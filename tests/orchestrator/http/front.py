@@ -15,7 +15,7 @@ import httpx2 as httpx
 
 from orchestrator import server
 from orchestrator.access import Access
-from orchestrator.options import SSE_KEEP_ALIVE_S, OrchestratorOptions
+from orchestrator.options import SSE_KEEP_ALIVE_S, HttpAccess, OrchestratorOptions
 from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
 
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 # What messages say, and that the model is to answer: enough to tell a template from none.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
 MODEL = "scripted:7"
-EVERYBODY = Access()
+EVERYBODY, ANYTHING = Access(), HttpAccess()
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -128,6 +128,7 @@ def another(
     verify: Any = True,
     chat_template: str = TEMPLATE,
     sse_keep_alive: float = SSE_KEEP_ALIVE_S,
+    http_access: HttpAccess = ANYTHING,
 ) -> Iterator[Front]:
     """A second orchestrator before the same verifier."""
     options = OrchestratorOptions(
@@ -137,6 +138,7 @@ def another(
         tls=tls,
         chat_template=chat_template,
         sse_keep_alive=sse_keep_alive,
+        http_access=http_access,
     )
     serving = known.loop.run(server.start(options))
     try:

@@ -117,7 +117,7 @@ def not_reading(door: Front) -> Iterator[Output]:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         slow.connect((host, int(port)))
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         slow.sendall(head.encode() + body)
         assert eventually(lambda: bool(set(sessions) - known))
         (session_id,) = set(sessions) - known

@@ -49,7 +49,7 @@ def status_of(line: socket.socket) -> int:
 
 def posted(size: int, path: str = COMPLETIONS) -> bytes:
     """A request's head."""
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
 
 
 # Requests that do not come
@@ -69,7 +69,7 @@ def test_a_second_head_that_does_not_come(door: Front, monkeypatch: pytest.Monke
     """On a connection that is kept, drop by drop: each byte begins no new time."""
     monkeypatch.setattr(connection, "HEAD_LIMIT_S", SOON_S)
     with dialled(door) as line:
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status_of(line) == 200
         began = time.monotonic()
         with pytest.raises(OSError):  # reset or broken pipe: whichever the system says
@@ -112,7 +112,7 @@ def test_too_many_connections(door: Front, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(connection, "LEAST_CONNECTIONS", 1)
         for _ in range(2):
             line = held.enter_context(dialled(crowded))
-            line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert status_of(line) == 200
         with dialled(crowded) as refused:
             status, told = rest(refused)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from orchestrator.access import Access
-from orchestrator.http import bodies
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
@@ -123,14 +120,6 @@ def test_another_model_another_path_another_method(door: Front) -> None:
     assert answer.headers["allow"] == "POST"
 
 
-def test_pages_of_other_sites(door: Front) -> None:
-    """Browsers say where a request comes from; without that, a page could use its readers' machines."""
-    for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
-        headers = {"Sec-Fetch-Site": site, "Content-Type": "text/plain"}
-        answer = door.client.post(COMPLETIONS, content=json.dumps({"prompt": IDS, "max_tokens": 2}), headers=headers)
-        assert answer.status_code == status
-
-
 def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
     with another(door, chat_template="") as bare:
         answer = bare.post(CHAT, messages=TALK)
@@ -139,19 +128,6 @@ def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
     with another(door, chat_template=refusing) as strict:
         error = error_of(strict.post(CHAT, messages=[{"role": "system", "content": "5"}]))
         assert (error["param"], "users first" in error["message"]) == ("messages", True)
-
-
-def test_too_much(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MOST_BODY_BYTES", 10_000)
-    answer = door.client.post(COMPLETIONS, content=b" " * 10_001)
-    assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
-    host, port = door.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as raw:
-        raw.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * 20_000)
-        told = raw.makefile("rb").read()
-    head, _, body = told.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 def test_the_requests_timeout_passes(door: Front) -> None:
