@@ -21,7 +21,7 @@ from deploy.conversation import Conversation, Plain, Style, Turn
 from deploy.generate import check_timeout, shown, summary
 from deploy.options import StackError
 from deploy.own_stack import own_stack, stack_words
-from deploy.render import Painter, dim, wants_colour
+from deploy.render import dim, painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.terminal import Tail, is_terminal
 from deploy.where import Where, add_where_arguments, where_of
@@ -31,7 +31,8 @@ from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.process import say
+from specwire.progress import LAST_LINE
+from specwire.rpc.process import say, visible
 
 PROMPT = "> "
 MOST_TOKENS = 1024
@@ -175,7 +176,7 @@ class Chat:
         if completion is not None and completion.finish_reason is FinishReason.ERROR:
             say(f"specwire chat: error: {completion.message}")
         elif completion is not None:
-            say(dim(summary(completion), wants_colour() and sys.stderr.isatty()))
+            LAST_LINE.say(dim(visible(summary(completion)), wants_colour() and sys.stderr.isatty()))
 
 
 class Answer:
@@ -230,7 +231,7 @@ class Answer:
         consuming.cancel()
 
     async def _consume(self) -> None:
-        painter, tail = Painter(wants_colour()), Tail()
+        paint, tail = painter(), Tail()
         options: Options = {**self._options, "parent": self._turn.parent}
         over = False
         try:
@@ -241,7 +242,7 @@ class Answer:
                     over = isinstance(event, Finished)
                     if isinstance(event, Chunk) and event.text_ends:
                         self.decoded = event.text_ends[-1]
-                    print(shown(event, painter, tail), end="", flush=True)
+                    print(shown(event, paint, tail), end="", flush=True)
         finally:
             if not over:
                 print(tail.show(""), flush=True)

@@ -14,7 +14,7 @@ from deploy import near_tie
 from deploy.comparison import Pair, as_object, counts, report
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
-from deploy.render import Painter, dim, legend, wants_colour
+from deploy.render import dim, legend, painter, wants_colour
 from deploy.starting import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
@@ -133,15 +133,15 @@ class Demo:
     async def _show(self, prompt: demo_pair.Prompt) -> Completion:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
-        self._tell(f"\n--- {prompt.name}\n" + dim("".join(lines), self._colour))
-        painter, gathering = Painter(self._colour), Gathering()
+        paint, gathering = painter(), Gathering()
+        self._tell(paint.plain(f"\n--- {prompt.name}\n") + dim(paint.plain("".join(lines)), self._colour))
         async with aclosing(self._client.generate(prompt.text, max_tokens=self._max_tokens, timeout=TIMEOUT)) as events:
             async for event in events:
                 gathering.add(event)
                 if isinstance(event, Chunk):
-                    self._tell(painter.chunk(event))
+                    self._tell(paint.chunk(event))
                 elif isinstance(event, Finished):
-                    self._tell(painter.text(event.text) + "\n")
+                    self._tell(paint.text(event.text) + "\n")
         completion = _checked(gathering.completion())
         self._tell(f"[{counts(completion)}]\n")
         return completion

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from deploy.render import GREEN, RESET, YELLOW
+from specwire.rpc.process import visible
 
 RED = "\x1b[31m"
 
@@ -54,4 +55,4 @@ def _line(finding: Finding, width: int, colour: bool) -> str:
     grade = finding.grade.ljust(max(map(len, Grade)))
     grade = f"{COLOURS[finding.grade]}{grade}{RESET}" if colour else grade
     remedy = f" -> {finding.remedy}" if finding.remedy else ""
-    return f"{grade}  {finding.topic.ljust(width)}  {finding.text}{remedy}"
+    return f"{grade}  {visible(f'{finding.topic.ljust(width)}  {finding.text}{remedy}', lines=False)}"

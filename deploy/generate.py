@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.comparison import from_the_text
 from deploy.entry import run_owned
 from deploy.options import StackError
-from deploy.render import Painter, wants_colour
+from deploy.render import Painter, painter
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.starting import start_shown
 from deploy.terminal import Tail, is_terminal
@@ -135,7 +135,8 @@ async def _complete(client: AsyncClient, request: Request) -> list[Completion]:
     completions = await client.complete_many(request.prompt, request.n, timeout=request.timeout, **request.options)
     if not request.as_json:
         for completion in completions:
-            print(f"[{completion.sampling.choice}] {_echoed(completion.prompt)}{completion.text}")
+            text = painter().plain(f"{_echoed(completion.prompt)}{completion.text}")
+            print(f"[{completion.sampling.choice}] {text}")
     return completions
 
 
@@ -158,13 +159,13 @@ async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
 
 async def _stream(client: AsyncClient, request: Request) -> Completion:
     """Show the text as it comes, unless the whole is wanted as JSON."""
-    painter, tail, gathering = Painter(wants_colour()), Tail(), Gathering()
+    paint, tail, gathering = painter(), Tail(), Gathering()
     try:
         async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
             async for event in events:
                 gathering.add(event)
                 if not request.as_json:
-                    print(shown(event, painter, tail), end="", flush=True)
+                    print(shown(event, paint, tail), end="", flush=True)
     finally:
         print(tail.show(""), end="", flush=True)
     return gathering.completion()
@@ -175,7 +176,7 @@ def shown(event: Event, painter: Painter, tail: Tail) -> str:
     match event:
         case Started():
             echoed = _echoed(event.prompt)
-            return tail.decided(echoed, echoed)
+            return tail.decided(echoed, painter.plain(echoed))
         case Chunk():
             return tail.decided(event.text, painter.chunk(event))
         case Provisional():

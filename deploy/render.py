@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from specwire.client import Chunk
 from specwire.core.acceptance import Outcome
+from specwire.rpc.process import visible
 
 RESET = "\x1b[0m"
 DIM = "\x1b[2m"
@@ -33,10 +34,15 @@ class Painter:
     """Turns released text into coloured text.
 
     Text is released later than its tokens are told (it may begin a stop string), so the tokens wait here.
+
+    Args:
+        colour: whether to colour it.
+        raw: leave its control characters as they are, for what is no terminal; else they are made visible.
     """
 
-    def __init__(self, colour: bool) -> None:
+    def __init__(self, colour: bool, raw: bool = False) -> None:
         self._colour = colour
+        self._raw = raw
         self._at = 0  # code points returned so far
         self._tokens: deque[tuple[int, str]] = deque()  # (where the token's text ends, its colour)
 
@@ -47,7 +53,11 @@ class Painter:
 
     def text(self, text: str) -> str:
         """Return released text, painted."""
-        return self._paint(text) if self._colour else text
+        return self._paint(text) if self._colour else self.plain(text)
+
+    def plain(self, text: str) -> str:
+        """Return text that no token stands for, or that is not to be painted."""
+        return text if self._raw else visible(text)
 
     def _paint(self, text: str) -> str:
         pieces = []
@@ -57,9 +67,15 @@ class Painter:
             end, colour = self._tokens[0] if self._tokens else (0, "")
             length = end - self._at if end > self._at else len(text)  # behind the last token: what was incomplete
             piece, text = text[:length], text[length:]
-            pieces.append(f"{colour}{piece}{RESET}" if colour else piece)
+            shown = self.plain(piece)
+            pieces.append(f"{colour}{shown}{RESET}" if colour else shown)
             self._at += len(piece)
         return "".join(pieces)
+
+
+def painter() -> Painter:
+    """Return one for stdout."""
+    return Painter(wants_colour(), raw=not sys.stdout.isatty())
 
 
 def dim(text: str, colour: bool) -> str:
@@ -69,6 +85,7 @@ def dim(text: str, colour: bool) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned columns: the first to the left, the others to the right; the first row is the head."""
+    rows = [[visible(cell, lines=False) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

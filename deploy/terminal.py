@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from unicodedata import category, combining, east_asian_width
 
+from specwire.rpc.process import visible
+
 MARKED = "\x1b[2;4m"  # dim and underlined
 RESET = "\x1b[0m"
 ERASE = "\x1b[J"
 TAB = 8
-# What reorders the text around it, also behind its own end: embeddings, overrides, isolates.
-REORDERING = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 FALLBACK = os.terminal_size((80, 24))
 
 
@@ -48,10 +48,6 @@ class Spot:
         match character:
             case "\n":
                 return Spot(self.row + 1, 0)
-            case "\r":
-                return Spot(self.row, 0)
-            case "\b":
-                return Spot(self.row, max(0, min(self.column, width - 1) - 1))
             case "\t":
                 return Spot(self.row, max(self.column, min(width - 1, (self.column // TAB + 1) * TAB)))
         cells = cells_of(character)
@@ -82,6 +78,7 @@ class Tail:
 
     def decided(self, text: str, painted: str) -> str:
         """`text` has been decided; `painted` is what to write for it. What it confirms is not taken back meanwhile."""
+        text = visible(text)
         rest = self._provisional[len(text) :] if self._provisional.startswith(text) else ""
         taken_back = self.show("")
         width, spot = self._size().columns, Spot(0, self._column)
@@ -92,8 +89,8 @@ class Tail:
 
     def show(self, text: str) -> str:
         """Have `text` stand there instead of what was provisional; "" takes all of it back."""
-        self._provisional = text
-        shown, rows = self._fitting(text)
+        self._provisional = visible(text)
+        shown, rows = self._fitting(self._provisional)
         if shown == self._shown:
             return ""
         written = self._back() + (f"{MARKED}{shown}{RESET}" if shown else "")
@@ -115,15 +112,10 @@ class Tail:
         spot, pieces = Spot(0, self._column), list[str]()
         if spot.column >= columns:
             return "", 0
-        for character in filter(is_shown, text):
+        for character in text:
             following = spot.after(character, columns)
             if following.row > lines // 2:
                 break
             spot = following
             pieces.append(character)
         return "".join(pieces), spot.row
-
-
-def is_shown(character: str) -> bool:
-    """Whether an untrusted character may reach the terminal: a control could move the cursor, or do worse."""
-    return character in "\n\t" or (category(character) != "Cc" and character not in REORDERING)

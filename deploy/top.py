@@ -24,7 +24,7 @@ from specwire.core.sampling import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_token
 from specwire.rpc.listening import check_listen
-from specwire.rpc.process import one_line, say
+from specwire.rpc.process import one_line, say, visible
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc
@@ -173,9 +173,9 @@ def page(seen: Seen, before: Seen | None, address: str, trouble: str = "") -> st
     head = (
         f"specwire {address}  up {_duration(status.uptime_ms)}  {status.sessions_running} running, "
         f"{status.sessions_finished} finished  {rate(seen, before):.0f} tokens/s  "
-        f"acceptance {_percent(share(status.accepted, status.proposed))}  log {status.durability}"
+        f"acceptance {_percent(share(status.accepted, status.proposed))}  log {visible(status.durability, lines=False)}"
     )
-    parts = [head, *([f"no answer: {trouble}"] if trouble else []), "", table(_peers(status)), ""]
+    parts = [head, *([visible(f"no answer: {trouble}", lines=False)] if trouble else []), "", table(_peers(status)), ""]
     hidden = status.sessions_running - len(status.sessions)
     if status.sessions:
         parts.append(table(_sessions(status)))

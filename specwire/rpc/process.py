@@ -33,6 +33,12 @@ GIVE_UP_LIMIT = 5.0
 SAID = "specwire.say"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+# What makes a terminal do something (C0, DEL, C1), and what reorders the text around it, also behind its own end
+# (embeddings, overrides, isolates), but for tabs and line feeds: shown as Python writes it.
+_CONTROLS = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_TEXT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
+_LINE = _TEXT | {ord("\n"): " ", ord("\t"): " "}
+
 
 class Running(Protocol):
     """A service that was started."""
@@ -151,8 +157,18 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}".rstrip(": ") if terse or not message else message
 
 
+def visible(text: str, *, lines: bool = True) -> str:
+    """What a terminal may get of text that is not ours: no character of it is a command.
+
+    Each character is replaced by itself, so text that comes in pieces may be shown piece by piece. lines: line feeds
+    and tabs stay; otherwise they become blanks.
+    """
+    return text.translate(_TEXT if lines else _LINE)
+
+
 def say(line: str) -> None:
     """Progress and errors, for people; a log line where lines are for machines (`specwire.telemetry.logs`)."""
+    line = visible(line, lines=False)
     said = logging.getLogger(SAID)
     if said.handlers:
         said.log(logging.ERROR if ": error: " in line else logging.INFO, "%s", line)

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 
-from specwire.rpc.process import SAID
+from specwire.rpc.process import SAID, visible
 
 TEXT, JSON = FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -55,7 +55,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 # logging's name
         texts = [f" {name}={getattr(record, name)!r}" for name in FIELDS[1:] if hasattr(record, name)]
-        return super().formatMessage(record) + "".join(texts)
+        return visible(super().formatMessage(record) + "".join(texts), lines=False)
 
 
 def set_up(service: str, form: str = TEXT, level: str = DEFAULT_LEVEL) -> None:

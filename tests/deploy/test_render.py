@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, table, wants_colour
+from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, painter, table, wants_colour
 from specwire.client import Chunk
 from specwire.core.acceptance import Outcome
 
@@ -41,6 +41,35 @@ def test_text_behind_the_last_token_is_not_lost() -> None:
 
 def test_plain_text_stays_plain() -> None:
     assert Painter(False).chunk(chunk("ab", [1, 2], [ACCEPTED, DIRECT])) == "ab"
+
+
+HOSTILE = "a\x1b]0;X\x07\x1b[2J\x9b1m\rb\n"
+SHOWN = "a\\x1b]0;X\\x07\\x1b[2J\\x9b1m\\x0db\n"
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_no_commands_from_a_text(colour: bool) -> None:
+    """Nor from one whose escape sequences come in pieces."""
+    painter = Painter(colour)
+    pieces = [painter.chunk(chunk(each, [at + 1], [DIRECT])) for at, each in enumerate(HOSTILE)]
+    assert "".join(pieces).replace(BLUE, "").replace(RESET, "") == SHOWN
+    assert painter.plain(HOSTILE) == SHOWN
+
+
+def test_what_is_no_terminal_gets_a_text_as_it_is() -> None:
+    assert Painter(False, raw=True).chunk(chunk(HOSTILE, [len(HOSTILE)], [DIRECT])) == HOSTILE
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, SHOWN), (False, HOSTILE)])
+def test_stdout_gets_what_it_can_take(terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR has no part in it."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painter().text(HOSTILE) == shown
+
+
+def test_a_cell_stays_one() -> None:
+    assert table([["name", "n"], ["x\n\x1b[2J", "10"]]).splitlines()[2] == "x \\x1b[2J  10"
 
 
 def test_table_aligns_its_columns() -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.terminal import MARKED, RESET, Tail
+from specwire.rpc.process import visible
 from tests.deploy.screen import COMBINING, WIDE, Screen
 
-TEXT = st.text(f"ab \n\t{WIDE}{COMBINING}", max_size=24)
+TEXT = st.text(f"ab \n\t\r\b\x1b\x9b{WIDE}{COMBINING}", max_size=24)
 # What becomes of a guess: it is confirmed in part (how many characters) and then goes on, or other text is decided.
 STEPS = st.lists(st.tuples(st.integers(0, 12), TEXT, TEXT), max_size=12)
 
@@ -29,15 +30,16 @@ def test_the_screen_shows_decided_text_and_the_newest_guess(
     decided = guess = ""
     for confirmed, other, following in steps:
         text = guess[:confirmed] + other
-        screen.write(tail.decided(text, f"\x1b[32m{text}\x1b[0m"))
-        decided, guess = decided + text, following
+        screen.write(tail.decided(text, f"\x1b[32m{visible(text)}\x1b[0m"))
+        decided, guess = decided + visible(text), following
         screen.write(tail.show(guess))
         shown = screen.text
         screen.write(tail.show(""))
         assert screen.text == screen_of(decided, columns, lines)
         screen.write(tail.show(guess))
         assert screen.text == shown
-        assert any(shown == screen_of(decided + guess[:end], columns, lines) for end in range(len(guess) + 1))
+        seen = visible(guess)
+        assert any(shown == screen_of(decided + seen[:end], columns, lines) for end in range(len(seen) + 1))
 
 
 def fixed(columns: int = 20, lines: int = 10) -> Tail:
@@ -82,11 +84,11 @@ def test_a_long_guess_is_cut_to_half_of_the_screen() -> None:
 
 
 def test_a_drafter_cannot_send_control_sequences() -> None:
-    assert fixed().show("a\x1b[2J\rb\x9bc\x07") == f"{MARKED}a[2Jbc{RESET}"
+    assert fixed(columns=80).show("a\x1b[2J\rb\x9bc\x07") == rf"{MARKED}a\x1b[2J\x0db\x9bc\x07{RESET}"
 
 
 def test_a_drafter_cannot_reorder_the_text_around() -> None:
-    assert fixed().show("a\u202eb\u2066c\u2069\u05d0") == f"{MARKED}abc\u05d0{RESET}"
+    assert fixed(columns=80).show("a\u202eb\u2066c\u2069\u05d0") == f"{MARKED}a\\u202eb\\u2066c\\u2069\u05d0{RESET}"
 
 
 def test_without_provisional_text_nothing_is_added() -> None:

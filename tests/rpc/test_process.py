@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 
-from specwire.rpc.process import one_line, run_until_signalled
+from specwire.rpc.process import one_line, run_until_signalled, say, visible
 
 
 class Fake:
@@ -152,6 +152,17 @@ def test_the_second_signal_stops_at_once() -> None:
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout == "ready\n"
     assert "Traceback" not in ended.stderr
+
+
+def test_what_is_said_is_one_line_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a service says of itself may stand in it."""
+    say("error: \x1b]0;X\x07\x9b2J\r\nspecwire: ready\u202e")
+    assert capsys.readouterr().err == r"error: \x1b]0;X\x07\x9b2J\x0d specwire: ready\u202e" + "\n"
+
+
+def test_other_scripts_are_shown_as_they_are() -> None:
+    for text in ("漢字\u0301 \u05d0\u200f", "\U0001f469\u200d\U0001f4bb", "a\tb\n"):
+        assert visible(text) == text
 
 
 def test_errors_fit_on_one_line() -> None:
