@@ -32,6 +32,7 @@ from specwire.client import (
 from specwire.client.events import Gathering
 from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import finite
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
@@ -119,7 +120,7 @@ async def _generate(request: Request, folder: Path) -> int:
             raise StackError(error.message) from None
     for completion in completions:
         if request.as_json:
-            print(json.dumps(as_object(completion)))
+            print(json.dumps(as_object(completion), allow_nan=False))
         else:
             say(summary(completion))
     for failed in (each for each in completions if each.finish_reason is FinishReason.ERROR):
@@ -216,7 +217,10 @@ def _figures(completion: Completion) -> dict[str, object]:
 
 
 def _logprobs(completion: Completion) -> list[dict[str, object]]:
-    return [{"logprob": each.logprob, "top": [list(pair) for pair in each.top]} for each in completion.logprobs]
+    return [
+        {"logprob": finite(each.logprob), "top": [[token, finite(value)] for token, value in each.top]}
+        for each in completion.logprobs
+    ]
 
 
 def summary(completion: Completion) -> str:

@@ -11,7 +11,7 @@ from specwire.core.admission import check_priority
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import Stopping, check_constraint
 from specwire.core.rules import KNOWN
-from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Sampling, resolve_rule
+from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, Sampling, resolve_rule, seed_of
 
 DEFAULT_TOKENS = 128
 
@@ -151,7 +151,7 @@ def _sampling(args: argparse.Namespace) -> Sampling:
         args.temperature,
         args.top_k,
         args.top_p,
-        args.seed or 0,
+        seed_of(args.seed or 0),
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
         presence_penalty=args.presence_penalty,

@@ -138,7 +138,7 @@ async def _look(channel: grpc.aio.Channel, request: Request) -> Seen:
 
 def _print(request: Request, seen: Seen, before: Seen | None, trouble: str = "") -> None:
     if request.as_json:
-        print(json.dumps(as_object(seen, before)), flush=True)
+        print(json.dumps(as_object(seen, before), allow_nan=False), flush=True)
         return
     text = page(seen, before, request.address, trouble)
     if request.once:

@@ -20,13 +20,13 @@ from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.errors import failure_of
 from orchestrator.http.fields import Fields, parse
 from orchestrator.http.service import Call, Served, Service
-from orchestrator.http.shapes import finite
 from orchestrator.http.streams import DONE, EventStream, event
 from orchestrator.http.wishes import take_completion
 from orchestrator.link import Link
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.replies import Part
 from orchestrator.trace import Judged, Proposed, Traced, now_us
+from specwire.core.logprobs import finite
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb

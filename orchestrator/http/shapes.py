@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specwire.core.logprobs import finite
 from specwire.text.tokens import TokenBytes
 from specwire.v1 import common_pb2
 
@@ -106,8 +107,3 @@ def _by_text(known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
     """Of tokens that read the same the most probable counts."""
     pairs = zip(known.top_ids, known.top_logprobs, strict=True)
     return {names.text(token): finite(logprob) for token, logprob in reversed(list(pairs))}
-
-
-def finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for what is all but impossible."""
-    return max(logprob, -9999.0)

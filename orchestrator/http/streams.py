@@ -24,7 +24,8 @@ HEADERS = [
 def event(data: object, place: str | None = None) -> bytes:
     """place: the event's id, which a client that comes back shows as Last-Event-ID."""
     head = "" if place is None else f"id: {place}\n"
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(errors="replace")
+    written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"{head}data: {written}\n\n".encode(errors="replace")
 
 
 class EventStream:

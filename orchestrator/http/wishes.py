@@ -5,12 +5,13 @@ Values are checked where those of gRPC are (`orchestrator.requests`), so that bo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from orchestrator.http.chat import take_prediction
 from orchestrator.http.fields import Fields
 from orchestrator.http.forms import take_form
-from specwire.core.sampling import InvalidParameter
+from specwire.core.sampling import MOST_LOGPROBS, SEED_BITS, InvalidParameter, seed_of
 from specwire.rpc.constraints import constraint_to_wire
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
@@ -22,7 +23,9 @@ COMPLETION_TOKENS = 16
 # Sessions of one request, over all its prompts.
 MOST_CHOICES = 64
 MOST_TIMEOUT_S = 86_400.0
-SEED_BITS = 64
+
+# One spelling of each: 07 beside 7 would be two biases of one id.
+ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 DRAFTING = {
     "auto": pb.DRAFTING_AUTOMATIC,
@@ -70,7 +73,7 @@ class Wish:
 def take_chat(fields: Fields, request_id: str) -> Wish:
     """All of a chat's fields but its messages and what its template takes."""
     sampling = _sampling(fields)
-    wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs")
+    wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
     if top is not None and not wanted:
         raise InvalidParameter("top_logprobs", "needs logprobs")
     if wanted:
@@ -149,7 +152,7 @@ def _sampling(fields: Fields) -> common_pb2.Sampling:
         presence_penalty=fields.number("presence_penalty"),
         frequency_penalty=fields.number("frequency_penalty"),
         logit_bias=_bias(fields),
-        seed=None if seed is None else seed % (1 << SEED_BITS),
+        seed=None if seed is None else seed_of(seed),
         rule=fields.text("rule") or "",
         logprobs_of=LOGPROBS_OF[logprobs_of] if logprobs_of else common_pb2.LOGPROBS_OF_UNSPECIFIED,
     )
@@ -167,7 +170,7 @@ def _bias(fields: Fields) -> dict[int, float]:
     inner = fields.inner("logit_bias")
     bias: dict[int, float] = {}
     for name in inner.names() if inner is not None else ():
-        if not (name.isascii() and name.isdecimal() and int(name) < 1 << 32):
+        if not (ID.fullmatch(name) and int(name) < 1 << 32):
             raise InvalidParameter("logit_bias", f"{name[:20]!r} is no token id")
         value = inner.number(name) if inner is not None else None
         bias[int(name)] = value or 0.0

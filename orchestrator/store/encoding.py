@@ -18,7 +18,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.admission import check_priority
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import Stopping
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.logprobs import TokenLogprobs, check_numbers
 from specwire.core.sampling import LogprobsOf, Sampling, with_rule
 
 _Value = TypeVar("_Value")
@@ -60,7 +60,7 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
     if count < 0 or rest:
         raise ValueError(f"logprobs: {len(data)} bytes are no whole number of them")
     own, *flat = struct.unpack("<f" + "If" * count, data)
-    return TokenLogprobs(own, tuple(zip(flat[::2], flat[1::2], strict=True)))
+    return check_numbers(TokenLogprobs(own, tuple(zip(flat[::2], flat[1::2], strict=True))))
 
 
 def encode_record(record: SessionRecord) -> bytes:

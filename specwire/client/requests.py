@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from specwire.client.errors import invalid
+from specwire.core.sampling import SEED_BITS, InvalidParameter, seed_of
 from specwire.v1 import common_pb2, generation_pb2
 
 TIMEOUT_S = 300.0
 REQUEST_ID_BYTES = 18
-SEED_BITS = 64
 # Of one prompt at a time.
 MOST_COMPLETIONS = 64
 
@@ -111,7 +111,7 @@ def generate_request(
         max_tokens: 0 asks for as many as the context holds.
         temperature: 0 is greedy.
         top_k: 0 keeps all.
-        seed: None lets the service draw one; it is told in Started.
+        seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.
         rule: acceptance rule; "" takes the one that fits the temperature.
         drafting: False leaves out the drafters.
         ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
@@ -141,7 +141,7 @@ def generate_request(
         top_k=_unsigned("top_k", top_k),
         top_p=top_p,
         rule=_text("rule", rule),
-        seed=None if seed is None else _unsigned("seed", seed, bits=SEED_BITS),
+        seed=None if seed is None else _seed(seed),
         choice=_unsigned("choice", choice),
         min_p=min_p,
     )
@@ -275,6 +275,13 @@ def _signed(field: str, value: int) -> int:
     if not -(1 << 31) <= value < 1 << 31:
         raise invalid(field, f"must be a whole number of 32 bits, not {value}")
     return value
+
+
+def _seed(number: int) -> int:
+    try:
+        return seed_of(number)
+    except InvalidParameter as error:
+        raise invalid("seed", str(error).removeprefix("seed: ")) from None
 
 
 def _unsigned(field: str, value: int, bits: int = 32) -> int:

@@ -73,13 +73,17 @@ class Constraint:
 
     def _check_schema(self) -> None:
         try:
-            schema = json.loads(self.text)
+            schema = json.loads(self.text, parse_constant=_no_number)
         except RecursionError:
             raise self.invalid("is nested too deeply") from None
         except ValueError as error:
             raise self.invalid(f"is no JSON: {error}") from None
         if not isinstance(schema, dict):
             raise self.invalid(f"must be a JSON object, not {schema!r:.80}")
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number")
 
 
 class Matcher(Protocol):

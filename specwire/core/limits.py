@@ -38,6 +38,8 @@ class Stopping:
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
+        if self.max_tokens >= 1 << 32:
+            raise InvalidParameter("max_tokens", f"must be a number of 32 bits, not {self.max_tokens}")
         if self.max_tokens < 1:
             raise InvalidParameter("max_tokens", f"must be at least 1, not {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 
@@ -26,6 +27,18 @@ def report(log_p: Floats, token: int, count: int) -> TokenLogprobs:
     best = np.argsort(-log_p, kind="stable")[:count]
     top = tuple((int(index), rounded(log_p[index])) for index in best if log_p[index] > -np.inf)
     return TokenLogprobs(rounded(log_p[token]), top)
+
+
+def finite(logprob: float) -> float:
+    """For JSON, which has no infinity: OpenAI writes -9999 for what is all but impossible."""
+    return max(logprob, -9999.0)
+
+
+def check_numbers(reported: TokenLogprobs) -> TokenLogprobs:
+    """`reported`; ValueError where it holds what is no number: it came from elsewhere."""
+    if isnan(reported.logprob) or any(isnan(value) for _, value in reported.top):
+        raise ValueError("logprobs: NaN is no number")
+    return reported
 
 
 def rounded(value: float) -> float:

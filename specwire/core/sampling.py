@@ -27,7 +27,10 @@ LEAST_TEMPERATURE = 1e-4
 
 GREATEST_BIAS = 100.0
 GREATEST_PENALTY = 2.0
+# It divides and multiplies logits: far from 1 it would carry them out of what a number can hold.
+LEAST_REPETITION_PENALTY = 0.01
 GREATEST_REPETITION_PENALTY = 100.0
+SEED_BITS = 64
 MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 
@@ -78,22 +81,20 @@ class Sampling:
             raise InvalidParameter(
                 "temperature", f"must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, not {self.temperature}"
             )
-        if self.top_k < 0:
-            raise InvalidParameter("top_k", f"must be 0 (off) or positive, not {self.top_k}")
+        if not 0 <= self.top_k < 1 << 32:
+            raise InvalidParameter("top_k", f"must be 0 (off) or a positive number of 32 bits, not {self.top_k}")
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
             raise InvalidParameter("top_p", f"must be above 0 and at most 1, not {self.top_p}")
-        if not 0 <= self.seed < 1 << 64:
+        if not 0 <= self.seed < 1 << SEED_BITS:
             raise InvalidParameter("seed", f"must fit in 64 unsigned bits, not {self.seed}")
         if not 0 <= self.choice < 1 << 32:
             raise InvalidParameter("choice", f"must fit in 32 unsigned bits, not {self.choice}")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -GREATEST_PENALTY, GREATEST_PENALTY)
         _check_range("frequency_penalty", self.frequency_penalty, -GREATEST_PENALTY, GREATEST_PENALTY)
-        if not 0.0 < self.repetition_penalty <= GREATEST_REPETITION_PENALTY:  # nor NaN
-            raise InvalidParameter(
-                "repetition_penalty",
-                f"must be above 0 and at most {GREATEST_REPETITION_PENALTY:g}, not {self.repetition_penalty}",
-            )
+        _check_range(
+            "repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, GREATEST_REPETITION_PENALTY
+        )
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise InvalidParameter("logprobs", f"must be from 0 to {MOST_LOGPROBS}, not {self.logprobs}")
         if self.logprobs is None and self.logprobs_of is not LogprobsOf.MODEL:
@@ -131,6 +132,13 @@ class Sampling:
     def lossy(self) -> bool:
         """The text need not be what the target alone would draw."""
         return self.rule in LOSSY_RULES
+
+
+def seed_of(number: int) -> int:
+    """The seed that a client means by a number: callers whose integers are signed write the same 64 bits below 0."""
+    if not -(1 << SEED_BITS - 1) <= number < 1 << SEED_BITS:
+        raise InvalidParameter("seed", f"must be a whole number of {SEED_BITS} bits, not {number}")
+    return number % (1 << SEED_BITS)
 
 
 def _own_rule(temperature: float) -> Rule:

@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal, SourceKind
 from specwire.core.limits import FinishReason, Stopping, check_min_tokens
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.logprobs import TokenLogprobs, check_numbers
 from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, with_rule
 from specwire.core.weights import Weights
 from specwire.rpc.constraints import constraint_from_wire, constraint_to_wire
@@ -147,14 +147,18 @@ def logprobs_to_wire(reported: Iterable[TokenLogprobs]) -> list[common_pb2.Token
 
 
 def logprobs_from_wire(messages: Iterable[common_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """Raises InvalidParameter where ids and values do not match."""
+    """Raises InvalidParameter where ids and values do not match, or a value is no number."""
     return tuple(_logprobs(message) for message in messages)
 
 
 def _logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
     if len(message.top_ids) != len(message.top_logprobs):
         raise InvalidParameter("logprobs", f"{len(message.top_logprobs)} values for {len(message.top_ids)} ids")
-    return TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
+    reported = TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
+    try:
+        return check_numbers(reported)
+    except ValueError as error:
+        raise InvalidParameter("logprobs", str(error).removeprefix("logprobs: ")) from None
 
 
 def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> common_pb2.Proposal:

@@ -14,7 +14,7 @@ from specwire.v1 import generation_pb2
     [
         (Options(max_tokens=-5), "max_tokens: must be from 0 to 4294967295, not -5"),
         (Options(top_k=-1), "top_k: must be from 0 to 4294967295, not -1"),
-        (Options(seed=1 << 64), "seed: must be from 0 to 18446744073709551615, not 18446744073709551616"),
+        (Options(seed=1 << 64), "seed: must be a whole number of 64 bits, not 18446744073709551616"),
         (Options(stop_ids=[3, -1]), "stop_ids: must be from 0 to 4294967295, not -1"),
         (Options(stop=["a", "\ud800"]), "stop: is not valid Unicode at index 0"),
         (Options(request_id="x\udc80"), "request_id: is not valid Unicode at index 1"),

@@ -195,8 +195,8 @@ def test_invalid_parameters_name_field_and_value(field: str, parameters: dict[st
     [
         ({"min_p": 1.5}, "min_p: must be from 0 to 1, not 1.5"),
         ({"min_p": math.nan}, "min_p: must be from 0 to 1, not nan"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty: must be above 0 and at most 100, not 0.0"),
-        ({"repetition_penalty": math.inf}, "repetition_penalty: must be above 0 and at most 100, not inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: must be from 0.01 to 100, not 0.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty: must be from 0.01 to 100, not inf"),
         ({"presence_penalty": -2.5}, "presence_penalty: must be from -2 to 2, not -2.5"),
         ({"frequency_penalty": 3.0}, "frequency_penalty: must be from -2 to 2, not 3.0"),
         ({"logprobs": 21}, "logprobs: must be from 0 to 20, not 21"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from deploy.generate import as_object
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "QUICKSTART.md").read_text()
 STATS = Stats(
@@ -31,3 +33,11 @@ def test_every_figure_is_told() -> None:
     named = {name for row in rows.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
     assert len(named) == 5
     assert named <= told.keys()
+
+
+def test_what_json_cannot_say_is_as_openai_says_it() -> None:
+    """Under a lossy rule a token may be decided that what is drawn from leaves out."""
+    sampling = SamplingInForce(1.0, 0, 1.0, 0, "threshold(0.1)", logprobs=1)
+    told = (TokenLogprobs(-math.inf, ((3, -0.5),)),)
+    done = Completion("s", 1, sampling, "x", (4,), (Outcome.ACCEPTED,), FinishReason.LENGTH, "", STATS, logprobs=told)
+    assert as_object(done)["logprobs"] == [{"logprob": -9999.0, "top": [[3, -0.5]]}]

@@ -12,13 +12,23 @@ from deploy.sampling_options import add_sampling_arguments, sampling_options
 from specwire.client.requests import generate_request
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.constraints import constraint_from_wire
+from specwire.v1 import generation_pb2
 
 
-def asked(*words: str) -> Any:
+def request_of(*words: str) -> generation_pb2.GenerateRequest:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_sampling_arguments(parser)
     parser.set_defaults(json=False, provisional=False)
-    return constraint_from_wire(generate_request("x", **sampling_options(parser.parse_args(words))).sampling)
+    return generate_request("x", **sampling_options(parser.parse_args(words)))
+
+
+def asked(*words: str) -> Any:
+    return constraint_from_wire(request_of(*words).sampling)
+
+
+def test_a_seed_may_be_signed() -> None:
+    """As over HTTP: the same 64 bits."""
+    assert request_of("--seed", "-1").sampling.seed == request_of("--seed", str((1 << 64) - 1)).sampling.seed
 
 
 def test_each_kind(tmp_path: Path) -> None:

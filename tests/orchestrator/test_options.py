@@ -121,7 +121,7 @@ async def test_whoever_leaves_ends_all_of_its_completions() -> None:
 
 REFUSED: list[tuple[Prompt, Options, dict[str, Any], str]] = [
     (PROMPT, Options(min_p=1.5), {}, "min_p: must be from 0 to 1, not 1.5"),
-    (PROMPT, Options(repetition_penalty=-1.0), {}, "repetition_penalty: must be above 0 and at most 100, not -1.0"),
+    (PROMPT, Options(repetition_penalty=-1.0), {}, "repetition_penalty: must be from 0.01 to 100, not -1.0"),
     (PROMPT, Options(presence_penalty=2.5), {}, "presence_penalty: must be from -2 to 2, not 2.5"),
     (PROMPT, Options(frequency_penalty=-2.5), {}, "frequency_penalty: must be from -2 to 2, not -2.5"),
     (PROMPT, Options(logit_bias={64: 1.0}), {}, "logit_bias: token id 64 is outside 0..63"),

@@ -86,7 +86,7 @@ def test_a_record_from_before_there_were_options_has_none() -> None:
     assert decode_record(json.dumps(fields).encode(), record.prompt) == record
 
 
-@pytest.mark.parametrize("told", [[], [None], [b"odd"], [b"\0\0\0\0", b"\0\0\0\0"]])
+@pytest.mark.parametrize("told", [[], [None], [b"odd"], [b"\0\0\0\0", b"\0\0\0\0"], [b"\0\0\xc0\x7f"]])
 def test_reports_that_are_not_one_a_token_are_a_damaged_log(told: list[bytes | None]) -> None:
     asked = encode_record(record_of("s", sampling=Sampling(logprobs=0)))
     with pytest.raises(DamagedLog, match="logprobs: "):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ samplings = st.builds(
     seed=uint64,
     choice=uint32,
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(uint32, st.floats(-100, 100), max_size=4).map(lambda bias: tuple(sorted(bias.items()))),
@@ -90,6 +92,12 @@ def test_logprobs_without_their_ids_are_refused() -> None:
         convert.logprobs_from_wire([common_pb2.TokenLogprobs(top_ids=[1, 2], top_logprobs=[-0.5])])
 
 
+@pytest.mark.parametrize("odd", [{"logprob": math.nan}, {"top_ids": [1], "top_logprobs": [math.nan]}])
+def test_logprobs_that_are_no_numbers_are_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="logprobs: NaN is no number"):
+        convert.logprobs_from_wire([common_pb2.TokenLogprobs(**odd)])
+
+
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
@@ -98,7 +106,7 @@ def test_logprobs_without_their_ids_are_refused() -> None:
             "logprobs_of: says what logprobs are of, which",
         ),
         (common_pb2.Sampling(logprobs=1, logprobs_of=9), "logprobs_of: 9 is not a known value"),  # type: ignore[arg-type]
-        (common_pb2.Sampling(repetition_penalty=0.0), "repetition_penalty: must be above 0"),
+        (common_pb2.Sampling(repetition_penalty=0.0), "repetition_penalty: must be from 0.01 to 100"),
         (common_pb2.Sampling(logit_bias={64: 1.0}), "logit_bias: token id 64 is outside 0..63"),
     ],
 )
