@@ -181,7 +181,8 @@ class SessionStore(Protocol):
         """Become the owner, with a new fence; the log as it now stands. Raises MissingSession.
 
         Right at any time, also while the former owner runs: from now on that one can append nothing (Fenced). A session
-        that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`.
+        that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`. What cannot be
+        read (DamagedLog) is left to its owner, which writes it again with its next append, if it lives.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NoReturn, cast
 
 from orchestrator.store import beside, scripts
@@ -25,7 +26,9 @@ from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outco
 from orchestrator.store.errors import (
     DamagedLog,
     SessionExists,
+    StaleLog,
     StoreError,
+    StoreUnavailable,
     UnfitStore,
     deleted,
     gap,
@@ -42,6 +45,8 @@ from specwire.redis.lines import Argument, Lines, Node
 PLAIN = Durability(Level.REDIS)
 # Sessions in one call of a roll: a script holds up everybody else.
 MOST_CALLED = 512
+# Times that others may claim a log, or write it again, while somebody reads it to claim it.
+MOST_CLAIMS = 8
 
 
 class RedisStore:
@@ -55,6 +60,7 @@ class RedisStore:
     TAIL = Script(scripts.TAIL, writes=False)
     TAIL_SETTLED = Script(scripts.TAIL_SETTLED)
     APPEND = Script(scripts.APPEND, repeated=True)
+    DAMAGED = Script(scripts.DAMAGED)
     CANCEL = Script(scripts.CANCEL)
     DELETE = Script(scripts.DELETE)
     BIND = Script(beside.BIND)
@@ -65,7 +71,7 @@ class RedisStore:
     STRIKE = Script(beside.STRIKE, repeated=True)
     MISSED = Script(beside.MISSED)
     PING = Script(scripts.PING, writes=False)
-    OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, CANCEL, DELETE)
+    OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
     def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
@@ -104,10 +110,32 @@ class RedisStore:
         return int(_bytes(reply[1]))
 
     async def claim(self, session_id: str, owner: str) -> StoredSession:
-        reply = await self._batcher.call(self.CLAIM, session_keys(session_id), owner)
-        if reply[0] == Answer.MISSING:
-            raise missing(session_id)
-        return stored_session(session_id, reply)
+        """What cannot be read is not claimed: its owner, if it lives, has it all, and must stay the owner."""
+        keys = session_keys(session_id)
+        for _ in range(MOST_CLAIMS):
+            seen = await self._batcher.call(self.READ, keys)
+            if seen[0] in (Answer.MISSING, Answer.DELETED):
+                raise missing(session_id)
+            await self._whole(session_id, seen)
+            record, fence, *_ = cast("list[bytes]", seen[1])
+            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record)
+            if reply[0] == Answer.MISSING:
+                raise missing(session_id)
+            if reply[0] != Answer.CHANGED:
+                return await self._whole(session_id, reply)
+        raise StoreUnavailable(f"the session log: {session_id} changes hands too often")
+
+    async def _whole(self, session_id: str, reply: Reply) -> StoredSession:
+        """Of a snapshot. Raises DamagedLog, of which the owner learns."""
+        try:
+            return stored_session(session_id, reply)
+        except DamagedLog:
+            await self._tell_damaged(session_id)
+            raise
+
+    async def _tell_damaged(self, session_id: str) -> None:
+        with suppress(StoreUnavailable):
+            await self._batcher.call(self.DAMAGED, session_keys(session_id)[:1])
 
     async def recreate(
         self,
@@ -171,14 +199,20 @@ class RedisStore:
         reply = await self._batcher.call(script, session_keys(session_id))
         if reply[0] == Answer.DELETED:
             raise deleted(session_id)
-        return None if reply[0] == Answer.MISSING else stored_session(session_id, reply)
+        return None if reply[0] == Answer.MISSING else await self._whole(session_id, reply)
 
     async def tail(self, session_id: str, skipped: int) -> Tail | None:
         script = self.TAIL_SETTLED if self._level.replicas else self.TAIL
         reply = await self._batcher.call(script, session_keys(session_id), skipped)
         if reply[0] == Answer.DELETED:
             raise deleted(session_id)
-        return None if reply[0] == Answer.MISSING else stored_tail(session_id, reply, skipped)
+        if reply[0] == Answer.MISSING:
+            return None
+        try:
+            return stored_tail(session_id, reply, skipped)
+        except DamagedLog:
+            await self._tell_damaged(session_id)
+            raise
 
     async def cancel(self, session_id: str) -> None:
         reply = await self._batcher.call(self.CANCEL, session_keys(session_id)[:1])
@@ -262,7 +296,7 @@ def _other_fence(session_id: str, fence: int, held: bytes) -> StoreError:
     try:
         return other_fence(session_id, fence, int(held))
     except ValueError:
-        return DamagedLog(f"session {session_id}: its fence is no number")
+        return StaleLog(f"session {session_id}: its fence is no number, and older than any")
 
 
 def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoReturn:

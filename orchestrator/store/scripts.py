@@ -4,8 +4,9 @@ Keys of a session share the hash tag {SESSION}, so that they lie in one slot of 
 
     specwire:{SESSION}:meta      hash: record (JSON), prompt (its length in tokens), state (running, ended, deleted),
                                  fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, once it has ended
-                                 reason, text_length, ended_us, and of a session that reports log-probabilities
-                                 0, 1, 2, ...: those of each token, counted behind the prompt
+                                 reason, text_length, ended_us, once somebody could not read it damaged, and of a
+                                 session that reports log-probabilities 0, 1, 2, ...: those of each token, counted
+                                 behind the prompt
     specwire:{SESSION}:tokens    4 bytes each, prompt first
     specwire:{SESSION}:outcomes  1 byte each, after the prompt
 
@@ -38,6 +39,7 @@ class Answer(IntEnum):
     GAP = 4
     EXISTS = 5
     DELETED = 6
+    CHANGED = 7
 
 
 # What Lua makes of a damaged lifetime.
@@ -145,18 +147,18 @@ return {{0, fence}}
 # ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, cancelled,
 # logprobs ...
 # Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
-# text, and only the newest owner's counts. Under the same fence it only adds: should this call be late, what was
-# appended meanwhile stays. What somebody was promised who asked for the end stays, too.
+# text, and only the newest owner's counts. Under the same fence it only adds, unless the log is damaged: should this
+# call be late, what was appended meanwhile stays. What somebody was promised who asked for the end stays, too.
 RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}{WRITE_LOG}
-local held = redis.call('HMGET', KEYS[1], 'fence', 'reason', 'cancelled')
+local held = redis.call('HMGET', KEYS[1], 'fence', 'reason', 'cancelled', 'damaged')
 local tokens, outcomes, fence = ARGV[6], ARGV[7], ARGV[8]
 local cancelled = (held[3] == '1' or ARGV[9] == '1') and 1 or 0
 if held[1] and (whole(held[1]) or 0) > tonumber(fence) then return {{2, held[1]}} end
 
 local length = redis.call('STRLEN', KEYS[2])
 local count = length / 4 - ARGV[2]
-local whole = redis.call('STRLEN', KEYS[3]) == count
-if held[1] == fence and whole then
+local is_whole = redis.call('STRLEN', KEYS[3]) == count and not held[4]
+if held[1] == fence and is_whole then
   local overlap = math.min(length, #tokens)
   if redis.call('GETRANGE', KEYS[2], 0, overlap - 1) ~= string.sub(tokens, 1, overlap) then return {{3}} end
   if #tokens > overlap then
@@ -174,11 +176,14 @@ expire_all(ARGV[4])
 return {{0}}
 """
 
-# ARGV: owner. Reply: the snapshot under the new fence, or {MISSING}: a lost log is not claimed, its tokens are unknown.
+# ARGV: owner, the fence and the record that were read. Reply: the snapshot under the new fence, {CHANGED} where others
+# stand by now, or {MISSING}: a lost log is not claimed, its tokens are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
 local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
+if held[1] ~= ARGV[3] or held[2] ~= ARGV[2] then return {{7}} end
 redis.call('HSET', KEYS[1], 'fence', next_fence(held[2]), 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
+redis.call('HDEL', KEYS[1], 'damaged')
 if not held[4] then expire_all(held[3]) end
 return snapshot()
 """
@@ -205,16 +210,16 @@ TAIL_SETTLED = READ_SETTLED.replace("snapshot()\n", "snapshot(tonumber(ARGV[1]))
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
-# nothing. A log of which only a part is left (evicted, in an unfit Redis) has a gap from its start.
+# nothing. A log of which only a part is left (evicted, in an unfit Redis), or that nobody can read, has a gap from its
+# start.
 APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}
 local meta = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
-  'retention_ms')
+  'retention_ms', 'damaged')
 if not meta[1] then return {{1}} end
 if meta[1] ~= ARGV[1] then return {{2, meta[1]}} end
-local length = redis.call('STRLEN', KEYS[2])
+local length, prompt = redis.call('STRLEN', KEYS[2]), whole(meta[6])
 local start, tokens, reason = ARGV[2] * 4, ARGV[3], ARGV[5] ~= '' and ARGV[5]
-local count = length / 4 - meta[6]
-if redis.call('STRLEN', KEYS[3]) ~= count then return {{4, 0}} end
+if meta[8] or not prompt or redis.call('STRLEN', KEYS[3]) ~= length / 4 - prompt then return {{4, 0}} end
 if start > length then return {{4, length / 4}} end
 
 -- Where the log already reaches, it must hold the same; what lies behind its end is new.
@@ -232,10 +237,16 @@ end
 if fresh > 0 then
   length = redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
   redis.call('APPEND', KEYS[3], string.sub(ARGV[4], overlap / 4 + 1))
-  add_logprobs(7 + overlap / 4, (start + overlap) / 4 - meta[6])
+  add_logprobs(7 + overlap / 4, (start + overlap) / 4 - prompt)
 end
 if reason or meta[4] then expire_all(meta[7]) else expire_all(meta[2]) end
 return {{0, length / 4, tonumber(meta[3]) or 0}}
+"""
+
+# Somebody could not read it. Its owner, if it lives, has all that belongs there, and learns it with its next append.
+DAMAGED = """
+if redis.call('HEXISTS', KEYS[1], 'record') == 1 then redis.call('HSET', KEYS[1], 'damaged', 1) end
+return {0}
 """
 
 # Reply: {OK} or {MISSING}.
@@ -245,8 +256,8 @@ redis.call('HSET', KEYS[1], 'cancelled', 1)
 return {0}
 """
 
-# Reply: {OK, record, empty where it was deleted before} or {MISSING}. It frees memory, so it may go on without any. The fence that stays is newer than any owner's:
-# none can append or recreate.
+# Reply: {OK, record, empty where it was deleted before} or {MISSING}. It frees memory, so it may go on without any. The
+# fence that stays is newer than any owner's: none can append or recreate.
 DELETE = f"""{NEXT_FENCE}{EXPIRE_ALL}
 if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then return {{1}} end
 local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'state')

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 from redis import Redis
 
+from orchestrator.appender import Appender, Lifetimes
 from orchestrator.store import (
     Appended,
     DamagedLog,
     DeletedSession,
+    Fenced,
     Gap,
     MissingSession,
     SessionExists,
     SessionStore,
+    StaleLog,
     StoreUnavailable,
     open_store,
 )
+from orchestrator.store.encoding import encode_record
 from orchestrator.store.lanes import MOST_AT_ONCE
 from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.acceptance import Outcome
+from specwire.core.effects import Append
 from specwire.core.limits import FinishReason
+from specwire.core.logprobs import TokenLogprobs
+from specwire.core.sampling import Sampling
 from specwire.redis.lines import Command, Node
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import record_of
 
 A = Outcome.ACCEPTED
@@ -248,8 +256,11 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
         await store.append("s", fence, 3, (7,), (A,))
     await store.recreate(record_of("s"), (7,), (A,), fence, TTL)
     assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
+    raw.hset(meta, "prompt", "long")
+    with pytest.raises(Gap):
+        await store.append("s", fence, 5, (9,), (A,))
     raw.hset(meta, "fence", "newest")
-    with pytest.raises(DamagedLog, match="its fence is no number"):
+    with pytest.raises(StaleLog, match="its fence is no number"):
         await store.append("s", fence, 5, (9,), (A,))
     raw.delete(meta)
     raw.set(meta, "no hash")
@@ -273,6 +284,66 @@ async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionS
         assert log is not None
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
     assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
+
+
+META, TOKENS, OUTCOMES = range(3)
+DAMAGES: dict[str, Callable[[Redis, tuple[str, str, str]], object]] = {
+    "no record": lambda raw, keys: raw.hset(keys[META], "record", "{"),
+    "another session's": lambda raw, keys: raw.hset(keys[META], "record", encode_record(record_of("other"))),
+    "no owner": lambda raw, keys: raw.hdel(keys[META], "owner"),
+    "no fence": lambda raw, keys: raw.hset(keys[META], "fence", "newest"),
+    "reports missing": lambda raw, keys: raw.hdel(keys[META], "1"),
+    "no tokens": lambda raw, keys: raw.delete(keys[TOKENS]),
+    "half a token": lambda raw, keys: raw.append(keys[TOKENS], b"odd"),
+    "no outcomes": lambda raw, keys: raw.delete(keys[OUTCOMES]),
+    "no such outcome": lambda raw, keys: raw.setrange(keys[OUTCOMES], 0, b"\xff"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_what_cannot_be_read_is_not_claimed_and_its_owner_writes_it_again(
+    store: SessionStore, raw: Redis, damage: str
+) -> None:
+    record = record_of("s", sampling=Sampling(logprobs=0))
+    held = Output([], [], [])
+    fence = await store.create(record, TTL, "owner")
+    owner = Appender(store, record, fence, held, "owner", Lifetimes(TTL, TTL), 5.0)
+    for token in (7, 8):
+        await append(owner, held, token)
+    DAMAGES[damage](raw, session_keys("s"))
+    with pytest.raises(DamagedLog):
+        await store.claim("s", "taker")
+    await append(owner, held, 9)
+    log = await store.claim("s", "taker")
+    assert (log.record, log.tokens, len(log.logprobs), log.owner) == (record, (7, 8, 9), 3, "taker")
+    assert log.fence > fence
+    assert not raw.hexists(session_keys("s")[META], "damaged")
+    with pytest.raises(Fenced):
+        await append(owner, held, 10)
+
+
+async def append(owner: Appender, held: Output, token: int) -> None:
+    """As the driver does it."""
+    reported = TokenLogprobs(-1.0)
+    await owner.write(Append(3 + len(held.tokens), (token,), (A,), None, (reported,)))
+    held.tokens.append(token)
+    held.outcomes.append(A)
+    held.logprobs.append(reported)
+
+
+async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw: Redis) -> None:
+    record = record_of("s")
+    fence = await store.create(record, TTL)
+    await store.append("s", fence, 3, (7, 8), (A, A))
+    raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
+    assert await store.tail("s", 1) is not None
+    for look in (store.read("s"), store.tail("s", 0)):
+        with pytest.raises(DamagedLog):
+            await look
+    with pytest.raises(Gap):
+        await store.append("s", fence, 5, (9,), (A,))
+    await store.recreate(record, (7, 8), (A, A), fence, TTL)
+    assert (await store.append("s", fence, 5, (9,), (A,))).length == 6
 
 
 async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore, raw: Redis) -> None:
