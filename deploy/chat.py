@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
             _client(runner, address, where) as client,
         ):
             style = runner.run(_style(client, template, args.model))
-            Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
+            try:
+                Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
+            finally:
+                runner.run(style.close())
     except (StackError, SpecwireError) as error:
         say(f"specwire chat: error: {error.message if isinstance(error, SpecwireError) else error}")
         return 1
@@ -113,7 +116,13 @@ async def _style(client: AsyncClient, template: str, model: str) -> Style:
         raise StackError("the model's chat template needs the extra: pip install 'specwire[http]'")
     from deploy.templated import Templated  # only whoever has a template needs the extra
 
-    return Templated(source, target.special_tokens, target.eos_ids)
+    style = Templated(source, target.special_tokens, target.eos_ids)
+    try:
+        await style.check()
+    except BaseException:
+        await style.close()
+        raise
+    return style
 
 
 class Chat:
@@ -161,7 +170,7 @@ class Chat:
             say(f"specwire chat: error: {error.message}")
 
     async def _turn(self, text: str) -> None:
-        turn = self._conversation.turn(text)
+        turn = await self._conversation.turn(text)
         answer = Answer(self._client, turn, self._options, self._timeout)
         try:
             completion = await answer.run()
@@ -169,7 +178,7 @@ class Chat:
             if not turn.parent or error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
             self._conversation.forget_session()
-            turn = self._conversation.turn(text)
+            turn = await self._conversation.turn(text)
             answer = Answer(self._client, turn, self._options, self._timeout)
             completion = await answer.run()
         self._conversation.answered(turn, text, answer.text, completion, answer.decoded)

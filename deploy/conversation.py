@@ -26,8 +26,12 @@ class Style(Protocol):
     stops: Sequence[str]
     ending: str
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    async def prompt(self, messages: Sequence[Message]) -> str:
         """The whole, up to where the answer begins."""
+        ...
+
+    async def close(self) -> None:
+        """It is not used any more."""
         ...
 
 
@@ -38,9 +42,12 @@ class Plain:
     ending = ""
     NAMES = {"user": USER, "assistant": ANSWER}  # noqa: RUF012  # a constant
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    async def prompt(self, messages: Sequence[Message]) -> str:
         said = "".join(self._said(message) for message in messages)
         return (said + ANSWER).removeprefix("\n")
+
+    async def close(self) -> None:
+        pass
 
     def _said(self, message: Message) -> str:
         match message["role"]:
@@ -78,9 +85,9 @@ class Conversation:
         """The service has lost it."""
         self._session = self._known = ""
 
-    def turn(self, text: str) -> Turn:
+    async def turn(self, text: str) -> Turn:
         """The turn in which the user says `text`; it is no part of the conversation until it has an answer."""
-        whole = self.style.prompt([*self._messages, {"role": "user", "content": text}])
+        whole = await self.style.prompt([*self._messages, {"role": "user", "content": text}])
         if self._session and whole.startswith(self._known) and len(whole) > len(self._known):
             return Turn(whole[len(self._known) :], self._session, whole)
         return Turn(whole, "", whole)

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from deploy.conversation import Message
 from deploy.options import StackError
-from orchestrator.http.templates import ChatTemplate, TemplateInvalid
+from orchestrator.http.templates import Renderer, TemplateInvalid
+from specwire.core.invalid import InvalidParameter
+from specwire.text.forkserver import Busy
 
 
 class Templated:
@@ -15,13 +17,24 @@ class Templated:
     stops: Sequence[str] = ()
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], eos_ids: Sequence[int]) -> None:
-        """Raises StackError."""
-        try:
-            self._template = ChatTemplate(source, special_tokens)
-        except TemplateInvalid as error:
-            raise StackError(str(error)) from None
+        self._renderer = Renderer()
+        self._template = self._renderer.template(source, special_tokens)
         self.ending = special_tokens.get("eos_token", "") if len(eos_ids) == 1 else ""
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """InvalidParameter where the template refuses the messages."""
-        return self._template.render(messages, True, {})
+    async def check(self) -> None:
+        """Raises StackError."""
+        try:
+            await self._template.compile()
+        except (TemplateInvalid, Busy) as error:
+            raise StackError(str(error)) from None
+
+    async def prompt(self, messages: Sequence[Message]) -> str:
+        """InvalidParameter where the template refuses the messages, or takes too much for them."""
+        try:
+            return await self._template.render(messages, True, {})
+        except (TemplateInvalid, Busy) as error:
+            raise InvalidParameter("messages", str(error)) from None
+
+    async def close(self) -> None:
+        self._template.close()
+        await self._renderer.stop()

@@ -18,7 +18,8 @@ from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.telemetry.tracing import LinkSpans
-from specwire.text.compiling import Beginnings, Busy, Compiler, Found, NotInstalled
+from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
+from specwire.text.forkserver import Busy
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.clock import monotonic_us
 from verify_service.commands import Begun, Code, LinkLost, Opening, Refusal, Report, Reports, Scoring, TurnAway

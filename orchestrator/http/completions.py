@@ -48,7 +48,7 @@ class Completions:
         wish = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(wish.template, call.tenant)
-        prompt = self._service.template(served).render(messages, add_prompt, more)
+        prompt = await self._service.prompt(served, messages, add_prompt, more)
         return await self._answer(call, ChatShape(), wish, served, [prompt])
 
     async def complete(self, call: Call) -> ASGIApp:

@@ -57,7 +57,7 @@ class Info:
         if prompt is None:
             messages, add_prompt = take_messages(fields), fields.flag("add_generation_prompt", default=True)
             more = take_template_values(fields)
-            prompt = self._service.template(served).render(messages, add_prompt, more)
+            prompt = await self._service.prompt(served, messages, add_prompt, more)
         fields.fixed("add_special_tokens", False)
         with_texts = fields.flag("return_token_strs")
         fields.end()

@@ -6,15 +6,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import cast
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from orchestrator.http.app import application
 from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
-from orchestrator.http.service import Service, check_template
+from orchestrator.http.service import Service
 from orchestrator.sessions import Orchestrator
 from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.server import ListenError, parse_listen
@@ -40,13 +39,13 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A server that listens. `address`: HOST:PORT as a client on this machine dials it; `url`: with its scheme."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, tls: ServerTls | None) -> None:
+    def __init__(self, service: Service, listening: socket.socket, tls: ServerTls | None) -> None:
         host, port = listening.getsockname()[:2]
         dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
         self.url = f"{'http' if tls is None else 'https'}://{self.address}"
         config = uvicorn.Config(
-            app,
+            application(service),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -62,6 +61,7 @@ class HttpServer:
         config.ssl = None if tls is None else tls.context()
         self._server = _Server(config)
         self._listening = listening
+        self._service = service
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def started(self) -> None:
@@ -80,6 +80,8 @@ class HttpServer:
                 await asyncio.shield(self._serving)
         except TimeoutError:
             await self._cut()
+        finally:
+            await self._service.stop()
 
     async def _cut(self) -> None:
         """Answers whose clients do not take them: what works for a connection ends with it."""
@@ -100,9 +102,13 @@ async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, 
     Raises:
         ListenError: the address cannot be used. TemplateInvalid: the template does not compile.
     """
-    check_template(chat_template)
-    server = HttpServer(application(Service(orchestrator, chat_template)), _bind(listen), tls)
-    await server.started()
+    service = Service(orchestrator, chat_template)
+    async with AsyncExitStack() as owned:
+        owned.push_async_callback(service.stop)
+        await service.check_template()
+        server = HttpServer(service, _bind(listen), tls)
+        await server.started()
+        owned.pop_all()
     return server
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from orchestrator.generating import Generating
-from orchestrator.http.bodies import most_body_bytes
-from orchestrator.http.errors import INVALID, Failure
-from orchestrator.http.templates import ChatTemplate, TemplateInvalid
+from orchestrator.http.bodies import RETRY_S, most_body_bytes
+from orchestrator.http.errors import INVALID, SERVER, Failure
+from orchestrator.http.templates import Message, RemoteTemplate, Renderer, TemplateInvalid
 from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
+from specwire.text.forkserver import Busy
 from specwire.text.tokens import TokenBytes
 from specwire.v1 import generation_pb2 as pb
 
 # Of the weights' own: enough to tell them apart.
 FINGERPRINT_DIGITS = 12
+INSTEAD = "use /v1/completions, or start the service with --chat-template FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Served:
 
     target: Target
     names: TokenBytes
-    template: ChatTemplate | None
+    template: RemoteTemplate | None
 
     @property
     def name(self) -> str:
@@ -48,6 +53,11 @@ class Served:
     def fingerprint(self) -> str:
         """OpenAI's system_fingerprint: with another one the same seed may give another text."""
         return f"fp_{self.target.info.weights_fingerprint[:FINGERPRINT_DIGITS]}"
+
+    def close(self) -> None:
+        """The model is gone."""
+        if self.template is not None:
+            self.template.close()
 
 
 class Service:
@@ -59,6 +69,7 @@ class Service:
         self.started = int(time.time())
         self._chat_template = chat_template
         self._served: dict[str, Served] = {}
+        self._renderer = Renderer()
 
     def served(self, model: str | None = None) -> Served:
         """What new sessions of the model get that is called so; of the only one where no name is given.
@@ -97,30 +108,50 @@ class Service:
         weights = target.info.weights_fingerprint
         if weights not in self._served:
             known = self.orchestrator.pool.models
-            self._served = {each: served for each, served in self._served.items() if known.pinned(each) is not None}
+            for gone in [each for each in self._served if known.pinned(each) is None]:
+                self._served.pop(gone).close()
             self._served[weights] = self._described(target)
         return self._served[weights]
 
     def _described(self, target: Target) -> Served:
         source = self._chat_template or target.info.chat_template
-        template = ChatTemplate(source, target.info.special_tokens) if source else None
+        template = self._renderer.template(source, target.info.special_tokens) if source else None
         return Served(target, TokenBytes(target.tokenizer), template)
 
-    def template(self, served: Served) -> ChatTemplate:
-        """Failure (400) where the model has none."""
+    async def prompt(
+        self, served: Served, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]
+    ) -> str:
+        """The messages as the model's chat template writes them. more: what it is given beside them.
+
+        Raises:
+            InvalidParameter: it refuses them, cannot deal with them, or takes too much for them.
+            Failure: 400, the model has none, or one that does not compile; 503, too many wait.
+        """
         if served.template is None:
-            message = (
-                f"messages: model {served.name!r} has no chat template, so it cannot chat; "
-                "use /v1/completions, or start the service with --chat-template FILE"
-            )
+            message = f"messages: model {served.name!r} has no chat template, so it cannot chat; {INSTEAD}"
             raise Failure(400, message, INVALID, "messages", "no_chat_template")
-        return served.template
+        try:
+            return await served.template.render(messages, add_generation_prompt, more)
+        except InvalidParameter as error:
+            message = str(error).removeprefix(f"{error.field}: ")
+            raise InvalidParameter(error.field, f"model {served.name!r}: {message}") from None
+        except TemplateInvalid as error:
+            message = f"messages: model {served.name!r} cannot chat: {error}; {INSTEAD}"
+            raise Failure(400, message, INVALID, "messages", "invalid_chat_template") from None
+        except Busy as error:
+            raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
 
+    async def check_template(self) -> None:
+        """Raises TemplateInvalid: of --chat-template it is known at start, not at the first chat."""
+        if self._chat_template:
+            template = self._renderer.template(self._chat_template, {})
+            try:
+                await template.compile()
+            finally:
+                template.close()
 
-def check_template(source: str) -> None:
-    """Raises TemplateInvalid: known at start, not at the first chat."""
-    if source:
-        ChatTemplate(source, {})
-
-
-__all__ = ["Call", "Served", "Service", "TemplateInvalid", "check_template"]
+    async def stop(self) -> None:
+        """Idempotent."""
+        for served in self._served.values():
+            served.close()
+        await self._renderer.stop()

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Hashable, Sequence
 
 from specwire.core.constraint import Constraint, Matcher
 from specwire.core.invalid import InvalidParameter
+from specwire.text.forkserver import Busy, ForkServer
 from specwire.text.frames import Lost, packed, receive
 from specwire.text.matching import PATIENCE_S, RemoteMatching
 
+NURSERY = "specwire.text.nursery"
 # Seconds for one constraint. Its process has a limit of its own, for processor time.
 LIMIT_S = 20.0
 # Constraints that are being compiled at once, so that they take few of the machine's cores, and those that wait in all.
 AT_ONCE, MOST_WAITING = 4, 256
-END_S = 5.0
-# Where there are threads, a fork is not safe.
-ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 
 def installed() -> bool:
@@ -34,10 +29,6 @@ def installed() -> bool:
 
 class NotInstalled(Exception):
     """The library is not there."""
-
-
-class Busy(Exception):
-    """Too much waits already, or it takes too long."""
 
 
 Found = Matcher | InvalidParameter | NotInstalled | Busy
@@ -50,11 +41,10 @@ class Compiler:
     """
 
     def __init__(self, tokenizer_json: bytes, vocabulary: int, eos_ids: Sequence[int]) -> None:
-        self._tokenizer_json = tokenizer_json
+        self._usable = bool(tokenizer_json and eos_ids)
         self._vocabulary = vocabulary
         self._eos_ids = tuple(eos_ids)
-        self._nursery: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._forks = ForkServer(NURSERY, [str(each) for each in (vocabulary, *eos_ids)], tokenizer_json)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
@@ -68,7 +58,7 @@ class Compiler:
         """
         if not installed():
             raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
-        if not self._tokenizer_json or not self._eos_ids:
+        if not self._usable:
             raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
         if self._waiting >= MOST_WAITING:
             raise Busy(f"{constraint.kind}: {MOST_WAITING} constraints wait to be compiled")
@@ -86,7 +76,7 @@ class Compiler:
 
     async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
         asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
-        with self._process() as ours:
+        with self._forks.connect() as ours:
             ours.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_sendall(ours, packed(asked))
@@ -101,53 +91,13 @@ class Compiler:
             ours.setblocking(True)
             return RemoteMatching(ours.detach(), output, self._vocabulary, self._eos_ids)
 
-    def _process(self) -> socket.socket:
-        """The connection to a new one."""
-        if self._control is None or self._nursery is None or self._nursery.poll() is not None:
-            self.stop()
-            self._control = self._start()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise Lost(f"the process that compiles is gone: {error.strerror}") from None
-        return ours
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as file:
-            file.write(self._tokenizer_json)
-            file.flush()
-            file.seek(0)
-            numbers = (theirs.fileno(), file.fileno(), self._vocabulary, *self._eos_ids)
-            command = [sys.executable, "-m", "specwire.text.nursery", *map(str, numbers)]
-            self._nursery = subprocess.Popen(
-                command,
-                pass_fds=numbers[:2],
-                env={**os.environ, **ALONE},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        return ours
-
     @property
     def started(self) -> bool:
-        return self._nursery is not None
+        return self._forks.process is not None
 
     def stop(self) -> None:
         """End the process that others are forked from, and those. Idempotent."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._nursery is not None:
-            try:
-                self._nursery.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._nursery.kill()
-                self._nursery.wait()
-            self._nursery = None
+        self._forks.stop()
 
 
 async def _readable(connection: socket.socket) -> None:

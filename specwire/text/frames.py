@@ -1,4 +1,4 @@
-"""Messages between a service and the processes that hold its constraints: a length, then so many bytes."""
+"""Messages between a service and the processes that it has of its own: a length, then so many bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import select
 import struct
 from typing import Any
 
-LENGTH = struct.Struct("<I")
+LENGTHS = struct.Struct("<II")
+HEAD = LENGTHS.size
 
 
 class Lost(Exception):
@@ -18,7 +19,13 @@ class Lost(Exception):
 def packed(said: dict[str, Any], data: bytes = b"") -> bytes:
     """An object, and bytes behind it."""
     head = json.dumps(said).encode()
-    return LENGTH.pack(len(head)) + LENGTH.pack(len(data)) + head + data
+    return LENGTHS.pack(len(head), len(data)) + head + data
+
+
+def lengths_of(head: bytes) -> tuple[int, int]:
+    """Of the object and of the bytes, as the first HEAD bytes say."""
+    object_size, data_size = LENGTHS.unpack(head)
+    return object_size, data_size
 
 
 def send(fd: int, said: dict[str, Any], data: bytes = b"") -> None:
@@ -33,8 +40,7 @@ def send(fd: int, said: dict[str, Any], data: bytes = b"") -> None:
 
 def receive(fd: int, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
     """What was sent. Raises Lost, also where it does not come within `limit_s` seconds (None: for ever)."""
-    lengths = _read(fd, 2 * LENGTH.size, limit_s)
-    head, data = (LENGTH.unpack(lengths[: LENGTH.size])[0], LENGTH.unpack(lengths[LENGTH.size :])[0])
+    head, data = lengths_of(_read(fd, HEAD, limit_s))
     return json.loads(_read(fd, head, limit_s)), _read(fd, data, limit_s)
 
 

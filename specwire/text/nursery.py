@@ -1,17 +1,12 @@
 """`python -m specwire.text.nursery CONTROL TOKENIZER VOCABULARY EOS...`: where constraints are compiled, and answer.
 
-What a caller sends as a constraint may ask for hours of computing, at the start or at any later token, and the
-library's own limits do not notice all of it. So each constrained session has a process of its own, forked from this
-one, with a limit for the processor time of every answer and one for memory, which the kernel enforces. This one has the
-library and the tokenizer loaded, so that a fork costs milliseconds. CONTROL and TOKENIZER are descriptors: a socket
-that brings one for each session, and a file. All end when the service's ends of their sockets are closed.
+The library's own limits do not notice all that a constraint may cost, at the start or at any later token. So each
+constrained session has a process of its own (`specwire.text.forkserver`), forked where library and tokenizer are.
 """
 
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import socket
 import sys
 from typing import Any
@@ -21,7 +16,8 @@ import numpy as np
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.invalid import InvalidParameter
 from specwire.text.constrained import Grammars, Matching
-from specwire.text.frames import Lost, receive, send
+from specwire.text.forkserver import limit, serve
+from specwire.text.frames import receive, send
 
 # Seconds of processor time: for compiling with what there is of the output; for the masks of one window.
 COMPILE_S = 2.0
@@ -31,42 +27,23 @@ MOST_MEMORY = 2 << 30
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
     vocabulary, *eos_ids = map(int, sys.argv[3:])
     with os.fdopen(int(sys.argv[2]), "rb") as file:
         grammars = Grammars(file.read(), vocabulary, eos_ids)
     grammars.load()
-    while True:
-        _, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not fds:  # the service has ended: so do all that were forked
-            os.killpg(0, signal.SIGKILL)
-        if os.fork() == 0:
-            control.close()
-            _serve(grammars, fds[0])
-            os._exit(0)
-        os.close(fds[0])
+    serve(control, lambda fd: _session(grammars, fd), MOST_MEMORY)
 
 
-def _serve(grammars: Grammars, fd: int) -> None:
-    """One session, until its service closes it."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
+def _session(grammars: Grammars, fd: int) -> None:
+    """One, until its service closes it. Raises Lost."""
+    asked, _ = receive(fd)
+    limit(COMPILE_S)
+    matching = _begun(grammars, asked, fd)
+    while matching is not None:
+        limit(0.0)
         asked, _ = receive(fd)
-        _limit(COMPILE_S)
-        matching = _begun(grammars, asked, fd)
-        while matching is not None:
-            _limit(0.0)
-            asked, _ = receive(fd)
-            _limit(ANSWER_S)
-            _answer(matching, asked, fd)
-    except Lost:
-        return
-
-
-def _limit(seconds: float) -> None:
-    """The kernel ends this process when it has computed for so long; 0: no more."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+        limit(ANSWER_S)
+        _answer(matching, asked, fd)
 
 
 def _begun(grammars: Grammars, asked: dict[str, Any], fd: int) -> Matching | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from deploy.conversation import Conversation, Plain, Style
@@ -10,6 +13,7 @@ from deploy.templated import Templated
 from specwire.client import Completion
 from specwire.client.events import SamplingInForce, Stats
 from specwire.core.limits import FinishReason
+from specwire.core.sampling import InvalidParameter
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -23,33 +27,39 @@ def ended(reason: FinishReason, session: str = "s1") -> Completion:
     return Completion(session, 3, sampling, "", (), (), reason, "", Stats())
 
 
-def chatml(source: str = CHATML, eos_ids: tuple[int, ...] = (2,)) -> Templated:
-    return Templated(source, {"eos_token": "<|im_end|>"}, eos_ids)
+@asynccontextmanager
+async def chatml(source: str = CHATML, eos_ids: tuple[int, ...] = (2,)) -> AsyncIterator[Templated]:
+    style = Templated(source, {"eos_token": "<|im_end|>"}, eos_ids)
+    try:
+        await style.check()
+        yield style
+    finally:
+        await style.close()
 
 
-def after(style: Style, answer: str, reason: FinishReason, behind: int = 0) -> tuple[str, str]:
+async def after(style: Style, answer: str, reason: FinishReason, behind: int = 0) -> tuple[str, str]:
     """Parent and prompt of the turn after an answer, behind which the session had `behind` more code points."""
     talk = Conversation(style, "Be brief.")
-    talk.answered(talk.turn("Hi"), "Hi", answer, ended(reason), len(answer) + behind)
-    turn = talk.turn("More")
+    talk.answered(await talk.turn("Hi"), "Hi", answer, ended(reason), len(answer) + behind)
+    turn = await talk.turn("More")
     assert turn.whole.endswith(turn.prompt)
     return turn.parent, turn.prompt
 
 
-def test_plain_text_names_who_speaks() -> None:
+async def test_plain_text_names_who_speaks() -> None:
     talk = Conversation(Plain(), "Be brief.")
-    turn = talk.turn("Hi")
+    turn = await talk.turn("Hi")
     assert (turn.parent, turn.prompt) == ("", "Be brief.\n\nUser: Hi\nAssistant:")
-    assert Conversation(Plain()).turn("Hi").prompt == "User: Hi\nAssistant:"
+    assert (await Conversation(Plain()).turn("Hi")).prompt == "User: Hi\nAssistant:"
 
 
-def test_plain_text_goes_on_behind_its_stop_string() -> None:
-    assert after(Plain(), " Hello.", FinishReason.STOP_STRING, len("\nUser:")) == ("s1", " More\nAssistant:")
+async def test_plain_text_goes_on_behind_its_stop_string() -> None:
+    assert await after(Plain(), " Hello.", FinishReason.STOP_STRING, len("\nUser:")) == ("s1", " More\nAssistant:")
 
 
-def test_an_answer_that_was_cut_off_is_gone_on_behind() -> None:
+async def test_an_answer_that_was_cut_off_is_gone_on_behind() -> None:
     for reason in (FinishReason.LENGTH, FinishReason.CANCELLED):
-        assert after(Plain(), " Hello", reason) == ("s1", "\nUser: More\nAssistant:")
+        assert await after(Plain(), " Hello", reason) == ("s1", "\nUser: More\nAssistant:")
 
 
 @pytest.mark.parametrize(
@@ -61,45 +71,56 @@ def test_an_answer_that_was_cut_off_is_gone_on_behind() -> None:
         (FinishReason.ERROR, 0),
     ],
 )
-def test_where_the_session_holds_something_else_the_whole_is_sent(reason: FinishReason, behind: int) -> None:
-    assert after(Plain(), " Hello", reason, behind) == (
+async def test_where_the_session_holds_something_else_the_whole_is_sent(reason: FinishReason, behind: int) -> None:
+    assert await after(Plain(), " Hello", reason, behind) == (
         "",
         "Be brief.\n\nUser: Hi\nAssistant: Hello\nUser: More\nAssistant:",
     )
 
 
-def test_a_template_goes_on_behind_the_token_that_ended_the_answer() -> None:
+async def test_a_template_goes_on_behind_the_token_that_ended_the_answer() -> None:
     expected = "\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
-    assert after(chatml(), "Hello.", FinishReason.EOS) == ("s1", expected)
-    assert after(chatml(), "Hello", FinishReason.LENGTH) == ("s1", "<|im_end|>" + expected)
+    async with chatml() as style:
+        assert await after(style, "Hello.", FinishReason.EOS) == ("s1", expected)
+        assert await after(style, "Hello", FinishReason.LENGTH) == ("s1", "<|im_end|>" + expected)
 
 
-def test_of_several_tokens_that_end_an_answer_nobody_knows_which() -> None:
-    parent, prompt = after(chatml(eos_ids=(2, 3)), "Hello.", FinishReason.EOS)
+async def test_of_several_tokens_that_end_an_answer_nobody_knows_which() -> None:
+    async with chatml(eos_ids=(2, 3)) as style:
+        parent, prompt = await after(style, "Hello.", FinishReason.EOS)
     assert parent == ""
     assert prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
-def test_a_template_that_changes_the_answer_gets_the_whole() -> None:
-    assert after(chatml(STRIPPING), " Hello.", FinishReason.EOS)[0] == ""
-    assert after(chatml(STRIPPING), "Hello.", FinishReason.EOS)[0] == "s1"
+async def test_a_template_that_changes_the_answer_gets_the_whole() -> None:
+    async with chatml(STRIPPING) as style:
+        assert (await after(style, " Hello.", FinishReason.EOS))[0] == ""
+        assert (await after(style, "Hello.", FinishReason.EOS))[0] == "s1"
 
 
-def test_a_lost_session_and_a_clean_slate() -> None:
+async def test_a_lost_session_and_a_clean_slate() -> None:
     talk = Conversation(Plain())
-    talk.answered(talk.turn("Hi"), "Hi", " Yes", ended(FinishReason.LENGTH), 4)
+    talk.answered(await talk.turn("Hi"), "Hi", " Yes", ended(FinishReason.LENGTH), 4)
     talk.forget_session()
-    assert talk.turn("More").prompt == "User: Hi\nAssistant: Yes\nUser: More\nAssistant:"
+    assert (await talk.turn("More")).prompt == "User: Hi\nAssistant: Yes\nUser: More\nAssistant:"
     talk.clear("")
-    assert talk.turn("More").prompt == "User: More\nAssistant:"
+    assert (await talk.turn("More")).prompt == "User: More\nAssistant:"
 
 
-def test_an_end_that_nobody_heard() -> None:
+async def test_an_end_that_nobody_heard() -> None:
     talk = Conversation(Plain())
-    talk.answered(talk.turn("Hi"), "Hi", " Ye", None, 3)
-    assert talk.turn("More").parent == ""
+    talk.answered(await talk.turn("Hi"), "Hi", " Ye", None, 3)
+    assert (await talk.turn("More")).parent == ""
 
 
-def test_a_template_that_does_not_compile() -> None:
+async def test_a_template_that_does_not_compile() -> None:
     with pytest.raises(StackError, match="the chat template does not compile: line 1"):
-        chatml("{% if %}")
+        async with chatml("{% if %}"):
+            pass
+
+
+async def test_a_template_that_takes_too_much_is_told() -> None:
+    async with chatml("{{ 'a' * 8000000000 if messages[0].content == 'Hi' }}") as style:
+        with pytest.raises(InvalidParameter, match=r"^messages: the chat template took more than"):
+            await Conversation(style).turn("Hi")
+        assert (await Conversation(style).turn("More")).prompt == ""

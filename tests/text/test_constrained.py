@@ -20,8 +20,9 @@ import specwire.text.compiling
 from demo_pair import TARGET
 from specwire.core.constraint import Constraint, ConstraintKind, Mask
 from specwire.core.invalid import InvalidParameter
-from specwire.text.compiling import Beginnings, Busy, Compiler, Found, NotInstalled
+from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.constrained import Grammars, Matching
+from specwire.text.forkserver import Busy
 from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
 
@@ -319,7 +320,7 @@ async def test_nothing_is_left_of_it_and_it_can_begin_again() -> None:
 
 async def test_a_nursery_that_was_killed_is_replaced(compiler: Compiler) -> None:
     held = await compiler.begin(regex("[ab]*"), ())
-    nursery = compiler._nursery
+    nursery = compiler._forks.process
     assert nursery is not None
     nursery.kill()
     nursery.wait(LIMIT_S)
@@ -355,7 +356,7 @@ async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) ->
 
 async def test_a_session_that_is_over_leaves_no_process(compiler: Compiler) -> None:
     held = [await compiler.begin(regex("a+"), ()) for _ in range(3)]
-    nursery = compiler._nursery
+    nursery = compiler._forks.process
     assert nursery is not None
     assert len(children_of(nursery.pid)) == 3
     held.clear()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from orchestrator.http.templates import ChatTemplate, TemplateInvalid
+from orchestrator.http import templates
+from orchestrator.http.templates import ChatTemplate, RemoteTemplate, Renderer, TemplateInvalid
 from specwire.core.sampling import InvalidParameter
+from specwire.text.forkserver import Busy
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another
 
 TALK = [
     {"role": "system", "content": 'be <brief> & "kind"'},
@@ -63,3 +68,128 @@ def test_what_it_cannot_render_is_the_callers(source: str) -> None:
 def test_a_template_that_does_not_compile() -> None:
     with pytest.raises(TemplateInvalid, match="line 2"):
         ChatTemplate("\n{% if %}", {})
+
+
+# In processes of their own
+
+HELLO = [{"role": "user", "content": "5"}]
+# By what they do: each alone would hang the orchestrator, or take all of the machine's memory.
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "words": "{{ lipsum(n=200000) }}",
+    "multiplies": "{{ 'a' * 8000000000 }}",
+    "multiplies what is said": "{{ messages[0].content * 8000000000 }}",
+    "doubles": "{% set x = namespace(s='a' * 1000) %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
+    "lists": "{{ ([0] * 800000000) | length }}",
+    "powers": "{{ messages | length * 9 ** 99999999 }}",
+    "calls itself": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "nests": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "nests blocks": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+    "pads": "{{ '%9999999999d' | format(1) }}",
+    "writes long": "{% for i in range(17) %}{{ 'a' * 1048576 }}{% endfor %}",
+    "writes half a character": "{{ '\\ud800' }}",
+}
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer()
+    yield renderer
+    await renderer.stop()
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+async def test_a_hostile_template_is_refused_and_others_are_rendered(source: str, renderer: Renderer) -> None:
+    hostile, good = renderer.template(source, {}), renderer.template(CHATML, TOKENS)
+    try:
+        bad = asyncio.create_task(hostile.render(HELLO, True, {}))
+        assert await good.render(TALK, True, {}) == ChatTemplate(CHATML, TOKENS).render(TALK, True, {})
+        with pytest.raises((InvalidParameter, TemplateInvalid), match="the chat template "):
+            await bad
+        assert await good.render(HELLO, False, {}) == ChatTemplate(CHATML, TOKENS).render(HELLO, False, {})
+    finally:
+        hostile.close()
+        good.close()
+
+
+async def test_conversations_share_processes(renderer: Renderer) -> None:
+    """The common case forks none; nor is one lost by what a template refuses."""
+    template = renderer.template("{{ messages[0].content.x() if ask else messages[0].content }}", {})
+    try:
+        for _ in range(3):
+            assert await template.render(HELLO, True, {}) == "5"
+            with pytest.raises(InvalidParameter, match="cannot render them|refuses them"):
+                await template.render(HELLO, True, {"ask": True})
+        (process,) = template._idle
+        texts = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(20)))
+        assert texts == ["5"] * 20
+        assert process in template._idle
+        assert len(template._idle) <= templates.AT_ONCE
+    finally:
+        template.close()
+
+
+async def test_a_process_that_has_died_is_replaced(renderer: Renderer) -> None:
+    template = renderer.template("{{ messages[0].content }}", {})
+    try:
+        assert await template.render(HELLO, True, {}) == "5"
+        process = renderer._forks.process
+        assert process is not None
+        await asyncio.to_thread(renderer._forks.stop)
+        await asyncio.to_thread(process.wait, 5.0)
+        assert await template.render(HELLO, True, {}) == "5"
+    finally:
+        template.close()
+
+
+async def test_who_leaves_has_nobody_elses_text(renderer: Renderer) -> None:
+    template = renderer.template("{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}", {})
+    try:
+        left = [asyncio.create_task(template.render([{"content": "left"}], True, {})) for _ in range(4)]
+        await asyncio.sleep(0)
+        for task in left[1:]:
+            task.cancel()
+        texts = await asyncio.gather(*(template.render([{"content": str(n)}], True, {}) for n in range(4)))
+        assert texts == ["0", "1", "2", "3"]
+        assert await left[0] == "left"
+    finally:
+        template.close()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def test_too_many_wait(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_WAITING", 2)
+    template = renderer.template("5", {})
+    try:
+        found = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(3)), return_exceptions=True)
+        assert [found[0], found[1]] == ["5", "5"]
+        assert isinstance(found[2], Busy)
+    finally:
+        template.close()
+
+
+def test_a_hostile_models_chats_are_refused_by_name(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that does not compile, or takes too much, is no failure of the server; the rest of it is served."""
+    described = RemoteTemplate.__init__
+
+    for source, said in ((HOSTILE["nests"], "cannot chat"), (HOSTILE["multiplies what is said"], "took more than")):
+
+        def replaced(template: RemoteTemplate, forks: Any, _: str, tokens: Any, source: str = source) -> None:
+            described(template, forks, source, tokens)
+
+        with another(door) as running:
+            monkeypatch.setattr(RemoteTemplate, "__init__", replaced)  # behind the check of --chat-template
+            answer = running.post(CHAT, messages=HELLO)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == "messages"
+            assert "model 'scripted:7'" in error["message"]
+            assert said in error["message"]
+            assert running.post("/tokenize", messages=HELLO).status_code == 400
+            assert running.done(COMPLETIONS, prompt=[5], max_tokens=2)["usage"]["completion_tokens"] == 2
+            monkeypatch.undo()
+
+
+def test_a_template_of_the_operators_that_does_not_compile(door: Front) -> None:
+    with pytest.raises(TemplateInvalid, match="the chat template"), another(door, chat_template=HOSTILE["nests"]):
+        pass

@@ -1,0 +1,110 @@
+"""Processes for code or patterns that somebody else wrote: each with kernel limits on its time and its memory.
+
+What a caller sends as a constraint, or a model's maker as a chat template, may ask for hours of computing or for all
+memory. So it is worked on in a process of its own, forked from one that has loaded what is needed, so that a fork
+costs milliseconds. `python -m MODULE CONTROL DATA WORDS...` runs that one: CONTROL and DATA are descriptors, of a
+socket that brings one for each process to fork, and of a file. All end when the owner's ends of their sockets close.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+
+from specwire.text.frames import Lost
+
+END_S = 5.0
+# Where there are threads, a fork is not safe.
+ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+
+
+class Busy(Exception):
+    """Too much waits already, or it takes too long."""
+
+
+class ForkServer:
+    """The owner's side. The process that the others are forked from begins with the first connection.
+
+    module: what it runs, with a `main` that ends in `serve`. words: its arguments. data: what its file holds.
+    """
+
+    def __init__(self, module: str, words: Sequence[str] = (), data: bytes = b"") -> None:
+        self._command = module, tuple(words)
+        self._data = data
+        self.process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def connect(self) -> socket.socket:
+        """The connection to a new process. Raises Lost."""
+        if self._control is None or self.process is None or self.process.poll() is not None:
+            self.stop()
+            self._control = self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise Lost(f"the process that it is forked from is gone: {error.strerror}") from None
+        return ours
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        module, words = self._command
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(self._data)
+            file.flush()
+            file.seek(0)
+            fds = theirs.fileno(), file.fileno()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, fds), *words],
+                pass_fds=fds,
+                env={**os.environ, **ALONE},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return ours
+
+    def stop(self) -> None:
+        """End the process that others are forked from, and those. Idempotent."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self.process is not None:
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+
+def serve(control: socket.socket, session: Callable[[int], None], most_memory: int) -> None:
+    """For ever, fork a process for each descriptor that comes, which runs `session` on it in at most so many bytes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:  # the owner has ended: so do all that were forked
+            os.killpg(0, signal.SIGKILL)
+        if os.fork() == 0:
+            control.close()
+            resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            try:
+                session(fds[0])
+            except Lost:
+                pass
+            finally:
+                os._exit(0)
+        os.close(fds[0])
+
+
+def limit(seconds: float) -> None:
+    """The kernel ends this process when it has computed for so long; 0: no more."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
