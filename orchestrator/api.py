@@ -10,6 +10,7 @@ from orchestrator.completions import merged, single_requests
 from orchestrator.generating import Generating
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
+from orchestrator.target import Target
 from orchestrator.tenants import check_owner, no_session
 from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
@@ -88,7 +89,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         self._orchestrator.pool.require_target()
-        targets = [described(target.info) for target in self._orchestrator.pool.targets()]
+        targets = [_of_all(target) for target in self._orchestrator.pool.targets()]
         drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
         return pb.GetServerInfoResponse(
             target=targets[0],
@@ -96,6 +97,13 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             durability=self._orchestrator.store.durability,
             targets=targets,
         )
+
+
+def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
+    """Of a model that several verifiers may serve."""
+    info = described(target.info)
+    info.context = target.context
+    return info
 
 
 def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

@@ -60,6 +60,7 @@ class SessionDriver:
 
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
     readers here, but not in the log.
+    missing: for people, why no verifier takes a session; "" where one might.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     """
 
@@ -76,6 +77,7 @@ class SessionDriver:
         owner: str = "",
         tally: Tally | None = None,
         span: Span = NO_SPAN,
+        missing: Callable[[SessionRecord], str] = lambda _: "",
     ) -> None:
         self.record = record
         self.output = Output(len(record.prompt))
@@ -98,7 +100,9 @@ class SessionDriver:
         grace = options.detach_grace if record.request_id else 0.0
         self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
         self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
-        self.verifying = Verifying(self, record, options, self.stats, self._timers, lambda: place(self))
+        self.verifying = Verifying(
+            self, record, options, self.stats, self._timers, lambda: place(self), lambda: missing(record)
+        )
         self._appending = self.verifying.timings
         self._events: deque[ev.Event] = deque()
         self._applying = False

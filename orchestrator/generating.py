@@ -102,7 +102,7 @@ class Generating:
             parent = await self.read(request.parent)
             if parent is None:
                 raise no_session(request.parent, "parent")
-            return pool.target_named(pool.target_of(parent.record).info.model)
+            return pool.target_named(pool.models.name_of(parent.record))
         return pool.target_named(request.model)
 
     async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
@@ -141,7 +141,7 @@ class Generating:
         """What the session's readers are shown of the prompt."""
         if not record.echo:
             return None
-        text = self._orchestrator.pool.target_of(record).tokenizer.decode(list(record.prompt))
+        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
         return pb.Prompt(tokens=record.prompt, text=text)
 
     async def follow(
@@ -179,6 +179,7 @@ def _pass_deadline(driver: SessionDriver) -> None:
 
 
 def _guess(driver: SessionDriver, target: Target) -> Guess:
-    record, info = driver.record, target.info
-    ending = Ending.of(record.stopping, len(record.prompt), target.eos_ids, info.context)
-    return driver.show_provisional(info.vocabulary, ending)
+    record = driver.record
+    eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
+    ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)
+    return driver.show_provisional(target.info.vocabulary, ending)

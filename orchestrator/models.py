@@ -1,24 +1,44 @@
-"""The models that an orchestrator serves: a target for each fingerprint of weights that a verifier has shown."""
+"""The models that an orchestrator serves: a target for each identity that a verifier has shown.
+
+What is equal is said by `specwire.rpc.model_info.Identity`. A session is pinned to the one that it was begun with.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 import grpc
+from tokenizers import Tokenizer
 
 from orchestrator.link import Info
+from orchestrator.store import SessionRecord
 from orchestrator.target import Target
 from orchestrator.tokenizers import Tokenizers
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
+from specwire.rpc.model_info import SHOWN_HEX, Identity
 from specwire.text import TokenizerError
+
+logger = logging.getLogger(__name__)
 
 # For which a model is still known that no verifier has any more: they may come back, and until then it is not unknown.
 KEPT_S = 600.0
 
 
+def identity_of(record: SessionRecord) -> Identity:
+    """Of the model that the session was begun with. `record`: as of `Models.completed`."""
+    return Identity(
+        record.weights_fingerprint,
+        record.vocabulary_fingerprint,
+        record.tokenizer_fingerprint,
+        record.eos_ids or (),
+    )
+
+
 class Models:
-    """Several models side by side have different names. One name may have several *versions*, with other weights.
+    """Several models side by side have different names. One name may have several *versions*, with other identities.
 
     A session is pinned to a version. Which one new sessions get is the pool's to say.
 
@@ -28,38 +48,87 @@ class Models:
 
     def __init__(self, tokenizers: Tokenizers) -> None:
         self._tokenizers = tokenizers
-        self._by_weights: dict[str, Target] = {}
-        self._missed: dict[str, float] = {}
+        self._versions: dict[Identity, Target] = {}
+        self._missed: dict[Identity, float] = {}
 
     def learn(self, info: Info, versions: bool) -> str | None:
         """Know a verifier's model from now on; why the verifier must not be used, or None.
 
-        versions: a model that is known by this name may have other weights there.
+        versions: a model that is known by this name may be another version there.
         """
-        if info.weights_fingerprint in self._by_weights:
+        identity = Identity.of(info)
+        if identity in self._versions:
             return None
         known = self.named(info.model)
+        offered, served = identity.beside(known[-1].identity) if known else ("", "")
         if known and not versions:
-            served, offered = known[0].info.weights_fingerprint, info.weights_fingerprint
-            return f"serves weights {offered[:12]}, but sessions here are pinned to {served[:12]}"
+            return f"serves {offered}, but sessions here are pinned to {served}"
         try:
-            self._by_weights[info.weights_fingerprint] = Target.of(info, self._tokenizers.of(info))
+            self._versions[identity] = Target.of(info, self._tokenizers.of(info))
         except TokenizerError as error:
             return str(error)
+        if known:
+            logger.info("another version of %s: %s rather than %s", info.model, offered, served)
         return None
 
     def all(self) -> list[Target]:
-        return list(self._by_weights.values())
+        return list(self._versions.values())
 
     def names(self) -> list[str]:
-        return sorted({target.info.model for target in self._by_weights.values()})
+        return sorted({target.info.model for target in self._versions.values()})
 
     def named(self, name: str) -> list[Target]:
         """All versions, in the order in which they were first seen."""
-        return [target for target in self._by_weights.values() if target.info.model == name]
+        return [target for target in self._versions.values() if target.info.model == name]
 
-    def pinned(self, weights: str) -> Target | None:
-        return self._by_weights.get(weights)
+    def version(self, identity: Identity) -> Target | None:
+        return self._versions.get(identity)
+
+    # Sessions that have begun
+
+    def completed(self, record: SessionRecord) -> SessionRecord:
+        """The record of a session that was begun before identities were kept, with that of a version of its weights.
+
+        Of several it is one with its tokenizer, then the one that was seen first.
+        """
+        if record.eos_ids is not None:
+            return record
+        told = (record.weights_fingerprint, record.vocabulary_fingerprint)
+        alike = [each for each in self.all() if told == (each.identity.weights, each.identity.vocabulary)]
+        if not alike:
+            return record
+        target = max(alike, key=lambda each: each.identity.tokenizer == record.tokenizer_fingerprint)
+        whole = target.identity
+        return replace(record, tokenizer_fingerprint=whole.tokenizer, eos_ids=whole.eos_ids, model=target.info.model)
+
+    def tokenizer_of(self, record: SessionRecord) -> Tokenizer:
+        """What the session's text is made with, also where none of its verifiers is left.
+
+        Raises:
+            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, others are served here.
+        """
+        target = self._versions.get(identity_of(self.completed(record)))
+        if target is not None:
+            return target.tokenizer
+        if not self._versions:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
+        weights, text = record.weights_fingerprint, record.tokenizer_fingerprint
+        served = [each.identity.weights for each in self._versions.values()]
+        if weights not in served:
+            message = f"pinned to weights {weights[:SHOWN_HEX]}, and {served[-1][:SHOWN_HEX]} are served here"
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"session_id: the session is {message}")
+        read = self._tokenizers.known(text)
+        if read is None:
+            message = f"session_id: the session's text is of tokenizer {text[:SHOWN_HEX]}, which is not served here"
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+        return read.tokenizer
+
+    def name_of(self, record: SessionRecord) -> str:
+        """Of the session's model, as it is called now; "" if that is unknown."""
+        target = self._versions.get(identity_of(self.completed(record)))
+        return record.model if target is None else target.info.model
+
+    # What requests may name
 
     def meant(self, name: str) -> str:
         """The name of the model that a request means by `name`; by "" the only one.
@@ -81,10 +150,10 @@ class Models:
             raise InvalidParameter("model", f"must be named: {listed} are served here")
         return names[0]
 
-    def sweep(self, present: Collection[str], now: float) -> None:
-        """Forget what no verifier has had for a while. present: fingerprints of those that there are."""
-        for weights in list(self._by_weights):
-            if weights in present:
-                self._missed.pop(weights, None)
-            elif now - self._missed.setdefault(weights, now) > KEPT_S:
-                del self._by_weights[weights], self._missed[weights]
+    def sweep(self, present: Collection[Identity], now: float) -> None:
+        """Forget what no verifier has had for a while. present: those that there are."""
+        for identity in list(self._versions):
+            if identity in present:
+                self._missed.pop(identity, None)
+            elif now - self._missed.setdefault(identity, now) > KEPT_S:
+                del self._versions[identity], self._missed[identity]

@@ -52,6 +52,7 @@ class Ownership:
         place: gives a session its peers.
         leave: forgets a session that nobody reads here.
         can_drive: there is a verifier, and room for the tenant. Else a session is better off where it is, or elsewhere.
+        missing: for people, why it cannot be driven here.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Ownership:
         place: Callable[[SessionDriver], None],
         leave: Callable[[SessionDriver], None],
         can_drive: Callable[[SessionRecord], bool],
+        missing: Callable[[SessionRecord], str],
     ) -> None:
         self._store = store
         self._owner = owner
@@ -71,6 +73,7 @@ class Ownership:
         self._place = place
         self._leave = leave
         self._can_drive = can_drive
+        self._missing = missing
         self._followers: dict[str, Follower] = {}
 
     async def join(
@@ -89,9 +92,8 @@ class Ownership:
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
                 if not (self._can_drive(log.record) or end or must_end(log)):
-                    raise StatusError(
-                        grpc.StatusCode.UNAVAILABLE, "session_id: no verifier is there to go on with it, or no room"
-                    )
+                    message = f"session_id: {self._missing(log.record)}"
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, message)
                 log = await self._store.claim(log.record.session_id, self._owner)
         await self._show(driver, replay, log, end)
 

@@ -18,6 +18,7 @@ from orchestrator.quota import MOST_RELAYED, Quota
 from orchestrator.reports import Report
 from orchestrator.tokenizers import Tokenizers
 from specwire.core.speed import ForwardTimes
+from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
@@ -139,6 +140,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
 
     `draining`: it is about to stop, and takes no sessions.
+    `identity`: of its model; None before it has said what that is.
 
     `experience`: what sessions here learnt about their drafters.
     """
@@ -153,6 +155,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     ) -> None:
         super().__init__(link, on_change)
         self.draining = False
+        self.identity: Identity | None = None
         self.forward_times = ForwardTimes({1: 10_000.0})
         self.experience = Experience()
         self._accept = accept
@@ -162,6 +165,10 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     @property
     def takes_sessions(self) -> bool:
         return self.up and not (self.draining or self.report.draining)
+
+    def serves(self, identity: Identity, length: int = 0) -> bool:
+        """Sessions of such a model, whose texts may become so long."""
+        return self.info is not None and self.identity == identity and self.info.context >= length
 
     @property
     def has_room(self) -> bool:
@@ -185,6 +192,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     def on_up(self, info: Info) -> None:
         self._lost_at = None
         self.draining = False
+        self.identity = Identity.of(info)
         super().on_up(info)
 
     def on_down(self) -> None:

@@ -9,8 +9,8 @@ from orchestrator.driver import SessionDriver
 from orchestrator.feed import RegistryFeed
 from orchestrator.homes import Homes
 from orchestrator.link import Info
+from orchestrator.models import identity_of
 from orchestrator.peers import DrafterPeer, VerifierPeer
-from orchestrator.store import SessionRecord
 from specwire.core.placement import TWO, Candidate, Reason, Wish, place
 
 NOBODY = Info()
@@ -20,13 +20,14 @@ def verifier_candidate(peer: VerifierPeer) -> Candidate:
     info = peer.info or NOBODY
     return Candidate(
         peer.link.address,
-        info.weights_fingerprint,
+        "" if peer.identity is None else peer.identity.digest,
         up=peer.up and not peer.draining,
         draining=peer.report.draining,
         fresh=peer.report.fresh,
         slots=info.slots,
         sessions=peer.sessions,
         region=info.region,
+        context=info.context,
     )
 
 
@@ -51,10 +52,6 @@ def chosen_drafter(peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer],
     return None if choice is None else peers[choice.index]
 
 
-def _serves(peer: VerifierPeer, record: SessionRecord) -> bool:
-    return peer.info is not None and peer.info.weights_fingerprint == record.weights_fingerprint
-
-
 class Placing:
     """Changes nothing but what it remembers.
 
@@ -76,22 +73,23 @@ class Placing:
         self, driver: SessionDriver, verifiers: Sequence[VerifierPeer], drafters: Sequence[DrafterPeer]
     ) -> VerifierPeer | None:
         """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
-        former = driver.verifying.former
-        if former is not None and not _serves(former, driver.record):
-            former = None  # it is back with other weights
+        record, former = driver.record, driver.verifying.former
+        identity = identity_of(record)
+        if former is not None and not former.serves(identity, record.end):
+            former = None  # it is back with another model
         if former is not None and former.takes_sessions:
             return self._placed(driver, former, Reason.HOLDER)
         if former is not None and former.expected_back:
             return None
-        record = driver.record
         drafter = self.drafter_for(driver, drafters) if driver.drafters_missing else None
         wish = Wish(
             record.session_id,
-            record.weights_fingerprint,
+            identity.digest,
             held_by=self._homes.held(record.session_id),
             parent_at=self._homes.of(record.parent),
             near=self._near(drafter),
             draws=self._draws,
+            context=record.end,
         )
         choice = place([verifier_candidate(each) for each in verifiers], wish)
         return None if choice is None else self._placed(driver, verifiers[choice.index], choice.reason)

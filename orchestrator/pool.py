@@ -6,15 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-
-import grpc
+from dataclasses import replace
 
 from orchestrator.dialled import AnyPeer, Dialled
 from orchestrator.driver import SessionDriver
 from orchestrator.feed import Place, RegistryFeed
 from orchestrator.homes import Homes
 from orchestrator.link import Info
-from orchestrator.models import Models
+from orchestrator.models import Models, identity_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterLine, DrafterPeer, VerifierPeer, guarded
 from orchestrator.placing import Placing
@@ -26,7 +25,6 @@ from specwire.core.states import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.errors import StatusError
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +158,7 @@ class Pool:
 
     def _looked(self, now: float) -> None:
         self._relieve()
-        self.models.sweep({each.info.weights_fingerprint for each in self.verifiers if each.info is not None}, now)
+        self.models.sweep({each.identity for each in self.verifiers if each.identity is not None}, now)
 
     # What fits
 
@@ -263,10 +261,20 @@ class Pool:
             StatusError: UNAVAILABLE, no verifier has said what it is; NOT_FOUND, the model is not known.
             InvalidParameter: there are several models, and none is named.
         """
-        return max(self.models.named(self.models.meant(model)), key=self._preference)
+        return self._as_served(max(self.models.named(self.models.meant(model)), key=self._preference))
+
+    def _as_served(self, target: Target) -> Target:
+        """As the verifiers have it that are known now: it is described as by the one that came last."""
+        peers = [peer for peer in self.verifiers if peer.serves(target.identity)]
+        usable = [peer for peer in peers if peer.takes_sessions] or peers
+        infos = [peer.info for peer in sorted(usable, key=lambda each: each.report.started) if peer.info is not None]
+        if not infos:
+            return target
+        context = max(peer.info.context for peer in peers if peer.info is not None)
+        return replace(target, info=infos[-1], context=context, context_now=max(info.context for info in infos))
 
     def _preference(self, target: Target) -> tuple[bool, bool, float]:
-        peers = [peer for peer in self.verifiers if peer.info and serves(peer, target.info.weights_fingerprint)]
+        peers = [peer for peer in self.verifiers if peer.serves(target.identity)]
         usable = [peer for peer in peers if peer.takes_sessions]
         came = min((peer.report.started for peer in peers), default=0.0)
         return bool(usable), any(peer.has_room for peer in usable), came
@@ -279,30 +287,27 @@ class Pool:
         """The served model, of several the first. Raises StatusError (UNAVAILABLE) before any verifier has answered."""
         return self.target_named(next(iter(self.models.names()), ""))
 
-    def target_of(self, record: SessionRecord) -> Target:
-        """A session goes on with the model that it was begun with, or not at all.
-
-        Raises:
-            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, others are served here.
-        """
-        target, pinned = self.models.pinned(record.weights_fingerprint), record.weights_fingerprint
-        if target is None:
-            served = self.require_target().info.weights_fingerprint
-            raise StatusError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"session_id: the session is pinned to weights {pinned[:12]}, and {served[:12]} are served here",
-            )
-        return target
-
     @property
     def decides(self) -> bool:
         """A verifier is there."""
         return any(verifier.up for verifier in self.verifiers)
 
     def decides_for(self, record: SessionRecord) -> bool:
-        """A verifier of the session's model is there."""
-        return any(each.up and serves(each, record.weights_fingerprint) for each in self.verifiers)
+        """A verifier is there that may go on with the session."""
+        identity = identity_of(self.models.completed(record))
+        return any(each.up and each.serves(identity, record.end) for each in self.verifiers)
 
-
-def serves(peer: VerifierPeer, weights: str) -> bool:
-    return peer.info is not None and peer.info.weights_fingerprint == weights
+    def missing_for(self, record: SessionRecord) -> str:
+        """For people: why no verifier takes the session; "" where one might."""
+        identity, named = identity_of(self.models.completed(record)), f"model {record.model or 'of the session'!r}"
+        infos = [each.info for each in self.verifiers if each.up and each.serves(identity) and each.info is not None]
+        most = max((info.context for info in infos), default=0)
+        if infos:
+            known = f"no verifier of {named} holds a text of {record.end} tokens, the most is {most}"
+            return "" if record.end <= most else known
+        others = [each.identity for each in self.verifiers if each.link.up and each.identity is not None]
+        unequal = [each for each in others if each != identity and each.vocabulary == identity.vocabulary]
+        if not unequal:
+            return f"no verifier is there for {named}"
+        ours, theirs = identity.beside(unequal[-1])
+        return f"no verifier serves {ours} of {named}, which the session began with; {theirs} is served"

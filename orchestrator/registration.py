@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.sessions import Orchestrator
+from orchestrator.target import Target
 from specwire.registry.entry import MOST_MODELS, Entry, Load, Role, ServedModel
 from specwire.registry.options import register
 from specwire.registry.registrar import Registrar, new_id
@@ -30,8 +31,12 @@ def registered(orchestrator: Orchestrator, address: str) -> Registrar:
 
 
 def _models(orchestrator: Orchestrator) -> tuple[ServedModel, ...]:
-    infos = [target.info for target in orchestrator.pool.targets()[:MOST_MODELS]]
-    return tuple(ServedModel(each.model, each.weights_fingerprint, each.vocabulary_fingerprint) for each in infos)
+    return tuple(_model(target) for target in orchestrator.pool.targets()[:MOST_MODELS])
+
+
+def _model(target: Target) -> ServedModel:
+    info, digest = target.info, target.identity.digest
+    return ServedModel(info.model, info.weights_fingerprint, info.vocabulary_fingerprint, digest)
 
 
 def _load(orchestrator: Orchestrator) -> Load:

@@ -8,7 +8,6 @@ import hmac
 import secrets
 import time
 
-from orchestrator.link import Info
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, SessionStore
 from orchestrator.target import Target
@@ -40,10 +39,10 @@ async def record_of(
     convert.check_known(request, "request")
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target)]
-    check_prompt(prompt, info.vocabulary, info.context)
+    check_prompt(prompt, info.vocabulary, target.context)
     drafting, ngram = drafting_of(request.drafting)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
-    stopping = stopping_of(request.stopping, info, info.context - len(prompt))
+    stopping = stopping_of(request.stopping, target, len(prompt))
     check_constraint(sampling.constraint, stopping, info.eos_ids)
     return SessionRecord(
         session_id=new_session_id(tenant),
@@ -60,6 +59,8 @@ async def record_of(
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         tokenizer_fingerprint=info.tokenizer_hash,
+        eos_ids=target.identity.eos_ids,
+        model=info.model,
         dtype=info.dtype,
         created=time.time(),
         priority=check_priority(request.priority),
@@ -128,14 +129,14 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
         tokens = await encoded(request.prediction_text, target)
     else:
         tokens = list(request.prediction_tokens.ids)
-    return check_prediction(tokens, target.info.vocabulary, target.info.context)
+    return check_prediction(tokens, target.info.vocabulary, target.context)
 
 
 async def encoded(text: str, target: Target) -> list[int]:
     """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
     size, most = len(text.encode()), target.most_prompt_bytes
     if size > most:
-        context = target.info.context
+        context = target.context
         raise InvalidParameter("prompt", f"{size} bytes of text do not fit a context of {context} (at most {most})")
     if size < LONG_TEXT:
         return encode(target.tokenizer, text)
@@ -144,13 +145,21 @@ async def encoded(text: str, target: Target) -> list[int]:
     return list(batch[0].ids)
 
 
-def stopping_of(wire: common_pb2.Stopping, info: Info, room: int) -> Stopping:
-    """max_tokens 0 means all that the context has room for; more than that is refused, not clipped."""
+def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
+    """max_tokens 0 means all that the context has room for; more than that is refused, not clipped.
+
+    What it means is decided here, and kept: the text is to end at one length, whichever verifiers have the session.
+    """
+    info, room = target.info, target.context - prompt_length
     if wire.max_tokens > room:
         raise InvalidParameter(
             "max_tokens", f"{wire.max_tokens} do not fit: the context has room for {room} more tokens"
         )
-    return convert.stopping_from_wire(wire, default_max_tokens=room, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
+    room_now = target.context_now - prompt_length
+    all_of_it = room_now if room_now > 0 else room
+    return convert.stopping_from_wire(
+        wire, default_max_tokens=all_of_it, vocabulary=info.vocabulary, eos_ids=info.eos_ids
+    )
 
 
 def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:

@@ -57,7 +57,14 @@ class Orchestrator:
         self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._ownership = Ownership(
-            store, self.owner, options.store_timeout, self._scanner_of, self._take_up, self._forget, self._can_drive
+            store,
+            self.owner,
+            options.store_timeout,
+            self._scanner_of,
+            self._take_up,
+            self._forget,
+            self._can_drive,
+            self._missing_for,
         )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._books = Books(self._allowances, self._prompt_of if options.log_prompts else None)
@@ -217,7 +224,7 @@ class Orchestrator:
         self, log: StoredSession, take_over: bool, end: FinishReason | None = None, traceparent: str = ""
     ) -> SessionDriver:
         """See Ownership.join."""
-        self.pool.target_of(log.record)  # it goes on with the model that it was begun with, or not at all
+        self.pool.models.tokenizer_of(log.record)  # else it cannot even be shown
         await self.pool.learn_home(log.record.session_id)
         left = self.sessions.pop(log.record.session_id, None)
         if left is not None:
@@ -250,18 +257,20 @@ class Orchestrator:
         return driver.output.end is not None and not driver.abandoned
 
     def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
-        scanner = self._scanner_of(record)
+        record, scanner = self.pool.models.completed(record), self._scanner_of(record)
         calls = (self.pool.place, self._ended, self._fenced)
         of_all = (self.owner, self.tally, span)
-        driver = SessionDriver(record, fence, scanner, self.store, self.options, *calls, *of_all)
+        driver = SessionDriver(
+            record, fence, scanner, self.store, self.options, *calls, *of_all, missing=self.pool.missing_for
+        )
         self.sessions[record.session_id] = driver
         return driver
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
-        return OutputText(self.pool.target_of(record).tokenizer, record.stop)
+        return OutputText(self.pool.models.tokenizer_of(record), record.stop)
 
     def _prompt_of(self, record: SessionRecord) -> str:
-        return self.pool.target_of(record).tokenizer.decode(list(record.prompt))
+        return self.pool.models.tokenizer_of(record).decode(list(record.prompt))
 
     def _driven(self) -> Rolls:
         return self.roster.driven(target.info.weights_fingerprint for target in self.pool.models.all())
@@ -274,6 +283,10 @@ class Orchestrator:
 
     def _can_drive(self, record: SessionRecord) -> bool:
         return not self._draining and self.pool.decides_for(record) and self._allowances.may_adopt(record)
+
+    def _missing_for(self, record: SessionRecord) -> str:
+        """For people: why `_can_drive` is not."""
+        return self.pool.missing_for(record) or "there is no room to go on with it"
 
     def _take_up(self, driver: SessionDriver) -> None:
         self._books.taken_up(driver.record)

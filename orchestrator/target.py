@@ -8,20 +8,35 @@ from tokenizers import Tokenizer
 
 from orchestrator.link import Info
 from orchestrator.tokenizers import ReadTokenizer
+from specwire.rpc.model_info import Identity
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model, as the first verifier described it that has its weights; the others equal it."""
+    """A model, as one of the verifiers describes it whose models are equal (`identity`).
+
+    context: the most that one of them holds. context_now: likewise, of those that can be used at the moment.
+    longest: the most bytes of text that one token may stand for.
+    """
 
     info: Info
+    identity: Identity
     tokenizer: Tokenizer
-    eos_ids: frozenset[int]
-    most_prompt_bytes: int
+    longest: int
+    context: int
+    context_now: int
 
     @classmethod
     def of(cls, info: Info, read: ReadTokenizer) -> Target:
-        return cls(info, read.tokenizer, frozenset(info.eos_ids), info.context * read.longest)
+        return cls(info, Identity.of(info), read.tokenizer, read.longest, info.context, info.context)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset(self.identity.eos_ids)
+
+    @property
+    def most_prompt_bytes(self) -> int:
+        return self.context * self.longest
 
 
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:

@@ -59,6 +59,11 @@ class Tokenizers:
             raise read
         return read
 
+    def known(self, told: str) -> ReadTokenizer | None:
+        """The tokenizer with this hash, if it was ever here."""
+        read = self._read.get(told)
+        return read if isinstance(read, ReadTokenizer) else None
+
 
 def _read(text: bytes, told: str) -> ReadTokenizer | TokenizerError | None:
     """None if it is another one than it is said to be: nothing may be kept under somebody else's hash."""

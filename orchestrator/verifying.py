@@ -54,7 +54,7 @@ class Owner(Protocol):
 class Verifying:
     """`peer` is the verifier that has the session now; `former` one that was lost and may have it still.
 
-    `timings`: of the latest verdict. place: find a verifier for the session.
+    `timings`: of the latest verdict. place: find a verifier for the session. missing: why there is none, for people.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Verifying:
         stats: SessionStats,
         timers: Timers,
         place: Callable[[], None],
+        missing: Callable[[], str],
     ) -> None:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
@@ -75,6 +76,7 @@ class Verifying:
         self._stats = stats
         self._timers = timers
         self._place = place
+        self._missing = missing
         self._handle = 0
         self._ledger_us = 0
         self._is_new = True  # no verifier has fed any of it
@@ -118,9 +120,12 @@ class Verifying:
 
     def wait(self) -> None:
         """Give the session up if no verifier takes it within what is left of the peer timeout."""
+        self._timers.set("verifier", self._patience, self._give_up)
+
+    def _give_up(self) -> None:
         message = f"no verifier took the session within {self._options.peer_timeout:g} s"
-        code = grpc.StatusCode.UNAVAILABLE
-        self._timers.set("verifier", self._patience, lambda: self._owner.end_here(code, message))
+        missing = self._missing()
+        self._owner.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
 
     def leave(self) -> None:
         if self.peer is not None:
@@ -213,6 +218,8 @@ class Verifying:
             effect, self._record, self._handle, self._owner.fence, self._ledger_us, left, scope
         )
         opened.traceparent = self._owner.span.traceparent
+        if self.peer is not None and self.peer.info is not None:
+            del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more
         return opened
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:

@@ -24,14 +24,14 @@ async def listed(url: str) -> tuple[Entry, ...]:
 
 
 def are_known(addresses: Iterable[str], entries: Iterable[Entry]) -> bool:
-    """Every orchestrator gives its new sessions to the weights of the verifiers there."""
+    """Every orchestrator gives its new sessions to the versions of the verifiers there."""
     found = {entry.address: entry for entry in entries}
     verifiers = [found.get(address) for address in addresses]
     if None in verifiers:
         return False
-    weights = {model.weights for entry in verifiers if entry is not None for model in entry.models}
+    versions = [model for entry in verifiers if entry is not None for model in entry.models]
     serving = [entry for entry in found.values() if entry.role is Role.ORCHESTRATOR and entry.state is State.SERVING]
-    return all(weights <= {model.weights for model in entry.models} for entry in serving)
+    return all(any(each.equals(model) for model in entry.models) for entry in serving for each in versions)
 
 
 def wait_until_known(url: str, addresses: Iterable[str], limit_s: float = KNOWN_LIMIT_S) -> bool:

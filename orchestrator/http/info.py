@@ -35,7 +35,7 @@ class Info:
             "owned_by": PACKAGE,
             "root": served.name,
             "parent": None,
-            "max_model_len": served.target.info.context,
+            "max_model_len": served.target.context,
         }
 
     async def health(self, _: Call) -> Response:
@@ -63,7 +63,7 @@ class Info:
         fields.end()
         tokens = await encoded(prompt, served.target)
         texts = [served.names.text(token) for token in tokens] if with_texts else None
-        context = served.target.info.context
+        context = served.target.context
         return JSONResponse({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, call: Call) -> Response:
@@ -71,7 +71,7 @@ class Info:
         served = self._service.served(fields.text("model"))
         tokens = fields.ids("tokens")
         fields.end()
-        vocabulary, context = served.target.info.vocabulary, served.target.info.context
+        vocabulary, context = served.target.info.vocabulary, served.target.context
         if len(tokens) > context:
             raise InvalidParameter("tokens", f"must be at most {context}, as a context holds, not {len(tokens)}")
         for token in tokens:

@@ -70,7 +70,7 @@ class Looking:
         return JSONResponse(
             {
                 "target": {"model": served.name, "vocabulary": served.target.info.vocabulary},
-                "context": served.target.info.context,
+                "context": served.target.context,
                 "durability": orchestrator.store.durability,
                 "verifiers": [_verifier(each) for each in pool.verifiers],
                 "drafters": [_peer(each) for each in pool.drafters],

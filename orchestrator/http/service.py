@@ -17,11 +17,12 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
+from specwire.rpc.model_info import Identity
 from specwire.text.forkserver import Busy
 from specwire.text.tokens import TokenBytes
 from specwire.v1 import generation_pb2 as pb
 
-# Of the weights' own: enough to tell them apart.
+# Of the identity's own: enough to tell versions apart.
 FINGERPRINT_DIGITS = 12
 INSTEAD = "use /v1/completions, or start the service with --chat-template FILE"
 
@@ -52,7 +53,7 @@ class Served:
     @property
     def fingerprint(self) -> str:
         """OpenAI's system_fingerprint: with another one the same seed may give another text."""
-        return f"fp_{self.target.info.weights_fingerprint[:FINGERPRINT_DIGITS]}"
+        return f"fp_{self.target.identity.digest[:FINGERPRINT_DIGITS]}"
 
     def close(self) -> None:
         """The model is gone."""
@@ -68,7 +69,7 @@ class Service:
         self.generating = Generating(orchestrator)
         self.started = int(time.time())
         self._chat_template = chat_template
-        self._served: dict[str, Served] = {}
+        self._served: dict[Identity, Served] = {}
         self._renderer = Renderer()
 
     def served(self, model: str | None = None) -> Served:
@@ -101,19 +102,24 @@ class Service:
     @property
     def most_body_bytes(self) -> int:
         """Of one request: as was asked for, or what the largest context that is served may need."""
-        contexts = [target.info.context for target in self.orchestrator.pool.targets()]
+        contexts = [target.context for target in self.orchestrator.pool.targets()]
         return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
 
     def _of(self, target: Target) -> Served:
-        weights = target.info.weights_fingerprint
-        if weights not in self._served:
-            known = self.orchestrator.pool.models
-            for gone in [each for each in self._served if known.pinned(each) is None]:
+        known = self._served.get(target.identity)
+        if known is None or known.target != target:
+            versions = self.orchestrator.pool.models
+            for gone in [each for each in self._served if versions.version(each) is None]:
                 self._served.pop(gone).close()
-            self._served[weights] = self._described(target)
-        return self._served[weights]
+            self._served[target.identity] = self._described(target, known)
+        return self._served[target.identity]
 
-    def _described(self, target: Target) -> Served:
+    def _described(self, target: Target, known: Served | None) -> Served:
+        """`known`: the same version, as it was described before."""
+        if known is not None and _template_of(known.target) == _template_of(target):
+            return Served(target, known.names, known.template)
+        if known is not None:
+            known.close()
         source = self._chat_template or target.info.chat_template
         template = self._renderer.template(source, target.info.special_tokens) if source else None
         return Served(target, TokenBytes(target.tokenizer), template)
@@ -155,3 +161,7 @@ class Service:
         for served in self._served.values():
             served.close()
         await self._renderer.stop()
+
+
+def _template_of(target: Target) -> tuple[str, dict[str, str]]:
+    return target.info.chat_template, dict(target.info.special_tokens)

@@ -51,8 +51,9 @@ class SessionRecord:
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
     priority, parent: as in the request that began it. request_digest: of that request, where it had an id.
-    The fingerprints pin the session to a model: weights_fingerprint covers weights, configuration, dtype and
-    quantisation; `dtype` is a name for people.
+    The fingerprints and eos_ids pin the session to a model (`orchestrator.models.identity_of`): weights_fingerprint
+    covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
+    kept. `model` and `dtype` are names for people.
     """
 
     session_id: str
@@ -69,12 +70,19 @@ class SessionRecord:
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
+    eos_ids: tuple[int, ...] | None = None
+    model: str = ""
     dtype: str = ""
     created: float = 0.0
     deadline: float = 0.0
     priority: int = 0
     parent: str = ""
     request_digest: str = ""
+
+    @property
+    def end(self) -> int:
+        """The greatest length in tokens, prompt included: it is the same wherever the session runs."""
+        return len(self.prompt) + self.stopping.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

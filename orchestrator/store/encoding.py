@@ -100,6 +100,8 @@ def encode_record(record: SessionRecord) -> bytes:
         "weights_fingerprint": record.weights_fingerprint,
         "vocabulary_fingerprint": record.vocabulary_fingerprint,
         "tokenizer_fingerprint": record.tokenizer_fingerprint,
+        "eos_ids": record.eos_ids,
+        "model": record.model,
         "dtype": record.dtype,
         "created": record.created,
         "deadline": record.deadline,
@@ -136,6 +138,8 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
         weights_fingerprint=fields.text("weights_fingerprint"),
         vocabulary_fingerprint=fields.text("vocabulary_fingerprint"),
         tokenizer_fingerprint=fields.text("tokenizer_fingerprint", ""),
+        eos_ids=_ids("eos_ids", fields.several("eos_ids")) if fields.has("eos_ids") else None,
+        model=fields.text("model", ""),
         dtype=fields.text("dtype", ""),
         created=fields.instant("created"),
         deadline=fields.instant("deadline", 0.0),
@@ -189,10 +193,13 @@ def _bias(pair: object) -> tuple[int, float]:
 
 
 def _stopping(fields: _Fields) -> Stopping:
-    each = (_typed("stop_ids", value, int) for value in fields.several("stop_ids"))
-    stop_ids = frozenset(bounded("stop_ids", value, MOST_WHOLE) for value in each)
+    stop_ids = frozenset(_ids("stop_ids", fields.several("stop_ids")))
     least = fields.whole("min_tokens", default=0)
     return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"), least)
+
+
+def _ids(name: str, values: list[object]) -> tuple[int, ...]:
+    return tuple(bounded(name, _typed(name, value, int), MOST_WHOLE) for value in values)
 
 
 class _Fields:

@@ -31,7 +31,8 @@ TWO = 2
 class Candidate:
     """A service as its orchestrator knows it now.
 
-    name: where it is dialled, or what it is called. fingerprint: of a verifier's weights, a drafter's vocabulary.
+    name: where it is dialled, or what it is called. fingerprint: of a verifier's model, a drafter's vocabulary.
+    context: the longest text that it holds, in tokens; it has a say where the wish has one.
     up: it can be used. draining: it is about to stop, and takes a session that nobody else can have.
     fresh: its heartbeat came in time, or nobody asks for one.
     slots: sessions it can hold; of 0 it is not known. sessions: those it has, waiting ones and others' included.
@@ -47,6 +48,7 @@ class Candidate:
     sessions: int = 0
     region: str = ""
     refusals: int = 0
+    context: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -64,7 +66,8 @@ class Wish:
     key: what the random choice depends on, so that it can be made again. fingerprint: as of a candidate.
     held_by: who has its keys and values, by name: it needs no further room there. parent_at: who has its parent's, and
     gets it if there is room.
-    near: regions, the nearest first. draws: how many are compared by load; 0 compares all.
+    near: regions, the nearest first. context: the length that the text may come to; 0 of whom that does not concern.
+    draws: how many are compared by load; 0 compares all.
     """
 
     key: str
@@ -73,6 +76,7 @@ class Wish:
     parent_at: str = ""
     near: tuple[str, ...] = ()
     draws: int = 0
+    context: int = 0
 
 
 class Reason(StrEnum):
@@ -112,7 +116,8 @@ def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
 
 
 def _fits(candidate: Candidate, wish: Wish) -> bool:
-    return candidate.up and candidate.fingerprint == wish.fingerprint
+    equal = candidate.fingerprint == wish.fingerprint
+    return candidate.up and equal and candidate.context >= wish.context
 
 
 def _holder(fit: Mapping[int, Candidate], wish: Wish) -> int | None:

@@ -28,7 +28,7 @@ from specwire.lm.vocabulary import vocabulary_fingerprint
 PREFIX = "scripted:"
 USAGE = (
     "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L]"
-    "[:device=NAME]"
+    "[:device=NAME][:end=ID]"
 )
 CONTEXT = 4096
 EOS_ID = 0
@@ -66,6 +66,7 @@ class Script:
         memory: the logits depend on so many last tokens only, 1 to 3, so that greedy texts end in loops; 0: on all.
         spread: logits lie in [0, spread); a small one gives every token a chance at temperature 1.
         device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
+        end: the end-of-sequence id that the model names, as a generation_config.json does; the weights are the same.
     """
 
     seed: int
@@ -78,6 +79,7 @@ class Script:
     device: str = "cpu"
     memory: int = 0
     spread: float = SPREAD
+    end: int = EOS_ID
 
     def __post_init__(self) -> None:
         if not 2 <= self.vocab <= 1 << 20:
@@ -97,6 +99,8 @@ class Script:
             raise ModelError("trace: must hold 0 and 1 only")
         if not self.device:
             raise ModelError("device: must not be empty")
+        if not 0 <= self.end < self.vocab:
+            raise ModelError(f"end: must be from 0 to {self.vocab - 1}, not {self.end}")
 
     @classmethod
     def parse(cls, spec: str) -> Script:
@@ -182,6 +186,7 @@ READ_BY: dict[str, Callable[[str], Any]] = {
     "device": str,
     "memory": int,
     "spread": float,
+    "end": int,
 }
 
 
@@ -280,7 +285,7 @@ def _info(script: Script, context: int) -> ModelInfo:
         architecture="Scripted",
         vocabulary=script.vocab,
         context=context,
-        eos_ids=(EOS_ID,),
+        eos_ids=(script.end,),
         dtype="float32",
         device=script.device,
         weights_fingerprint=hashlib.sha256(identity.encode()).hexdigest(),

@@ -50,11 +50,20 @@ class InvalidEntry(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Fingerprints as in GetModelInfoResponse; "" where the service has none to tell."""
+    """Fingerprints as in GetModelInfoResponse; "" where the service has none to tell.
+
+    identity: of a target (`specwire.rpc.model_info.Identity`); "" of one that is older than this field.
+    """
 
     name: str
     weights: str = ""
     vocabulary: str = ""
+    identity: str = ""
+
+    def equals(self, other: ServedModel) -> bool:
+        """The same version of a target, as far as both tell."""
+        told = self.identity and other.identity
+        return self.weights == other.weights and (not told or self.identity == other.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +165,9 @@ def _object(name: str, value: object) -> dict[str, Any]:
 
 
 def _model(value: dict[str, Any]) -> ServedModel:
-    found = _Fields(value)
-    weights, vocabulary = found.matching("weights", FINGERPRINT), found.matching("vocabulary", FINGERPRINT)
-    return ServedModel(found.text("name"), weights, vocabulary)
+    found = _Fields({"identity": "", **value})
+    told = (found.matching(each, FINGERPRINT) for each in ("weights", "vocabulary", "identity"))
+    return ServedModel(found.text("name"), *told)
 
 
 def _load(value: dict[str, Any]) -> Load:

@@ -13,6 +13,7 @@ from specwire.redis.urls import InvalidUrl, lines_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
 from specwire.registry.entry import Entry, InvalidEntry, Load, Role, ServedModel, check_region, checked_address
 from specwire.registry.registrar import Registrar, new_id
+from specwire.rpc.model_info import Identity
 from specwire.rpc.options import host_of
 from specwire.v1 import common_pb2
 
@@ -81,7 +82,8 @@ def register_model(
 ) -> Registrar:
     """Register a service of one model, which answers at `address`. The caller closes what this returns."""
     weights, vocabulary = info.weights_fingerprint, info.vocabulary_fingerprint
-    models = (ServedModel(info.model, weights, vocabulary),)
+    identity = Identity.of(info).digest if role is Role.VERIFIER else ""
+    models = (ServedModel(info.model, weights, vocabulary, identity),)
     entry_id, started = new_id(), time.time()
 
     def describe(at: str) -> Entry:

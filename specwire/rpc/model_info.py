@@ -3,11 +3,61 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.rpc.host import host_id
 from specwire.v1 import common_pb2
+
+# Of a digest: enough to tell two apart.
+SHOWN_HEX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What decides a model's texts, and their ends. Services with equal ones may go on with each other's sessions.
+
+    weights: over weights, configuration, dtype and quantization. vocabulary, tokenizer: of the ids and of the text that
+    they stand for. The number of ids follows from these. eos_ids: rising.
+
+    Left out is what only rounds (runtime, device, kernel, dtype of keys and values, batch, ranks, deterministic): the
+    continuation is then another valid one. The context is, too: a session has a limit of its own, and is given to
+    services that hold as much. So are name and chat template: a session begins with tokens.
+    """
+
+    weights: str
+    vocabulary: str
+    tokenizer: str
+    eos_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, info: common_pb2.GetModelInfoResponse) -> Identity:
+        eos_ids = tuple(sorted(set(info.eos_ids)))
+        return cls(info.weights_fingerprint, info.vocabulary_fingerprint, info.tokenizer_hash, eos_ids)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over all of it."""
+        parts = [self.weights, self.vocabulary, self.tokenizer, self.eos_ids]
+        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+    def beside(self, other: Identity) -> tuple[str, str]:
+        """For people: in what this one differs, and what the other one has there; both empty where they are equal."""
+        pairs = [(name, *each) for name, *each in zip(NAMES, self._shown, other._shown, strict=True)]
+        unequal = [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
+        ours = " and ".join(f"{name} {shown}" for name, shown, _ in unequal)
+        return ours, " and ".join(shown for _, _, shown in unequal)
+
+    @property
+    def _shown(self) -> tuple[str, ...]:
+        eos_ids = f"[{', '.join(map(str, self.eos_ids))}]"
+        return self.weights[:SHOWN_HEX], self.vocabulary[:SHOWN_HEX], self.tokenizer[:SHOWN_HEX], eos_ids
+
+
+# Of the identity's parts, in their order.
+NAMES = ("weights", "vocabulary", "tokenizer", "EOS ids")
 
 
 class Described(Protocol):

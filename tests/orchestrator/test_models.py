@@ -148,14 +148,15 @@ async def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
     known = Shown()
     await known.learn(described("llama", "aa"), versions=True)
     await known.learn(described("qwen", "cc"), versions=True)
-    known.models.sweep({"cc"}, 0.0)
-    known.models.sweep({"cc"}, KEPT_S)
-    assert known.models.pinned("aa") is not None
-    known.models.sweep({"aa", "cc"}, KEPT_S + 1)  # it was there again
-    known.models.sweep({"cc"}, KEPT_S + 2)
-    known.models.sweep({"cc"}, 2 * KEPT_S)
+    gone, stays = (target.identity for target in known.models.all())
+    known.models.sweep({stays}, 0.0)
+    known.models.sweep({stays}, KEPT_S)
+    assert known.models.version(gone) is not None
+    known.models.sweep({gone, stays}, KEPT_S + 1)  # it was there again
+    known.models.sweep({stays}, KEPT_S + 2)
+    known.models.sweep({stays}, 2 * KEPT_S)
     assert known.models.names() == ["llama", "qwen"]
-    known.models.sweep({"cc"}, 2 * KEPT_S + 3)
+    known.models.sweep({stays}, 2 * KEPT_S + 3)
     assert known.models.names() == ["qwen"]
 
 

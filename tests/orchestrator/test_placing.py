@@ -20,13 +20,18 @@ from specwire.core.sampling import Sampling
 from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
 
-OLD, NEW, WORDS = "aa", "bb", "cc"
+OLD, NEW, WORDS, TEXT = "aa", "bb", "cc", "dd"
 
 
-def verifier(name: str, weights: str = OLD, region: str = "", slots: int = 4) -> VerifierPeer:
+def described(weights: str = OLD, **more: Any) -> common_pb2.GetModelInfoResponse:
+    known = {"vocabulary_fingerprint": WORDS, "eos_ids": [0], "tokenizer_hash": TEXT, "slots": 4, "context": 11}
+    return common_pb2.GetModelInfoResponse(weights_fingerprint=weights, **{**known, **more})
+
+
+def verifier(name: str, weights: str = OLD, **more: Any) -> VerifierPeer:
     peer = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
     peer.link.address = name
-    peer.on_up(common_pb2.GetModelInfoResponse(weights_fingerprint=weights, region=region, slots=slots))
+    peer.on_up(described(weights, **more))
     return peer
 
 
@@ -49,6 +54,8 @@ class Session:
             Stopping(9),
             weights_fingerprint=OLD,
             vocabulary_fingerprint=WORDS,
+            tokenizer_fingerprint=TEXT,
+            eos_ids=(0,),
             parent=parent,
         )
         self.verifying = SimpleNamespace(peer=None, former=None)
@@ -70,21 +77,54 @@ def placing(homes: Homes) -> Placing:
     return Placing(homes, None, "here")
 
 
-def test_a_session_goes_back_to_its_former_verifier_unless_that_has_other_weights(
-    placing: Placing, homes: Homes
+# In each respect in which a verifier may not be equal: what another one says.
+UNEQUAL = [
+    {"weights_fingerprint": NEW},
+    {"vocabulary_fingerprint": NEW},
+    {"tokenizer_hash": NEW},
+    {"eos_ids": [2]},
+    {"eos_ids": [0, 2]},
+    {"eos_ids": []},
+    {"context": 10},
+]
+# In which it may differ all the same.
+EQUAL = [
+    {"context": 12},
+    {"eos_ids": [0, 0]},
+    {"model": "other"},
+    {"dtype": "float16", "device": "cuda:0", "runtime": "openvino"},
+    {"deterministic": True, "slots": 9, "host_id": "there", "chat_template": "{{ messages }}"},
+]
+
+
+@pytest.mark.parametrize("unequal", UNEQUAL)
+def test_a_session_goes_back_to_its_former_verifier_unless_that_is_another_model_now(
+    placing: Placing, homes: Homes, unequal: dict[str, Any]
 ) -> None:
     session, former, other = Session(), verifier("former"), verifier("other")
     session.verifying.former = former
     assert placing.verifier_for(session.driver, [other, former], []) is former
     assert homes.of("session") == "former"
     former.on_down()
-    former.on_up(common_pb2.GetModelInfoResponse(weights_fingerprint=NEW, slots=4))
+    changed = described()
+    changed.ClearField(next(iter(unequal)))
+    changed.MergeFrom(common_pb2.GetModelInfoResponse(**unequal))
+    former.on_up(changed)
     assert placing.verifier_for(session.driver, [former, other], []) is other
     assert homes.of("session") == "other"
 
 
-def test_nobody_else_s_weights_will_do(placing: Placing) -> None:
-    assert placing.verifier_for(Session().driver, [verifier("new", NEW)], []) is None
+@pytest.mark.parametrize("unequal", UNEQUAL)
+def test_nobody_will_do_who_is_not_equal(placing: Placing, unequal: dict[str, Any]) -> None:
+    weights = unequal.get("weights_fingerprint", OLD)
+    rest = {name: value for name, value in unequal.items() if name != "weights_fingerprint"}
+    assert placing.verifier_for(Session().driver, [verifier("new", weights, **rest)], []) is None
+
+
+@pytest.mark.parametrize("equal", EQUAL)
+def test_whoever_only_rounds_otherwise_will_do(placing: Placing, equal: dict[str, Any]) -> None:
+    other = verifier("other", **equal)
+    assert placing.verifier_for(Session().driver, [other], []) is other
 
 
 def test_what_another_orchestrator_has_told_counts_once(placing: Placing, homes: Homes) -> None:

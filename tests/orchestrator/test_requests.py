@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -39,7 +40,7 @@ def target(context: int) -> tuple[Target, WatchedTokenizer]:
     read = ReadTokenizer.of(words.to_str().encode())
     known = Target.of(common_pb2.GetModelInfoResponse(context=context), read)
     watched = WatchedTokenizer(known.tokenizer)
-    return Target(known.info, cast(Tokenizer, watched), known.eos_ids, known.most_prompt_bytes), watched
+    return replace(known, tokenizer=cast(Tokenizer, watched)), watched
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:

@@ -47,6 +47,8 @@ records = st.builds(
     weights_fingerprint=st.text(max_size=9),
     vocabulary_fingerprint=st.text(max_size=9),
     tokenizer_fingerprint=st.text(max_size=9),
+    eos_ids=st.none() | st.lists(uint32, max_size=3).map(tuple),
+    model=st.text(max_size=9),
     dtype=st.text(max_size=9),
     created=st.floats(0, 1e10),
 )

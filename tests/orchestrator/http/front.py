@@ -66,8 +66,7 @@ class Front:
     @property
     def fingerprint(self) -> str:
         """Of the target that is served, as answers name it."""
-        info = self.serving.orchestrator.pool.target_named("").info
-        return f"fp_{info.weights_fingerprint[:12]}"
+        return f"fp_{self.serving.orchestrator.pool.target_named('').identity.digest[:12]}"
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.client.post(path, json=body)

@@ -1,0 +1,205 @@
+"""Verifiers that are not equal: other EOS ids, another context. A text ends where the model that began it ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, cast
+
+import grpc
+import pytest
+
+import orchestrator.server
+import verify_service.server
+from orchestrator.options import OrchestratorOptions
+from orchestrator.server import RunningOrchestrator
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
+from specwire.rpc.listening import ANY_PORT
+from specwire.rpc.model_service import ModelServiceOptions
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.orchestrator.test_watching import watched
+from verify_service.server import RunningVerifier
+
+LIMIT_S = 20.0
+# Slow enough to be interfered with: an emulation.
+SLOW = f"{TARGET}:delay_ms=20"
+LENGTH = 60
+KILLED_AT = 8
+# What comes soon after the moment at which a verifier is killed here.
+WORD = plain(TARGET, PROMPT, 12)[-1]
+OTHER_END = f"{SLOW}:end={WORD}"
+LARGE, SMALL = 2048, 256
+
+
+class Parts:
+    """Owns what is started."""
+
+    def __init__(self, owned: AsyncExitStack) -> None:
+        self._owned = owned
+
+    async def verifier(self, model: str = SLOW, context: int | None = None, listen: str = ANY_PORT) -> RunningVerifier:
+        running = await verify_service.server.start(ModelServiceOptions(model, listen, context=context))
+        self._owned.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def orchestrator(self, *verifiers: RunningVerifier, **more: Any) -> RunningOrchestrator:
+        """It has heard of the first before it hears of the others."""
+        addresses = tuple(each.address for each in verifiers)
+        running = await orchestrator.server.start(OrchestratorOptions(addresses[:1], **more))
+        self._owned.push_async_callback(running.stop, 0.0)
+        pool = running.orchestrator.pool
+        for address in addresses[1:]:
+            pool.verifiers.append(pool._dialled.verifier(address, pool._accept_target))
+            pool._dialled.start(pool.verifiers[-1])
+        await until(lambda: all(each.info is not None for each in pool.verifiers))
+        return running
+
+    async def client(self, running: RunningOrchestrator, patience: float = 0.0) -> AsyncClient:
+        return await self._owned.enter_async_context(AsyncClient(running.address, patience=patience))
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Parts]:
+    async with AsyncExitStack() as owned:
+        yield Parts(owned)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110 # nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+class Shown:
+    """What a client was shown of one session; `error`: what its stream ended with instead of a reason."""
+
+    def __init__(self) -> None:
+        self.session_id = ""
+        self.tokens: list[int] = []
+        self.reason: FinishReason | None = None
+        self.error: SpecwireError | None = None
+
+    async def read(self, client: AsyncClient, prompt: tuple[int, ...], **asked: Any) -> Shown:
+        options = cast(Options, {"temperature": 0.0, **asked})
+        try:
+            async with aclosing(client.generate(prompt, **options)) as events:
+                async for event in events:
+                    match event:
+                        case Started():
+                            self.session_id = event.session_id
+                        case Chunk():
+                            self.tokens += event.tokens
+                        case Finished():
+                            self.reason = event.reason
+        except SpecwireError as error:
+            self.error = error
+        return self
+
+
+async def interrupted(
+    client: AsyncClient, verifier: RunningVerifier, prompt: tuple[int, ...] = PROMPT, **asked: Any
+) -> tuple[Shown, asyncio.Task[Shown]]:
+    """A session whose verifier is killed once the client has KILLED_AT tokens."""
+    shown = Shown()
+    reading = asyncio.create_task(shown.read(client, prompt, **asked))
+    await until(lambda: len(shown.tokens) >= KILLED_AT)
+    await verifier.stop(0.0)
+    return shown, reading
+
+
+async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = await parts.verifier(), await parts.verifier(OTHER_END)
+    running = await parts.orchestrator(first, other, peer_timeout=1.0)
+    assert f"serves EOS ids [{WORD}], but sessions here are pinned to [0]" in caplog.text
+    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
+    await reading
+    assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
+    assert shown.reason is None
+    assert shown.error is not None
+    assert shown.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "no verifier serves EOS ids [0] of model 'scripted:7', which the session began with" in str(shown.error)
+
+
+async def test_a_session_goes_on_once_its_own_version_is_back(parts: Parts) -> None:
+    first, other = await parts.verifier(), await parts.verifier(OTHER_END)
+    running = await parts.orchestrator(first, other)
+    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
+    await parts.verifier(listen=first.address)
+    await reading
+    assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("asked", [{"max_tokens": 400}, {}])
+async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
+    parts: Parts, asked: dict[str, Any]
+) -> None:
+    """Neither does it end early, nor is it refused half-way."""
+    large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
+    running = await parts.orchestrator(large, small, peer_timeout=1.0)
+    shown, reading = await interrupted(await parts.client(running), large, **asked)
+    await reading
+    assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
+    assert shown.reason is None
+    assert shown.error is not None
+    assert shown.error.code is grpc.StatusCode.UNAVAILABLE
+    end = len(PROMPT) + asked["max_tokens"] if asked else LARGE
+    message = f"no verifier of model 'scripted:7' holds a text of {end} tokens, the most is {SMALL}"
+    assert message in str(shown.error)
+
+
+async def test_a_text_that_fits_goes_on_at_a_smaller_context(parts: Parts) -> None:
+    large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
+    running = await parts.orchestrator(large, small)
+    asked: dict[str, Any] = {
+        "max_tokens": LENGTH,
+        "prediction": tuple(range(3, 60)) * 10,
+    }  # longer than the smaller context
+    shown, reading = await interrupted(await parts.client(running), large, **asked)
+    await reading
+    assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
+
+
+async def test_what_is_begun_later_has_the_room_that_there_is(parts: Parts) -> None:
+    """A context that is gone is not promised; one that may come back is waited for by whoever asks for so much."""
+    large, small = await parts.verifier(TARGET, LARGE), await parts.verifier(TARGET, SMALL)
+    running = await parts.orchestrator(large, small, peer_timeout=1.0)
+    client = await parts.client(running)
+    assert (await client.server_info()).target.context == LARGE
+    whole = await Shown().read(client, PROMPT)
+    assert (len(whole.tokens), whole.reason) == (LARGE - len(PROMPT), FinishReason.LENGTH)
+    await large.stop(0.0)
+    await until(lambda: sum(each.up for each in running.orchestrator.pool.verifiers) == 1)
+    rest = await Shown().read(client, PROMPT)
+    assert (len(rest.tokens), rest.reason) == (SMALL - len(PROMPT), FinishReason.LENGTH)
+    long = await Shown().read(client, PROMPT, max_tokens=SMALL)
+    assert long.error is not None
+    assert long.error.code is grpc.StatusCode.UNAVAILABLE
+    assert "no verifier of model 'scripted:7' holds a text of" in str(long.error)
+    too_long = await Shown().read(client, PROMPT, max_tokens=LARGE)
+    assert too_long.error is not None
+    assert too_long.error.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_nothing(parts: Parts) -> None:
+    with RedisServer() as redis:
+        here = await parts.orchestrator(await parts.verifier(), redis_url=redis.url)
+        there = await parts.orchestrator(await parts.verifier(OTHER_END), redis_url=redis.url)
+        client, elsewhere = await parts.client(here), await parts.client(there)
+        done = await client.complete(PROMPT, max_tokens=20, temperature=0.0)
+        shown = [each async for each in elsewhere.watch(done.session_id)]
+        assert [token for each in shown if isinstance(each, Chunk) for token in each.tokens] == list(done.tokens)
+        assert isinstance(shown[-1], Finished)
+        assert (shown[-1].reason, shown[-1].text_length) == (done.finish_reason, len(done.text))
+        async with aclosing(client.generate(PROMPT, max_tokens=2000, temperature=0.0)) as events:
+            started = await anext(events)
+            assert isinstance(started, Started)
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no verifier serves EOS ids \[0\] of model 'scrip") as no:
+                await watched(there.address, session_id=started.session_id, take_over=True)
+            assert no.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert isinstance(await anext(events), Chunk)  # and its owner goes on
