@@ -54,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
-    add_sampling_arguments(parser, several=False)
-    parser.set_defaults(max_tokens=MOST_TOKENS)
+    add_sampling_arguments(parser, several=False, max_tokens=MOST_TOKENS)
     add_where_arguments(parser)
 
 

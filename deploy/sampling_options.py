@@ -16,10 +16,16 @@ from specwire.core.sampling import MOST_LOGPROBS, InvalidParameter, LogprobsOf, 
 DEFAULT_TOKENS = 128
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = True) -> None:
-    """What `sampling_options` reads, --json and --provisional apart. several: also what concerns the whole output."""
+def add_sampling_arguments(
+    parser: argparse.ArgumentParser, several: bool = True, max_tokens: int = DEFAULT_TOKENS
+) -> None:
+    """What `sampling_options` reads, --json and --provisional apart.
+
+    several: also what concerns the whole output. max_tokens: by default, as far as the context has room.
+    """
     add = parser.add_argument_group("sampling").add_argument
-    add("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="default: %(default)s")
+    parser.set_defaults(default_max_tokens=max_tokens)
+    add("--max-tokens", type=int, metavar="N", help=f"default: {max_tokens}, or as many as the context has room for")
     add("--min-tokens", type=int, default=0, metavar="N", help="draw no id that ends the text before")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     add("--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens, 0 all")
@@ -80,7 +86,8 @@ def sampling_options(args: argparse.Namespace) -> Options:
     """What the command line asks for; InvalidParameter names what is wrong."""
     _check(args)
     return Options(
-        max_tokens=args.max_tokens,
+        max_tokens=_max_tokens(args),
+        fit_context=args.max_tokens is None,
         min_tokens=args.min_tokens,
         temperature=args.temperature,
         top_k=args.top_k,
@@ -101,6 +108,10 @@ def sampling_options(args: argparse.Namespace) -> Options:
         echo=args.echo,
         **_form(args),
     )
+
+
+def _max_tokens(args: argparse.Namespace) -> int:
+    return int(args.default_max_tokens if args.max_tokens is None else args.max_tokens)
 
 
 def _form(args: argparse.Namespace) -> Options:
@@ -133,7 +144,7 @@ def _read(field: str, name: str) -> str:
 def _check(args: argparse.Namespace) -> None:
     """What a service would refuse, too, and what makes no sense here."""
     resolve_rule(args.rule, _sampling(args))
-    stopping = Stopping(args.max_tokens, frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
+    stopping = Stopping(_max_tokens(args), frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
     check_constraint(_constraint(args), stopping)
     check_priority(args.priority)
     if not all(args.stop):

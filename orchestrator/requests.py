@@ -13,6 +13,7 @@ from orchestrator.store import SessionRecord, SessionStore
 from orchestrator.target import Target
 from orchestrator.tenants import new_session_id
 from specwire.core.admission import check_priority
+from specwire.core.invalid import ContextExceeded
 from specwire.core.limits import Stopping, check_constraint, check_prediction, check_prompt
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
@@ -136,8 +137,8 @@ async def encoded(text: str, target: Target) -> list[int]:
     """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
     size, most = len(text.encode()), target.most_prompt_bytes
     if size > most:
-        context = target.context
-        raise InvalidParameter("prompt", f"{size} bytes of text do not fit a context of {context} (at most {most})")
+        message = f"{size} bytes of text, of at most {most}, do not fit"
+        raise ContextExceeded("prompt", message, target.context)
     if size < LONG_TEXT:
         return encode(target.tokenizer, text)
     # Of the library's calls, only those for batches release the interpreter's lock.
@@ -146,20 +147,21 @@ async def encoded(text: str, target: Target) -> list[int]:
 
 
 def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
-    """max_tokens 0 means all that the context has room for; more than that is refused, not clipped.
+    """max_tokens 0 means all that the context has room for; more than that is refused, unless it is to be lowered.
 
     What it means is decided here, and kept: the text is to end at one length, whichever verifiers have the session.
     """
     info, room = target.info, target.context - prompt_length
-    if wire.max_tokens > room:
-        raise InvalidParameter(
-            "max_tokens", f"{wire.max_tokens} do not fit: the context has room for {room} more tokens"
-        )
+    if wire.max_tokens > room and not wire.fit_context:
+        message = f"{wire.max_tokens} do not fit, the prompt leaves room for {room}"
+        raise ContextExceeded("max_tokens", message, target.context)
     room_now = target.context_now - prompt_length
     all_of_it = room_now if room_now > 0 else room
-    return convert.stopping_from_wire(
-        wire, default_max_tokens=all_of_it, vocabulary=info.vocabulary, eos_ids=info.eos_ids
-    )
+    asked = common_pb2.Stopping()
+    asked.CopyFrom(wire)
+    if not wire.max_tokens or wire.fit_context:
+        asked.max_tokens = min(wire.max_tokens or all_of_it, all_of_it)
+    return convert.stopping_from_wire(asked, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
 
 
 def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from orchestrator.completions import merged, single_requests
 from orchestrator.http.answers import Answer, Events
 from orchestrator.http.chat import take_messages
+from orchestrator.http.errors import failure_of
 from orchestrator.http.fields import Fields, is_ids, parse, shown
 from orchestrator.http.resuming import FIELD, Place
 from orchestrator.http.resuming import parse as parse_places
@@ -49,7 +50,12 @@ class Completions:
         fields.end()
         served = await self._service.served_for(wish.template, call.tenant)
         prompt = await self._service.prompt(served, messages, add_prompt, more)
-        return await self._answer(call, ChatShape(), wish, served, [prompt])
+        try:
+            return await self._answer(call, ChatShape(), wish, served, [prompt])
+        except InvalidParameter as error:
+            failure = failure_of(error)
+            failure.param = "messages" if failure.param == "prompt" else failure.param  # which was made of them
+            raise failure from None
 
     async def complete(self, call: Call) -> ASGIApp:
         fields = Fields(parse(call.body))

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from orchestrator.statuses import status_of_store
 from orchestrator.store import StoreError
 from specwire.core.constraint import ConstraintKind
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import ContextExceeded, InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
 
 logger = logging.getLogger(__name__)
@@ -112,4 +112,6 @@ def _constraint_of(error: StatusError) -> str | None:
 def _invalid(error: InvalidParameter) -> Failure:
     status, kind, code = OF_STATUS[grpc.StatusCode.INVALID_ARGUMENT]
     field = error.field
+    if isinstance(error, ContextExceeded):
+        code = "context_length_exceeded"
     return Failure(status, str(error), kind, NAMES.get(field, field), code)

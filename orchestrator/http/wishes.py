@@ -104,7 +104,7 @@ def take_completion(fields: Fields, request_id: str) -> Wish:
         sampling.logprobs = top
         if echo:
             raise InvalidParameter("logprobs", "of the prompt are not served: leave out echo or logprobs")
-    stopping = _stopping(fields, fields.whole("max_tokens", least=1) or COMPLETION_TOKENS)
+    stopping = _stopping(fields, fields.whole("max_tokens", least=1))
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
@@ -177,9 +177,11 @@ def _bias(fields: Fields) -> dict[int, float]:
     return bias
 
 
-def _stopping(fields: Fields, max_tokens: int) -> common_pb2.Stopping:
+def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
+    """None: by default, as far as it fits."""
     return common_pb2.Stopping(
-        max_tokens=max_tokens,
+        max_tokens=COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        fit_context=max_tokens is None,
         min_tokens=fields.whole("min_tokens"),
         stop_ids=fields.ids("stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),

@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     """What `generate_request` takes beside the prompt."""
 
     max_tokens: int
+    fit_context: bool
     temperature: float
     top_k: int
     top_p: float
@@ -73,6 +74,7 @@ def generate_request(
     prompt: Prompt,
     *,
     max_tokens: int = 0,
+    fit_context: bool = False,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -109,6 +111,7 @@ def generate_request(
     Args:
         prompt: text, encoded by the service with nothing added, or token ids.
         max_tokens: 0 asks for as many as the context holds.
+        fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
         temperature: 0 is greedy.
         top_k: 0 keeps all.
         seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.
@@ -150,7 +153,7 @@ def generate_request(
     sampling.MergeFrom(_constraint(json_schema, regex, choices, grammar))
     request = generation_pb2.GenerateRequest(
         sampling=sampling,
-        stopping=_stopping(max_tokens, min_tokens, stop_ids, ignore_eos),
+        stopping=_stopping(max_tokens, fit_context, min_tokens, stop_ids, ignore_eos),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
         drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
         request_id=_text("request_id", request_id),
@@ -180,9 +183,12 @@ def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Prompt)
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
 
 
-def _stopping(max_tokens: int, min_tokens: int, stop_ids: Sequence[int], ignore_eos: bool) -> common_pb2.Stopping:
+def _stopping(
+    max_tokens: int, fit_context: bool, min_tokens: int, stop_ids: Sequence[int], ignore_eos: bool
+) -> common_pb2.Stopping:
     return common_pb2.Stopping(
         max_tokens=_unsigned("max_tokens", max_tokens),
+        fit_context=fit_context,
         stop_ids=[_unsigned("stop_ids", token) for token in stop_ids],
         ignore_eos=ignore_eos,
         min_tokens=_unsigned("min_tokens", min_tokens),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from specwire.core.constraint import Constraint
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import ContextExceeded, InvalidParameter
 
 MOST_STOP_IDS = 1024
 
@@ -116,7 +116,7 @@ def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
     if not tokens:
         raise InvalidParameter("prompt", "must not be empty")
     if len(tokens) >= context:
-        raise InvalidParameter("prompt", f"has {len(tokens)} tokens, but the context of {context} must hold one more")
+        raise ContextExceeded("prompt", f"{len(tokens)} tokens leave no room for another one", context)
     for token in tokens:
         if not 0 <= token < vocabulary:
             raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/common.proto\x12\x0bspecwire.v1\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xb2\x04\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x06H\x02\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.specwire.v1.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12,\n\x0blogprobs_of\x18\r \x01(\x0e\x32\x17.specwire.v1.LogprobsOf\x12\x15\n\x0bjson_schema\x18\x0e \x01(\tH\x00\x12\x0f\n\x05regex\x18\x0f \x01(\tH\x00\x12\'\n\x07\x63hoices\x18\x10 \x01(\x0b\x32\x14.specwire.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\nconstraintB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"X\n\x08Stopping\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\"\xf0\x01\n\x08Proposal\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x18\n\x0bprefix_hash\x18\x07 \x01(\x06H\x00\x88\x01\x01\x12\x10\n\x08\x64raft_us\x18\x08 \x01(\r\x12\x10\n\x08\x65xpected\x18\t \x01(\x02\x12*\n\x07weights\x18\n \x03(\x0b\x32\x19.specwire.v1.DraftWeights\x12\r\n\x05\x65poch\x18\x0b \x01(\x06\x42\x0e\n\x0c_prefix_hash\",\n\x0c\x44raftWeights\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"8\n\x07Refused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x17\n\x05\x43lose\x12\x0e\n\x06handle\x18\x01 \x01(\r\"3\n\x13GetModelInfoRequest\x12\x1c\n\x14known_tokenizer_hash\x18\x01 \x01(\t\"\xc9\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocabulary\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12\x1e\n\x16vocabulary_fingerprint\x18\t \x01(\t\x12\x16\n\x0etokenizer_hash\x18\n \x01(\t\x12\x16\n\x0etokenizer_json\x18\x0b \x01(\x0c\x12\x15\n\rchat_template\x18\x0c \x01(\t\x12\x0f\n\x07host_id\x18\r \x01(\t\x12\r\n\x05slots\x18\x0e \x01(\r\x12/\n\rforward_times\x18\x0f \x03(\x0b\x32\x18.specwire.v1.ForwardTime\x12\x0f\n\x07runtime\x18\x10 \x01(\t\x12\x10\n\x08kv_bytes\x18\x11 \x01(\x04\x12L\n\x0especial_tokens\x18\x12 \x03(\x0b\x32\x34.specwire.v1.GetModelInfoResponse.SpecialTokensEntry\x12\x14\n\x0cquantization\x18\x13 \x01(\t\x12\x15\n\rdeterministic\x18\x14 \x01(\x08\x12\x0e\n\x06region\x18\x15 \x01(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x0b\x46orwardTime\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\r*v\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x15\n\x11OUTCOME_RECOVERED\x10\x02\x12\x11\n\rOUTCOME_BONUS\x10\x03\x12\x12\n\x0eOUTCOME_DIRECT\x10\x04*u\n\nSourceKind\x12\x1b\n\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SOURCE_KIND_DRAFTER\x10\x01\x12\x15\n\x11SOURCE_KIND_NGRAM\x10\x02\x12\x1a\n\x16SOURCE_KIND_PREDICTION\x10\x03*\xea\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x19\n\x15\x46INISH_REASON_STOP_ID\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x07*[\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_OF_MODEL\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/common.proto\x12\x0bspecwire.v1\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xb2\x04\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x06H\x02\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.specwire.v1.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12,\n\x0blogprobs_of\x18\r \x01(\x0e\x32\x17.specwire.v1.LogprobsOf\x12\x15\n\x0bjson_schema\x18\x0e \x01(\tH\x00\x12\x0f\n\x05regex\x18\x0f \x01(\tH\x00\x12\'\n\x07\x63hoices\x18\x10 \x01(\x0b\x32\x14.specwire.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\nconstraintB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"m\n\x08Stopping\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x66it_context\x18\x05 \x01(\x08\"\xf0\x01\n\x08Proposal\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x18\n\x0bprefix_hash\x18\x07 \x01(\x06H\x00\x88\x01\x01\x12\x10\n\x08\x64raft_us\x18\x08 \x01(\r\x12\x10\n\x08\x65xpected\x18\t \x01(\x02\x12*\n\x07weights\x18\n \x03(\x0b\x32\x19.specwire.v1.DraftWeights\x12\r\n\x05\x65poch\x18\x0b \x01(\x06\x42\x0e\n\x0c_prefix_hash\",\n\x0c\x44raftWeights\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"8\n\x07Refused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x17\n\x05\x43lose\x12\x0e\n\x06handle\x18\x01 \x01(\r\"3\n\x13GetModelInfoRequest\x12\x1c\n\x14known_tokenizer_hash\x18\x01 \x01(\t\"\xc9\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocabulary\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12\x1e\n\x16vocabulary_fingerprint\x18\t \x01(\t\x12\x16\n\x0etokenizer_hash\x18\n \x01(\t\x12\x16\n\x0etokenizer_json\x18\x0b \x01(\x0c\x12\x15\n\rchat_template\x18\x0c \x01(\t\x12\x0f\n\x07host_id\x18\r \x01(\t\x12\r\n\x05slots\x18\x0e \x01(\r\x12/\n\rforward_times\x18\x0f \x03(\x0b\x32\x18.specwire.v1.ForwardTime\x12\x0f\n\x07runtime\x18\x10 \x01(\t\x12\x10\n\x08kv_bytes\x18\x11 \x01(\x04\x12L\n\x0especial_tokens\x18\x12 \x03(\x0b\x32\x34.specwire.v1.GetModelInfoResponse.SpecialTokensEntry\x12\x14\n\x0cquantization\x18\x13 \x01(\t\x12\x15\n\rdeterministic\x18\x14 \x01(\x08\x12\x0e\n\x06region\x18\x15 \x01(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x0b\x46orwardTime\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\r*v\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x15\n\x11OUTCOME_RECOVERED\x10\x02\x12\x11\n\rOUTCOME_BONUS\x10\x03\x12\x12\n\x0eOUTCOME_DIRECT\x10\x04*u\n\nSourceKind\x12\x1b\n\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SOURCE_KIND_DRAFTER\x10\x01\x12\x15\n\x11SOURCE_KIND_NGRAM\x10\x02\x12\x1a\n\x16SOURCE_KIND_PREDICTION\x10\x03*\xea\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x19\n\x15\x46INISH_REASON_STOP_ID\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x07*[\n\nLogprobsOf\x12\x1b\n\x17LOGPROBS_OF_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_OF_MODEL\x10\x01\x12\x19\n\x15LOGPROBS_OF_PROCESSED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_OUTCOME']._serialized_start=1859
-  _globals['_OUTCOME']._serialized_end=1977
-  _globals['_SOURCEKIND']._serialized_start=1979
-  _globals['_SOURCEKIND']._serialized_end=2096
-  _globals['_FINISHREASON']._serialized_start=2099
-  _globals['_FINISHREASON']._serialized_end=2333
-  _globals['_LOGPROBSOF']._serialized_start=2335
-  _globals['_LOGPROBSOF']._serialized_end=2426
+  _globals['_OUTCOME']._serialized_start=1880
+  _globals['_OUTCOME']._serialized_end=1998
+  _globals['_SOURCEKIND']._serialized_start=2000
+  _globals['_SOURCEKIND']._serialized_end=2117
+  _globals['_FINISHREASON']._serialized_start=2120
+  _globals['_FINISHREASON']._serialized_end=2354
+  _globals['_LOGPROBSOF']._serialized_start=2356
+  _globals['_LOGPROBSOF']._serialized_end=2447
   _globals['_TOKENLOGPROBS']._serialized_start=41
   _globals['_TOKENLOGPROBS']._serialized_end=112
   _globals['_SAMPLING']._serialized_start=115
@@ -53,21 +53,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHOICES']._serialized_start=679
   _globals['_CHOICES']._serialized_end=703
   _globals['_STOPPING']._serialized_start=705
-  _globals['_STOPPING']._serialized_end=793
-  _globals['_PROPOSAL']._serialized_start=796
-  _globals['_PROPOSAL']._serialized_end=1036
-  _globals['_DRAFTWEIGHTS']._serialized_start=1038
-  _globals['_DRAFTWEIGHTS']._serialized_end=1082
-  _globals['_REFUSED']._serialized_start=1084
-  _globals['_REFUSED']._serialized_end=1140
-  _globals['_CLOSE']._serialized_start=1142
-  _globals['_CLOSE']._serialized_end=1165
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1167
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1218
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1221
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1806
-  _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._serialized_start=1754
-  _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._serialized_end=1806
-  _globals['_FORWARDTIME']._serialized_start=1808
-  _globals['_FORWARDTIME']._serialized_end=1857
+  _globals['_STOPPING']._serialized_end=814
+  _globals['_PROPOSAL']._serialized_start=817
+  _globals['_PROPOSAL']._serialized_end=1057
+  _globals['_DRAFTWEIGHTS']._serialized_start=1059
+  _globals['_DRAFTWEIGHTS']._serialized_end=1103
+  _globals['_REFUSED']._serialized_start=1105
+  _globals['_REFUSED']._serialized_end=1161
+  _globals['_CLOSE']._serialized_start=1163
+  _globals['_CLOSE']._serialized_end=1186
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1188
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1239
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1242
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1827
+  _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._serialized_start=1775
+  _globals['_GETMODELINFORESPONSE_SPECIALTOKENSENTRY']._serialized_end=1827
+  _globals['_FORWARDTIME']._serialized_start=1829
+  _globals['_FORWARDTIME']._serialized_end=1878
 # @@protoc_insertion_point(module_scope)

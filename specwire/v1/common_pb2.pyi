@@ -122,16 +122,18 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Stopping(_message.Message):
-    __slots__ = ("max_tokens", "stop_ids", "ignore_eos", "min_tokens")
+    __slots__ = ("max_tokens", "stop_ids", "ignore_eos", "min_tokens", "fit_context")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIT_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     min_tokens: int
-    def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ...) -> None: ...
+    fit_context: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., fit_context: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected", "weights", "epoch")

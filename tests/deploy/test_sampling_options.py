@@ -26,6 +26,12 @@ def asked(*words: str) -> Any:
     return constraint_from_wire(request_of(*words).sampling)
 
 
+def test_a_default_of_tokens_is_as_many_as_fit() -> None:
+    asked, told = request_of().stopping, request_of("--max-tokens", "7").stopping
+    assert (asked.max_tokens, asked.fit_context) == (128, True)
+    assert (told.max_tokens, told.fit_context) == (7, False)
+
+
 def test_a_seed_may_be_signed() -> None:
     """As over HTTP: the same 64 bits."""
     assert request_of("--seed", "-1").sampling.seed == request_of("--seed", str((1 << 64) - 1)).sampling.seed

@@ -8,8 +8,11 @@ import httpx2 as httpx
 import pytest
 
 from orchestrator.access import Access
+from specwire.client import Client, SpecwireError
+from specwire.client.requests import Options
+from specwire.core.limits import FinishReason
 from specwire.rpc.keys import Keys
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, MODEL, Front, another
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
 
 IDS = list(PROMPT)
@@ -128,6 +131,38 @@ def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
     with another(door, chat_template=refusing) as strict:
         error = error_of(strict.post(CHAT, messages=[{"role": "system", "content": "5"}]))
         assert (error["param"], "users first" in error["message"]) == ("messages", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "wish", "param"),
+    [
+        (COMPLETIONS, {"prompt": [5] * 4096}, "prompt"),
+        (COMPLETIONS, {"prompt": "5 " * 40_000}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 4000, "max_tokens": 97}, "max_tokens"),
+        (COMPLETIONS, {"prompt": [5] * 4096, "stream": True}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "5 " * 4096}]}, "messages"),
+        (CHAT, {"messages": TALK, "max_completion_tokens": 4096}, "max_tokens"),
+    ],
+)
+def test_a_full_context_is_told_as_clients_look_for_it(
+    door: Front, path: str, wish: dict[str, Any], param: str
+) -> None:
+    """The code and these words are what litellm and langchain look for."""
+    answer = door.post(path, **wish)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "this model's maximum context length is 4096 tokens" in error["message"]
+
+
+def test_a_default_that_does_not_fit_is_lowered(door: Front) -> None:
+    answer = door.done(COMPLETIONS, prompt=[5] * 4090, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 6
+    with Client(door.serving.address) as client:
+        wish = Options(max_tokens=128, ignore_eos=True)
+        known = client.complete([5] * 4090, max_tokens=128, fit_context=True, ignore_eos=True, timeout=LIMIT_S)
+        assert (len(known.tokens), known.finish_reason) == (6, FinishReason.LENGTH)
+        with pytest.raises(SpecwireError, match="max_tokens: 128 do not fit, the prompt leaves room for 6: this model"):
+            client.complete([5] * 4090, **wish, timeout=LIMIT_S)
 
 
 def test_the_requests_timeout_passes(door: Front) -> None:
