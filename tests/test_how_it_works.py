@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 
 from specwire.client import Chunk
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, stack
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "HOW_IT_WORKS.md").read_text()
@@ -21,6 +21,8 @@ ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| .+ \|$", re.MULT
 MOST_FILES = 9
 ENTERED = re.compile(r"enters\s+(\d+) files, (\d+) functions, ([\d,]+) lines")
 PRODUCT = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
+# Its forward outlasts a round of messages on a busy machine, too, so that drafts come for every second verdict.
+LEISURELY_TARGET = f"{TARGET}:delay_ms=60"
 Step = tuple[str, str]
 
 
@@ -101,7 +103,7 @@ def not_followed(entered: list[Step], way: list[Step]) -> Step | None:
 
 async def test_a_completion_takes_this_way() -> None:
     with RedisServer() as redis, recorded(set(steps())) as entered:
-        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url) as running:
+        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url, plan=TURNS, patient=True) as running:
             del entered[:]
             done = await running.client.complete(list(PROMPT), max_tokens=48, ngram=False)
     assert done.stats.accepted > 0
@@ -125,7 +127,7 @@ async def test_a_steady_token_enters_no_more_than_the_page_says() -> None:
     assert stated is not None
     way = SteadyWay()
     with RedisServer() as redis, traced(way.enter):
-        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url) as running:
+        async with stack(LEISURELY_TARGET, DRAFT, redis_url=redis.url) as running:
             received = 0
             async for event in running.client.generate(list(PROMPT), max_tokens=400, ngram=False):
                 received += len(event.tokens) if isinstance(event, Chunk) else 0

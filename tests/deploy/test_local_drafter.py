@@ -13,7 +13,7 @@ from deploy.local_drafter import LocalDrafter
 from orchestrator.pool import StartError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, plain, stack
 
 LIMIT_S = 20.0
 LENGTH = 60
@@ -31,7 +31,7 @@ async def local(running: Stack, model: str = DRAFT, slots: int = 4) -> AsyncIter
 
 
 async def test_its_proposals_are_accepted() -> None:
-    async with stack(SLOW_TARGET) as running, local(running):
+    async with stack(SLOW_TARGET, plan=TURNS, patient=True) as running, local(running):
         done = await running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
         assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
         assert done.stats.accepted > done.stats.accepted_ngram

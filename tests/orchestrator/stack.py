@@ -26,6 +26,8 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
 ANYBODY = Access()
+# Of a stack in which draft tokens are tested whoever is quick: they take turns, and the verifier waits for its drafter.
+TURNS = "lockstep:3"
 
 
 def plain(model: str, prompt: Sequence[int], length: int, sampling: Sampling | None = None) -> list[int]:
@@ -69,7 +71,7 @@ async def stack(
     dtype: str = "float32",
     deterministic: bool = False,
 ) -> AsyncIterator[Stack]:
-    """dtype, deterministic: of the verifier."""
+    """patient, dtype, deterministic: of the verifier."""
     async with AsyncExitStack() as parts:
         served = ModelServiceOptions(target, slots=slots, context=context, dtype=dtype, deterministic=deterministic)
         verifier = await verify_service.server.start(served, patient=patient, patience=patience)

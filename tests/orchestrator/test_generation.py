@@ -18,7 +18,7 @@ from specwire.core.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.model_service import ModelServiceOptions
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, plain, stack
 from verify_service.waiting import Patience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
@@ -38,8 +38,7 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
 
 
 async def test_a_good_drafter_saves_forwards() -> None:
-    """The emulated target is so slow that drafting pays on a busy machine, too."""
-    async with stack(f"{TARGET}:delay_ms=40", DRAFT) as running:
+    async with stack(TARGET, DRAFT, plan=TURNS, patient=True) as running:
         done = await running.client.complete(PROMPT, max_tokens=50, ignore_eos=True)
     assert done.stats.accepted > 0
     assert done.stats.target_forwards < 50

@@ -24,7 +24,7 @@ from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, Stack, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, plain, stack
 
 LIMIT_S = 20.0
 INFO = common_pb2.GetModelInfoResponse
@@ -53,7 +53,10 @@ def drafters_of(running: Stack) -> int:
 
 
 async def test_it_is_used_like_any_other() -> None:
-    async with stack(SLOW_TARGET, accept_drafters=True) as running, dialled(running.orchestrator.address):
+    async with (
+        stack(SLOW_TARGET, accept_drafters=True, plan=TURNS, patient=True) as running,
+        dialled(running.orchestrator.address),
+    ):
         done = await running.client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
         info = await running.client.server_info()
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
@@ -111,8 +114,8 @@ async def test_one_drafter_may_serve_several_orchestrators(
 ) -> None:
     """One of them refuses it, one is not there: the others are served all the same."""
     async with (
-        stack(SLOW_TARGET, accept_drafters=True) as first,
-        stack(SLOW_TARGET, accept_drafters=True) as second,
+        stack(SLOW_TARGET, accept_drafters=True, plan=TURNS, patient=True) as first,
+        stack(SLOW_TARGET, accept_drafters=True, plan=TURNS, patient=True) as second,
         stack(SLOW_TARGET) as strict,
     ):
         also = (second.orchestrator.address, strict.orchestrator.address, dead_address)

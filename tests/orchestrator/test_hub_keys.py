@@ -21,7 +21,7 @@ from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2, draft_pb2_grpc
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain, stack
 
 CLIENT, DRAFTER = "the-token-of-a-client", "the-token-of-a-drafter"
 ACCESS = Access(Keys({CLIENT: "ada"}), Keys({DRAFTER: "attic"}))
@@ -30,9 +30,9 @@ LIMIT_S = 20.0
 
 @asynccontextmanager
 async def hub() -> AsyncIterator[RunningOrchestrator]:
-    async with stack(SLOW_TARGET) as running:
+    async with stack(SLOW_TARGET, patient=True) as running:
         verifiers = running.orchestrator.orchestrator.options.verifiers
-        options = OrchestratorOptions(verifiers, accept_drafters=True, access=ACCESS)
+        options = OrchestratorOptions(verifiers, accept_drafters=True, access=ACCESS, plan=TURNS)
         started = await orchestrator.server.start(options)
         try:
             yield started

@@ -16,7 +16,7 @@ from specwire.client import AsyncClient
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from tests.certificates import Authority
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, plain
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain
 
 OURS, OTHERS = Authority(), Authority("another authority")
 LIMIT_S = 20.0
@@ -27,7 +27,7 @@ async def peers() -> AsyncIterator[tuple[str, str]]:
     """The addresses of a verifier and a drafter that want certificates and show theirs."""
     tls = OURS.server(client_ca=OURS)
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=tls))
+        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=tls), patient=True)
         parts.push_async_callback(verifier.stop, 0.0)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, tls=tls))
         parts.push_async_callback(drafter.stop, 0.0)
@@ -35,7 +35,9 @@ async def peers() -> AsyncIterator[tuple[str, str]]:
 
 
 def options(verifier: str, drafter: str, tls: ClientTls | None, start_timeout: float = LIMIT_S) -> OrchestratorOptions:
-    return OrchestratorOptions((verifier,), (drafter,), tls=OURS.server(), peer_tls=tls, start_timeout=start_timeout)
+    return OrchestratorOptions(
+        (verifier,), (drafter,), tls=OURS.server(), peer_tls=tls, start_timeout=start_timeout, plan=TURNS
+    )
 
 
 async def test_every_hop_is_encrypted() -> None:

@@ -23,7 +23,7 @@ from orchestrator.tokenizers import Tokenizers
 from specwire.client import AsyncClient, SpecwireError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2
-from tests.orchestrator.stack import PROMPT, plain
+from tests.orchestrator.stack import PROMPT, TURNS, plain
 
 SEVEN, EIGHT = "scripted:7:vocab=64", "scripted:8:vocab=32"
 MODELS = (SEVEN, EIGHT)
@@ -35,7 +35,9 @@ SLOW = ":delay_ms=8"
 @asynccontextmanager
 async def two_models(**more: Any) -> AsyncIterator[tuple[RunningOrchestrator, AsyncClient]]:
     async with AsyncExitStack() as parts:
-        verifiers = [await verify_service.server.start(ModelServiceOptions(f"{each}{SLOW}")) for each in MODELS]
+        verifiers = [
+            await verify_service.server.start(ModelServiceOptions(f"{each}{SLOW}"), patient=True) for each in MODELS
+        ]
         drafters = [
             await draft_service.server.start(ModelServiceOptions(f"{model}:agree=0.8")) for model in (EIGHT, SEVEN)
         ]
@@ -57,7 +59,7 @@ async def until_both(client: AsyncClient) -> None:
 
 
 async def test_each_request_goes_to_its_model_with_its_drafter() -> None:
-    async with two_models() as (_, client):
+    async with two_models(plan=TURNS) as (_, client):
         for model, name in zip(MODELS, NAMES, strict=True):
             done = await client.complete(PROMPT, max_tokens=60, ignore_eos=True, model=name, ngram=False)
             assert list(done.tokens) == plain(model, PROMPT, 60)

@@ -27,7 +27,7 @@ from specwire.registry.options import RegistryOptions
 from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, plain
 from verify_service.server import RunningVerifier
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))
@@ -55,10 +55,10 @@ class Place:
         return RegistryOptions(self.redis.url, region=region)
 
     async def verifier(
-        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = ANY_PORT
+        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = ANY_PORT, patient: bool = False
     ) -> RunningVerifier:
         options = ModelServiceOptions(model, listen=listen, slots=slots)
-        running = await verify_service.server.start(options, registration=self.registry(region))
+        running = await verify_service.server.start(options, patient=patient, registration=self.registry(region))
         self._parts.push_async_callback(running.stop, 0.0)
         return running
 
@@ -154,9 +154,9 @@ async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
 
 
 async def test_what_is_known_serves_on_while_the_registry_is_away(place: Place) -> None:
-    await place.verifier()
+    await place.verifier(patient=True)
     await place.drafter()
-    running = await place.orchestrator()
+    running = await place.orchestrator(plan=TURNS)
     client, feed = await place.client(running), feed_of(running)
     await until(lambda: bool(running.orchestrator.pool.drafters))
     place.redis.stop()

@@ -31,7 +31,7 @@ RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_rule_asked_for_by_name_is_the_one_in_force_and_says_whether_it_is_lossy(rule: str) -> None:
     lossy = rule[0] == "t"
-    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
+    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
         done = await running.client.complete(PROMPT, max_tokens=40, temperature=1.0, rule=rule, ignore_eos=True)
         state = await running.client.get_session(done.session_id)
     assert (done.sampling.rule, done.lossy, state.lossy) == (rule, lossy, lossy)

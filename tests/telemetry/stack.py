@@ -16,7 +16,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, TARGET
 
 ANY = "127.0.0.1:0"
-# An emulation: slow enough that drafts are there in time on a busy machine.
+# An emulation: slow enough that a test can look on.
 SLOW_TARGET = f"{TARGET}:delay_ms=20"
 
 
@@ -47,12 +47,12 @@ async def ask(address: str, head: str, body: str = "") -> str:
 @asynccontextmanager
 async def observed(log_prompts: bool = False) -> AsyncIterator[Observed]:
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, metrics=ANY))
+        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, metrics=ANY), patient=True)
         parts.push_async_callback(verifier.stop, 0.0)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY))
         parts.push_async_callback(drafter.stop, 0.0)
         options = OrchestratorOptions(
-            (verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8", http=ANY, log_prompts=log_prompts
+            (verifier.address,), (drafter.address,), metrics=ANY, plan="stream:1,8,1", http=ANY, log_prompts=log_prompts
         )
         orchestrator = await server.start(options)
         parts.push_async_callback(orchestrator.stop, 0.0)
