@@ -26,7 +26,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -57,16 +57,38 @@ $(CLIENTS): tests/http_clients.txt $(STAMP)
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 	$(BIN)/specwire demo
 
-test: test-unit test-integration test-faults ## all tests: unit, real processes, a short fault run
+STAGES ?= unit integration faults
+
+# A stage runs whatever became of those before it. The summary has pytest's own last lines of each: what failed, what did not run and why, counts.
+test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stage runs, a summary ends it
+	rm -rf build/test; mkdir -p build/test; \
+	for stage in $(STAGES); do \
+	    began=$$(date +%s); out=build/test/$$stage; \
+	    { $(MAKE) --no-print-directory test-$$stage 2>&1 || touch build/test/failed $$out.failed; } | tee $$out; \
+	    { printf '\ntest: %s %s after %d s\n' $$stage $$(test -e $$out.failed && echo FAILED || echo passed) $$(($$(date +%s) - began)); \
+	      grep -E '^(FAILED|ERROR|SKIPPED|XPASS) |^make.*\*\*\*' $$out; \
+	      grep -E '^[0-9]+ (passed|failed|skipped|error|deselected).* in [0-9.]+s' $$out; } >>build/test/summary; \
+	done; \
+	cat build/test/summary; test ! -e build/test/failed
+
+# Instruction sets of an ordinary machine, as far as OpenVINO, oneDNN, PyTorch and MKL let themselves be held to them.
+test-ordinary: export OV_CPU_MAX_ISA := AVX2
+test-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
+test-ordinary: export ATEN_CPU_CAPABILITY := avx2
+test-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
+test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
+	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
+	for each in 1 2; do timeout 7200 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
+	$(MAKE) --no-print-directory test
 
 test-unit: $(STAMP)
 	echo "test: unit"
-	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=1200 --ignore=tests/integration --ignore=tests/faults tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults tests
 
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
-	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=240 --session-timeout=1500 -m "not cluster" tests/integration
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster" tests/integration
 
 # Where pauses are written, if anywhere: make test-cluster RECORD=bench/results/cluster_faults.json
 RECORD ?=
@@ -76,10 +98,10 @@ test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on t
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=900 -m "not whole_matrix" tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (a quarter of an hour)
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=240 --session-timeout=5400 --played=bench/results/faults.json tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults
 
 SEEDS ?= 10000
 

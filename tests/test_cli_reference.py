@@ -90,7 +90,7 @@ def test_the_file_of_options_is_one(tmp_path: Path) -> None:
 def test_exit_codes(words: list[str], code: int) -> None:
     """Those of signals: tests/integration/test_stack.py, tests/integration/test_stack_ends.py."""
     done = subprocess.run(
-        [sys.executable, "-m", "deploy", *words], cwd=ROOT, capture_output=True, text=True, timeout=45.0, check=False
+        [sys.executable, "-m", "deploy", *words], cwd=ROOT, capture_output=True, text=True, timeout=120.0, check=False
     )
     assert done.returncode == code, done.stderr
     assert done.stderr.count("\n") == (0 if code == 0 else 1)

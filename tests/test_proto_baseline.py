@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "proto" / "baseline.binpb"
 GENERATION = "proto/specwire/v1/generation.proto"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture

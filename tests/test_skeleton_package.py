@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLED_EXTRAS = ("lm", "ray", "embedded-redis", "openvino", "bench", "dev")
+INSTALLED_EXTRAS = re.findall(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,40 @@ def test_the_library_is_typed() -> None:
     assert (ROOT / "specwire/py.typed").exists()
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run make in the repository, apart from the make that may run this test."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120.0, check=False)
+
+
+# Stands in for .venv/bin/python: what is said of integration tests ends in a failure.
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+*tests.documents) exit 0;;
+*tests/integration) echo "FAILED tests/x.py::y - assert 1 == 2"; echo "1 failed, 3 passed in 3.21s"; exit 1;;
+esac
+echo "SKIPPED [1] tests/z.py:3: no Chromium"; echo "30 passed, 1 skipped in 89.90s (0:01:29)"
+"""
+
+
+def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    needed = ("pyproject.toml", "constraints.txt", "tests/http_clients.txt")
+    for name in (*needed, ".venv/bin/python", ".venv/.stamp", ".venv/clients/.stamp"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(FAKE_PYTHON if name.endswith("python") else "")
+        file.chmod(0o755)
+    done = make("test", cwd=tmp_path)
+    assert done.returncode == 2
+    _, *stages = re.split(r"\n\ntest: ", re.sub(r"after \d+ s", "after some time", done.stdout))
+    of_a_stage_that_passed = "SKIPPED [1] tests/z.py:3: no Chromium\n30 passed, 1 skipped in 89.90s (0:01:29)"
+    assert stages[0] == f"unit passed after some time\n{of_a_stage_that_passed}"
+    assert stages[1].startswith("integration FAILED after some time\nFAILED tests/x.py::y - assert 1 == 2\n")
+    assert stages[1].endswith("\n1 failed, 3 passed in 3.21s")
+    assert stages[2] == f"faults passed after some time\n{of_a_stage_that_passed}\n"
+    assert make("test", "STAGES=unit faults", cwd=tmp_path).returncode == 0
 
 
 def test_help_lists_every_target() -> None:

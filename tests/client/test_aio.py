@@ -178,7 +178,7 @@ async def test_leaving_early_cancels_the_call() -> None:
         events = client.generate("x")
         assert isinstance(await anext(events), Started)
         await events.aclose()
-        await asyncio.wait_for(servicer.left.wait(), 10)
+        await asyncio.wait_for(servicer.left.wait(), 60.0)
 
 
 async def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:

@@ -21,7 +21,7 @@ from specwire.core.limits import FinishReason
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 40.0
+LIMIT_S = 120.0
 # From the prompt until it is read behind it: Python keeps an interrupt that comes in between until the next line.
 READS_S = 0.5
 # Its terminal becomes the one that Ctrl-C comes from.

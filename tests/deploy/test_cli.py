@@ -38,7 +38,7 @@ def test_help_imports_nothing_heavy() -> None:
         "try: main(['--help'])\n"
         "except SystemExit: print(sorted({'torch', 'ray', 'grpc', 'redis', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=30.0)
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120.0)
     assert done.stdout.splitlines()[-1] == "[]"
     for command in COMMANDS:
         assert command.name in done.stdout
@@ -58,7 +58,7 @@ for command in COMMANDS:
 
 def test_each_command_has_help_without_torch_and_ray() -> None:
     """In one process: the first one that brings something heavy is named."""
-    done = subprocess.run([sys.executable, "-c", EVERY_HELP], cwd=ROOT, capture_output=True, text=True, timeout=60.0)
+    done = subprocess.run([sys.executable, "-c", EVERY_HELP], cwd=ROOT, capture_output=True, text=True, timeout=240.0)
     lines = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines if line.startswith("usage: ")] == [
         ["usage:", "specwire", command.name] for command in COMMANDS

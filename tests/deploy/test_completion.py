@@ -29,7 +29,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30.0)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120.0)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 

@@ -15,7 +15,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, plain, stack
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 LENGTH = 60
 
 

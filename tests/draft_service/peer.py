@@ -17,7 +17,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.options import channel_options
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 GREEDY = Sampling()
 
 

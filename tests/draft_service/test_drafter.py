@@ -12,7 +12,7 @@ from draft_service.commands import CloseSession, Command
 from draft_service.drafter import Book, Drafter
 from tests.draft_service.test_sessions import Recorder
 
-LIMIT_S = 10
+LIMIT_S = 120
 
 
 class Counter:

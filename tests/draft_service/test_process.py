@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specwire.v1 import common_pb2, draft_pb2_grpc
 
-LIMIT_S = 40
+LIMIT_S = 120
 
 
 @contextmanager

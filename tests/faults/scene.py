@@ -28,7 +28,7 @@ LENGTH = 800
 LONG = 4000
 # Behind the fault's end; what a lost drafter proposed before is used up by then.
 OLD = 100
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # What a machine that does other things may add to any pause.
 BUSY_S = 5.0
 # Every target step takes as long at least, so that there is text left when the fault comes.

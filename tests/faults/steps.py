@@ -10,7 +10,7 @@ import grpc
 
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 def steps_of(address: str) -> int:

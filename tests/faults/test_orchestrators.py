@@ -23,7 +23,7 @@ from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import LIMIT_S, Stream, plain
 
 LENGTH = 600
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # As long as a client needs to notice that nobody answers: see specwire.rpc.options.
 STOPPED_S = 10.0
 NOTICED_S = 12.0

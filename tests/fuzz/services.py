@@ -27,7 +27,7 @@ from tests.faults.streams import PROMPT, plain
 
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
 DRAFT = "scripted:7:vocab=64:agree=0.7"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 # Seconds between two looks at the registry.
 LOOK_S = 0.05
 SCATTERING = ("orchestrator.feed", "specwire.registry.registrar")

@@ -24,7 +24,7 @@ from specwire.core.sampling import Sampling
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
 WEIGHTS = "w"
 TTL_S = 60.0
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 FIELDS = (
     "record",
     "prompt",

@@ -16,7 +16,7 @@ from deploy.processes import descendants, end_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
-END_LIMIT = 30.0
+END_LIMIT = 120.0
 TARGET = "scripted:7:delay_ms=20"
 DRAFT = "scripted:7:agree=0.8"
 

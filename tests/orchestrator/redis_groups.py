@@ -90,7 +90,7 @@ def sentinel(primary: RedisServer) -> Iterator[str]:
             yield f"127.0.0.1:{own}"
         finally:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=120.0)
 
 
 @contextmanager

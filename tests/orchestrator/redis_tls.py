@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 FEW = 10
 
 

@@ -143,7 +143,7 @@ async def test_completions_of_one_prompt_fit_each(target: str) -> None:
         ended = [each for each in several if each.finish_reason is FinishReason.EOS]
         assert len({each.tokens for each in several}) == 3
         assert all(fits(constraint_of(wish), each.text) for each in ended)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while [each for nursery in nurseries() if nursery not in before for each in children_of(nursery)]:  # noqa: ASYNC110 # likewise
                 await asyncio.sleep(0.01)
         assert len([each for each in nurseries() if each not in before]) == 1

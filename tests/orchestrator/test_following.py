@@ -69,7 +69,7 @@ class Scene:
         await self.shown(len(self.output.tokens) + len(tokens))
 
     async def shown(self, tokens: int) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             await self.output.reached(2 + tokens)
 
     async def goes_on(self) -> None:
@@ -78,7 +78,7 @@ class Scene:
         assert not self.task.done()
 
     async def result(self) -> Tail | None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             return await self.task
 
 

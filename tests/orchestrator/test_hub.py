@@ -26,7 +26,7 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, plain, stack
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 INFO = common_pb2.GetModelInfoResponse
 Joining = grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
 
@@ -41,7 +41,7 @@ async def dialled(address: str, model: str = DRAFT, tls: ClientTls | None = None
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         if holds():
             return
         await asyncio.sleep(0.01)

@@ -25,7 +25,7 @@ from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain, s
 
 CLIENT, DRAFTER = "the-token-of-a-client", "the-token-of-a-drafter"
 ACCESS = Access(Keys({CLIENT: "ada"}), Keys({DRAFTER: "attic"}))
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @asynccontextmanager

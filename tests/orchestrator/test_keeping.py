@@ -95,7 +95,7 @@ async def test_a_session_that_runs_is_ended_and_deleted() -> None:
         reading = asyncio.create_task(read())
         await seen.wait()
         await running.client.delete_session(session_id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60.0):
             await asyncio.gather(reading, return_exceptions=True)
         with pytest.raises(DeletedSession):
             await running.orchestrator.orchestrator.store.read(session_id)
@@ -141,14 +141,14 @@ async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
         done = await running.client.complete(PROMPT, max_tokens=5)
         sessions = running.orchestrator.orchestrator.sessions
         assert done.session_id in sessions
-        for _ in range(1000):
+        for _ in range(6000):
             if done.session_id not in sessions:
                 break
             await asyncio.sleep(0.01)
         assert done.session_id not in sessions
         store = running.orchestrator.orchestrator.store
         assert isinstance(store, MemoryStore)
-        for _ in range(1000):
+        for _ in range(6000):
             if not store._logs:
                 break
             await asyncio.sleep(0.01)
@@ -162,7 +162,7 @@ async def test_the_log_forgets_after_its_retention() -> None:
     async with stack(retention=0.2) as running:
         done = await running.client.complete(PROMPT, max_tokens=5)
         store = running.orchestrator.orchestrator.store
-        for _ in range(500):
+        for _ in range(6000):
             if await store.read(done.session_id) is None:
                 break
             await asyncio.sleep(0.01)

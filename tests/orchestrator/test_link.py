@@ -28,7 +28,7 @@ async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch
             VerifierPeer.on_message(peer, message)
 
         monkeypatch.setattr(peer, "on_message", fail_once)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60.0):
             done = await running.client.complete(PROMPT, max_tokens=20, ignore_eos=True)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
@@ -50,7 +50,7 @@ async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPat
         await running.verifier.stop(0.0)
         again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
         try:
-            for _ in range(500):
+            for _ in range(3000):
                 if peer.info is not first:
                     break
                 await asyncio.sleep(0.02)
@@ -78,7 +78,7 @@ async def test_the_round_trip_is_measured_while_the_link_is_up(monkeypatch: pyte
             return await describe(channel, request)
 
         monkeypatch.setattr(link, "_describe", ask_from_afar)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60.0):
             for _ in range(GAUGED + 2):
                 await measured.acquire()
             assert link.round_trip_us >= 200_000 > near_us

@@ -19,7 +19,7 @@ from tests.certificates import Authority
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain
 
 OURS, OTHERS = Authority(), Authority("another authority")
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @asynccontextmanager

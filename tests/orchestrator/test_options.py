@@ -87,7 +87,7 @@ async def test_several_completions_share_a_stream_and_differ_by_choice() -> None
     async with stack(TARGET, DRAFT) as running:
         async with grpc.aio.insecure_channel(running.client.address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            async for answer in stub.Generate(request, timeout=30.0):
+            async for answer in stub.Generate(request, timeout=120.0):
                 match answer.WhichOneof("event"):
                     case "started":
                         assert answer.started.sampling.choice == answer.choice
@@ -108,7 +108,7 @@ async def test_whoever_leaves_ends_all_of_its_completions() -> None:
     async with stack(f"{TARGET}:delay_ms=20:eos=0") as running:
         async with grpc.aio.insecure_channel(running.client.address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            call = stub.Generate(request, timeout=30.0)
+            call = stub.Generate(request, timeout=120.0)
             begun: dict[int, str] = {}
             while len(begun) < 2:
                 answer = await call.read()
@@ -154,7 +154,7 @@ async def test_what_is_wrong_is_refused_by_name_and_value() -> None:
 
 async def refusal(stub: generation_pb2_grpc.GenerationServiceStub, request: generation_pb2.GenerateRequest) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in stub.Generate(request, timeout=20.0):
+        async for _ in stub.Generate(request, timeout=120.0):
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     return caught.value.details() or ""

@@ -62,7 +62,7 @@ class Guesses:
 
 
 async def following(reader: AsyncIterator[Piece | Provisional]) -> Piece | Provisional:
-    return await asyncio.wait_for(anext(reader), 5.0)
+    return await asyncio.wait_for(anext(reader), 60.0)
 
 
 async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_newest() -> None:

@@ -35,7 +35,7 @@ MORE = (4, 5, 6)
 # The same text by other weights, as their fingerprints say.
 OTHER_WEIGHTS = f"{SLOW_TARGET}:agree=0.999999"
 SALT = Access(cache_salt=b"0123456789abcdef")
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

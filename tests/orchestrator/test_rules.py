@@ -48,17 +48,17 @@ async def test_every_message_that_may_say_so_does(rule: str, lossy: bool) -> Non
     session_id = ""
     async with stack(TARGET, DRAFT) as running, grpc.aio.insecure_channel(running.client.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        async for answer in stub.Generate(request, timeout=20.0):
+        async for answer in stub.Generate(request, timeout=120.0):
             if answer.WhichOneof("event") == "started":
                 session_id, said["started"] = answer.started.session_id, answer.started.lossy
             elif answer.WhichOneof("event") == "finished":
                 said["finished"] = answer.finished.lossy
-        async for seen in stub.Watch(generation_pb2.WatchRequest(session_id=session_id), timeout=20.0):
+        async for seen in stub.Watch(generation_pb2.WatchRequest(session_id=session_id), timeout=120.0):
             if seen.WhichOneof("event") == "started":
                 said["watch, started"] = seen.started.lossy
             elif seen.WhichOneof("event") == "finished":
                 said["watch, finished"] = seen.finished.lossy
-        known = await stub.GetSession(generation_pb2.GetSessionRequest(session_id=session_id), timeout=20.0)
+        known = await stub.GetSession(generation_pb2.GetSessionRequest(session_id=session_id), timeout=120.0)
         said["session"] = known.lossy
     assert said == dict.fromkeys(("started", "finished", "watch, started", "watch, finished", "session"), lossy)
 

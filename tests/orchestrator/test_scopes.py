@@ -28,7 +28,7 @@ SECRET = tuple(index % 50 + 3 for index in range(30))
 TOKENS = {"ada": "the-token-of-ada", "bob": "the-token-of-bob"}
 KEYS = Keys({token: name for name, token in TOKENS.items()})
 LENGTH = 10
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, 
 from tests.orchestrator.test_store import record_of
 
 OWNER_S, READER_S = 30.0, 50.0
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 D = Outcome.DIRECT
 
 

@@ -27,7 +27,7 @@ from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
 KEYS = Keys({ADA: "ada", BOB: "bob"})
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 # Ids

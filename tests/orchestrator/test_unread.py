@@ -15,7 +15,7 @@ from specwire.core.states import State
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
 
 LENGTH, READ_FIRST = 4000, 16
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 STILL_S = 1.0
 
 

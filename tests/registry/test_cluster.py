@@ -35,7 +35,7 @@ async def test_services_are_found_wherever_their_keys_are() -> None:
         with pytest.raises(RegistryUnavailable, match="does not answer"):
             await directory.listing()  # a part of the truth would look like services that have gone
         lost.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60.0):
             while not await there(directory, entries):  # noqa: ASYNC110 # a server tells nobody that it is back
                 await asyncio.sleep(0.05)
         await directory.close()

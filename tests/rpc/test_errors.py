@@ -38,7 +38,7 @@ async def outcome(channel: grpc.aio.Channel, kind: str, name: str) -> tuple[list
     async def requests() -> AsyncIterator[bytes]:
         yield name.encode()
 
-    call = method(channel, kind, "Raise")(name.encode() if kind.startswith("unary") else requests(), timeout=10)
+    call = method(channel, kind, "Raise")(name.encode() if kind.startswith("unary") else requests(), timeout=120.0)
     received: list[bytes] = []
 
     async def collect() -> None:
@@ -104,10 +104,10 @@ async def test_cancellation_reaches_the_handler_and_is_not_logged(
 
     behaviour: Callable[..., Awaitable[None] | AsyncIterator[bytes]] = generating if as_generator else waiting
     async with served(service(Wait=("unary_stream", behaviour))) as (_, channel):
-        call = method(channel, "unary_stream", "Wait")(b"x", timeout=30)
-        await asyncio.wait_for(started.wait(), 10)
+        call = method(channel, "unary_stream", "Wait")(b"x", timeout=120.0)
+        await asyncio.wait_for(started.wait(), 60.0)
         call.cancel()
-        await asyncio.wait_for(cancelled.wait(), 10)
+        await asyncio.wait_for(cancelled.wait(), 60.0)
     assert not [record for record in caplog.records if record.name.startswith("specwire")]
 
 
@@ -122,10 +122,10 @@ async def test_a_generator_that_is_sending_is_closed_when_its_call_is_cancelled(
             closed.set()
 
     async with served(service(Send=("unary_stream", endless))) as (_, channel):
-        call = method(channel, "unary_stream", "Send")(b"x", timeout=30)
+        call = method(channel, "unary_stream", "Send")(b"x", timeout=120.0)
         await call.read()  # and no more: flow control stops the sender within a yield
         call.cancel()
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), 60.0)
 
 
 async def test_an_unknown_method_is_unimplemented() -> None:

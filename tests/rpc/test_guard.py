@@ -27,7 +27,7 @@ from tests.rpc.serving import NAME, method, service
 TOKEN = "a-token-of-that-length"
 KEYS = Keys({TOKEN: "ada"})
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 
 
 async def echoing(request: Any, context: Context) -> bytes:

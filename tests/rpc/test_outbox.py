@@ -49,7 +49,7 @@ class Peer:
         self._lost.set()
 
     async def lost(self) -> None:
-        await asyncio.wait_for(self._lost.wait(), 10)
+        await asyncio.wait_for(self._lost.wait(), 60.0)
 
     def outbox(self, **settings: float) -> Outbox[Request]:
         return Outbox(self.write, self.failed, **settings)  # type: ignore[arg-type]  # any field, by name
@@ -185,7 +185,7 @@ async def test_both_ends_of_a_real_stream() -> None:
     server = await serve([hosted], "127.0.0.1:0")
     failures: list[LinkError] = []
     async with grpc.aio.insecure_channel(server.address, options=channel_options(server.address)) as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).Connect(timeout=30)
+        call = draft_pb2_grpc.DraftServiceStub(channel).Connect(timeout=120.0)
         outbox: Outbox[Request] = Outbox(call.write, failures.append)
         received: list[int] = []
         for handle in range(1, 200):

@@ -44,7 +44,7 @@ async def run(fake: Fake, *signals: signal.Signals) -> int:
     async def start() -> Fake:
         return fake
 
-    return await asyncio.wait_for(run_until_signalled(start, ready, "test", grace=0.5), 10)
+    return await asyncio.wait_for(run_until_signalled(start, ready, "test", grace=0.5), 60.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,7 +87,7 @@ async def test_a_signal_during_the_start_gives_it_up(capsys: pytest.CaptureFixtu
             cleaned = True
         return Fake()
 
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 10) == 0
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 60.0) == 0
     assert cleaned
     assert capsys.readouterr().out == ""
 
@@ -103,7 +103,7 @@ async def test_what_started_in_spite_of_the_signal_is_stopped() -> None:
             return fake
         return fake
 
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 10) == 0
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 60.0) == 0
     assert fake.stopped_with == 0.0
 
 
@@ -121,7 +121,7 @@ async def test_a_start_that_ignores_being_given_up_is_not_waited_for(
             await go_on.wait()
         return Fake()
 
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready", "test"), 10) == 1
+    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready", "test"), 60.0) == 1
     assert "given up did not end within 0.05 s" in capsys.readouterr().err
     go_on.set()
 
@@ -148,7 +148,9 @@ def test_the_second_signal_stops_at_once() -> None:
 
         asyncio.run(run_until_signalled(start, ready))
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120.0
+    )
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stdout == "ready\n"
     assert "Traceback" not in ended.stderr

@@ -27,7 +27,9 @@ async def echo(request: bytes, context: Context) -> bytes:
 
 async def health_of(channel: grpc.aio.Channel, name: str) -> Status:
     stub = health_pb2_grpc.HealthStub(channel)
-    answer: health_pb2.HealthCheckResponse = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    answer: health_pb2.HealthCheckResponse = await stub.Check(
+        health_pb2.HealthCheckRequest(service=name), timeout=120.0
+    )
     return answer.status
 
 
@@ -35,13 +37,13 @@ async def test_a_free_port_is_reported_and_called() -> None:
     async with served(service(Echo=("unary_unary", echo))) as (server, channel):
         assert server.address == f"127.0.0.1:{server.port}"
         assert server.port > 0
-        assert await method(channel, "unary_unary", "Echo")(b"hello", timeout=10) == b"hello"
+        assert await method(channel, "unary_unary", "Echo")(b"hello", timeout=120.0) == b"hello"
 
 
 async def test_calls_by_the_thousand_wait_for_their_turn() -> None:
     async with served(service(Echo=("unary_unary", echo))) as (_, channel):
         call = method(channel, "unary_unary", "Echo")
-        answers = await asyncio.gather(*(call(b"hello", timeout=50) for _ in range(4000)))
+        answers = await asyncio.gather(*(call(b"hello", timeout=120.0) for _ in range(4000)))
     assert answers == [b"hello"] * 4000
 
 
@@ -64,7 +66,7 @@ async def test_a_server_may_start_unready() -> None:
 
 async def test_reflection_lists_the_services() -> None:
     async with served(service()) as (_, channel):
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=120.0)
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         answer = await call.read()
         await call.done_writing()
@@ -133,12 +135,12 @@ async def test_stopping_lets_running_calls_end_and_refuses_new_ones() -> None:
         return b"done"
 
     async with served(service(Slow=("unary_unary", slow))) as (server, channel):
-        call = method(channel, "unary_unary", "Slow")(b"x", timeout=30)
-        await asyncio.wait_for(entered.wait(), 10)
+        call = method(channel, "unary_unary", "Slow")(b"x", timeout=120.0)
+        await asyncio.wait_for(entered.wait(), 60.0)
         stopping = asyncio.create_task(server.stop(20))
         release.set()
         assert await call == b"done"
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 60.0)
         with socket.create_server(("127.0.0.1", server.port)):
             pass  # the port is free again
 
@@ -152,8 +154,8 @@ async def test_stopping_ends_calls_that_outstay_their_grace() -> None:
         return b""
 
     async with served(service(Stuck=("unary_unary", stuck))) as (server, channel):
-        call = method(channel, "unary_unary", "Stuck")(b"x", timeout=30)
-        await asyncio.wait_for(entered.wait(), 10)
-        await asyncio.wait_for(server.stop(0.05), 10)
+        call = method(channel, "unary_unary", "Stuck")(b"x", timeout=120.0)
+        await asyncio.wait_for(entered.wait(), 60.0)
+        await asyncio.wait_for(server.stop(0.05), 60.0)
         with pytest.raises(grpc.aio.AioRpcError):
             await call

@@ -42,7 +42,7 @@ async def answer(address: str, tls: ClientTls | None) -> str:
     """What a health check gets: "" if it is answered, otherwise why not."""
     async with open_channel(address, tls) as channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=120.0)
         except grpc.aio.AioRpcError as error:
             return unreachable(error.details() or "", address, tls=tls is not None) or "unexplained"
     return ""

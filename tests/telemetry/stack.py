@@ -35,7 +35,7 @@ class Observed:
 async def ask(address: str, head: str, body: str = "") -> str:
     """The body of the answer to one HTTP request."""
     host, _, port = address.rpartition(":")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60.0):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"{head}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         answer, _, page = (await reader.read()).decode().partition("\r\n\r\n")

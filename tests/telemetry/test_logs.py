@@ -101,7 +101,7 @@ def test_a_stack_logs_json_of_all_its_services_and_no_prompt() -> None:
                 assert len(client.complete(PROMPT, max_tokens=6, ignore_eos=True).tokens) == 6
         finally:
             stack.send_signal(signal.SIGTERM)
-            _, errors = stack.communicate(timeout=30)
+            _, errors = stack.communicate(timeout=120.0)
     assert stack.returncode == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in errors.splitlines()]
     assert {line["service"] for line in lines} == {"orchestrator", "verifier"}

@@ -53,7 +53,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 async def spans_of(exporter: InMemorySpanExporter, names: set[str]) -> dict[str, ReadableSpan]:
     """By name, once all of them have ended: services hear of the end a moment after the client."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60.0):
         while not names <= {span.name for span in exporter.get_finished_spans()}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -221,7 +221,7 @@ begin("a span", Side.SERVER).end()
 def send(folder: Path, *words: str) -> None:
     """A process of its own has a span, and ends; paths among the words are below `folder`."""
     command, environment = [sys.executable, "-c", SENDER, *words], {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=40, capture_output=True)
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=120.0, capture_output=True)
 
 
 def issuer_of(connection: Any) -> str:

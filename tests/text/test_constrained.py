@@ -27,7 +27,7 @@ from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
 
 VOCABULARY, END = 4096, 0
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @cache

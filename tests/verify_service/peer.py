@@ -17,7 +17,7 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.server import PATIENCE, RunningVerifier, start
 from verify_service.waiting import Patience
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 GREEDY = Sampling()
 Call = grpc.aio.StreamStreamCall[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
 

@@ -25,7 +25,7 @@ from verify_service.server import start
 from verify_service.waiting import Patience
 from verify_service.worker import GoOn, StartGivenUp, Worker
 
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 
 
 async def launch(*arguments: str) -> Process:

@@ -20,7 +20,7 @@ from tests.verify_service.peer import connected
 from verify_service.ranks import Ranks
 from verify_service.server import start
 
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 PROMPT = [5, 17, 80, 3]
 
 

@@ -17,7 +17,7 @@ SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()
 
 def reaches(place: Place, host: str, port: int) -> bool:
     command = [*place.prefix, sys.executable, "-c", ASK, host, str(port)]
-    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=120.0, check=False).returncode == 0
 
 
 def test_without_isolation_both_are_the_loopback_interface() -> None:

@@ -19,7 +19,7 @@ from bench.wan.link import Link
 from bench.wan.way import MOST_QUEUED, Lateness, Shape, Way
 from deploy.processes import descendants
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tests.orchestrator.stack import Stack, stack
 
 T = TypeVar("T")
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 # What messages say, and that the model is to answer: enough to tell a template from none.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
 MODEL = "scripted:7"
