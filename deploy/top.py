@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -34,6 +36,8 @@ LEAST_S, MOST_S = 0.1, 3600.0
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 NOT_OFFERED = "this orchestrator shows its status to nobody: start it with --operator-keys"
 NONE = "-"
+# Between two figures of the head.
+GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +144,11 @@ def _print(request: Request, seen: Seen, before: Seen | None, trouble: str = "")
     if request.as_json:
         print(json.dumps(as_object(seen, before), allow_nan=False), flush=True)
         return
-    text = page(seen, before, request.address, trouble)
+    columns, rows = terminal.size()
+    text = page(seen, before, request.address, trouble, columns if terminal.is_terminal() else None)
     if request.once:
         print(text)
         return
-    columns, rows = terminal.size()
     lines = [line[:columns] for line in text.split("\n")[: rows - 1]]
     sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW)
     sys.stdout.flush()
@@ -167,21 +171,43 @@ def share(accepted: int, proposed: int) -> float | None:
     return accepted / proposed if proposed else None
 
 
-def page(seen: Seen, before: Seen | None, address: str, trouble: str = "") -> str:
-    """All of it, for people."""
+def page(seen: Seen, before: Seen | None, address: str, trouble: str = "", columns: int | None = None) -> str:
+    """All of it, for people. columns: of the terminal, within which its head stays; None for none."""
     status, colour = seen.status, wants_colour()
-    head = (
-        f"specwire {address}  up {_duration(status.uptime_ms)}  {status.sessions_running} running, "
-        f"{status.sessions_finished} finished  {rate(seen, before):.0f} tokens/s  "
-        f"acceptance {_percent(share(status.accepted, status.proposed))}  log {visible(status.durability, lines=False)}"
+    figures = (
+        f"specwire {address}",
+        f"up {_duration(status.uptime_ms)}",
+        f"{status.sessions_running} running, {status.sessions_finished} finished",
+        f"{rate(seen, before):.0f} tokens/s",
+        f"acceptance {_percent(share(status.accepted, status.proposed))}",
+        f"log {visible(status.durability, lines=False)}",
     )
-    parts = [head, *([visible(f"no answer: {trouble}", lines=False)] if trouble else []), "", table(_peers(status)), ""]
+    told = [visible(f"no answer: {trouble}", lines=False)] if trouble else []
+    if status.log_trouble:
+        told.append(
+            f"no session begins: {visible(status.log_trouble, lines=False)}, for {_duration(status.log_trouble_ms)}"
+        )
+    head = [line for part in (figures, *((line,) for line in told)) for line in _wrapped(part, columns)]
+    parts = [*head, "", table(_peers(status)), ""]
     hidden = status.sessions_running - len(status.sessions)
     if status.sessions:
         parts.append(table(_sessions(status)))
     if hidden > 0:
         parts.append(dim(f"and {hidden} more sessions", colour))
     return "\n".join(parts).rstrip()
+
+
+def _wrapped(figures: Sequence[str], columns: int | None) -> list[str]:
+    """As many side by side as fit; one that does not fit by itself is broken between its words."""
+    if columns is None:
+        return [GAP.join(figures)]
+    lines: list[str] = []
+    for figure in figures:
+        if lines and len(lines[-1]) + len(GAP) + len(figure) <= columns:
+            lines[-1] += GAP + figure
+        else:
+            lines += textwrap.wrap(figure, columns)
+    return lines
 
 
 def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
@@ -234,6 +260,8 @@ def as_object(seen: Seen, before: Seen | None) -> dict[str, object]:
     return {
         "uptime_s": status.uptime_ms / 1000,
         "durability": status.durability,
+        "log_trouble": status.log_trouble,
+        "log_trouble_s": status.log_trouble_ms / 1000,
         "tokens_per_second": round(rate(seen, before), 2),
         "acceptance": share(status.accepted, status.proposed),
         "sessions_running": status.sessions_running,

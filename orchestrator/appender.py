@@ -28,6 +28,8 @@ from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+# A log that refuses a session's first tokens is given up after so many seconds.
+REFUSED_S = 2.0
 # Times that a log is written again before one append is given up.
 MOST_MENDS = 4
 # A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
@@ -116,12 +118,16 @@ class Appender:
                 try:
                     return await self._attempt(effect)
                 except StoreUnavailable as error:
-                    if self._now() > give_up:
+                    if self._now() > give_up - self._impatience(error):
                         raise
                     if not told:
-                        self._tell(f"the log does not answer: {error}")
+                        self._tell(f"an append is repeated: {error}{f' ({error.detail})' if error.detail else ''}")
                     told = True
                 await asyncio.sleep(RETRY_S)
+
+    def _impatience(self, error: StoreUnavailable) -> float:
+        """Seconds by which it is given up sooner: what refuses seldom changes its mind, and nothing is shown yet."""
+        return max(0.0, self._timeout - REFUSED_S) if error.refused and not self._held.tokens else 0.0
 
     async def renew(self) -> bool:
         """Give a sign of life, unless a write has just been one; whether somebody asked for the session's end.

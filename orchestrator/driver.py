@@ -20,7 +20,7 @@ from orchestrator.peers import VerifierPeer
 from orchestrator.provisional import ProvisionalText
 from orchestrator.readers import Readers
 from orchestrator.stats import SessionStats
-from orchestrator.statuses import status_of_append
+from orchestrator.statuses import message_of_append, status_of_append
 from orchestrator.store import (
     LEASE_S,
     ContentMismatch,
@@ -304,7 +304,7 @@ class SessionDriver:
         if session is not self.session or session.state is State.FENCED or self.output.end is not None:
             return
         if self._on_fenced is None or not isinstance(error, Fenced | ContentMismatch):
-            self.abandon(status_of_append(error), f"session log: {error}")
+            self.abandon(status_of_append(error), message_of_append(error))
             return
         self.let_go()
         self._on_fenced(self)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Protocol
 
 from orchestrator.appender import RENEW_S
-from orchestrator.store import SessionStore, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -20,15 +18,10 @@ class Leased(Protocol):
     async def renew(self) -> None: ...
 
 
-async def keep_leases(store: SessionStore, sessions: Callable[[], Iterable[Leased]]) -> None:
-    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log.
-
-    A log in memory forgets what has expired when it is asked something, so it is asked.
-    """
+async def keep_leases(sessions: Callable[[], Iterable[Leased]]) -> None:
+    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
     while True:
         await asyncio.sleep(RENEW_S / 2)
-        with suppress(StoreUnavailable):
-            await store.ping()
         done = await asyncio.gather(*(session.renew() for session in sessions()), return_exceptions=True)
         for error in done:
             if isinstance(error, Exception):

@@ -110,6 +110,7 @@ class Link(Generic[Request, Response]):
         self._outbox: Outbox[Request] | None = None
         self._break: Callable[[LinkError], None] = lambda _: None
         self._was_cut = False
+        self._told = False  # operators, that it is down
 
     @property
     def up(self) -> bool:
@@ -145,10 +146,12 @@ class Link(Generic[Request, Response]):
                 was_up, reason = True, describe(error)
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
+                self._told = True
                 if loop.time() - began > STABLE:
                     backoff.reset()
             elif reason != self.trouble:
                 logger.warning("no link to %s: %s", self.address, reason)
+                self._told = True
             self.trouble = reason
             if not was_up:
                 listener.on_unreachable()
@@ -227,6 +230,9 @@ class Link(Generic[Request, Response]):
         outbox: Outbox[Request] = Outbox(call.write, on_failure)
         self._outbox, self._break = outbox, on_failure
         try:
+            if self._told:
+                logger.warning("link to %s is there again", self.address)
+            self._told = False
             listener.on_up(info)
             async for message in call:
                 listener.on_message(message)

@@ -39,6 +39,8 @@ def families(orchestrator: Orchestrator) -> Iterable[Family]:
     yield from _of_plans(running)
     yield from _of_peers(orchestrator.pool)
     yield from _of_registry(orchestrator.pool)
+    trouble = "For so long the session log has taken no writes; 0 where it takes them."
+    yield gauge("log_trouble_seconds", trouble, orchestrator.log.trouble_s)
     yield gauge("ready", "1 where new sessions are wanted.", orchestrator.unready is None)
 
 

@@ -25,7 +25,7 @@ import grpc
 from orchestrator.driver import SessionDriver
 from orchestrator.following import RETRY_S, Follower, NobodyDrives
 from orchestrator.restoring import OtherText, Replay
-from orchestrator.statuses import status_of_append, store_statuses
+from orchestrator.statuses import message_of_append, status_of_append, store_statuses
 from orchestrator.store import SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from specwire.core.limits import FinishReason
 from specwire.core.scanning import PeekingScanner
@@ -170,7 +170,7 @@ class Ownership:
         except NobodyDrives as error:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, str(error))
         except StoreError as error:
-            driver.abandon(status_of_append(error), f"session log: {error}")
+            driver.abandon(status_of_append(error), message_of_append(error))
         finally:
             if self._followers.get(session_id) is follower:
                 del self._followers[session_id]

@@ -42,7 +42,7 @@ class Repeats:
             StatusError: ALREADY_EXISTS, the id stands for another request; or as `Orchestrator.open` and `join`.
         """
         try:
-            self._orchestrator.admit(record)
+            await self._orchestrator.admit(record)
         except (StatusError, InvalidParameter):
             joined = await self._joined_if_bound(record, span)
             if joined is None:

@@ -58,6 +58,12 @@ class RunningOrchestrator:
         self._server = server
         self._http = http
         self._stopped = False
+        orchestrator.on_readiness = self.tell_health
+
+    async def tell_health(self) -> None:
+        """To gRPC's health checks: a log that takes no writes takes no session."""
+        if not self._stopped:
+            await self._server.set_serving(not self.orchestrator.log.trouble)
 
     @property
     def address(self) -> str:
@@ -119,7 +125,9 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = registered(orchestrator, server.address)
         started.pop_all()
-    return RunningOrchestrator(orchestrator, hub, server, http, metrics, registrar)
+    running = RunningOrchestrator(orchestrator, hub, server, http, metrics, registrar)
+    await running.tell_health()
+    return running
 
 
 async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import grpc
@@ -12,6 +13,7 @@ from orchestrator.books import Books
 from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
 from orchestrator.leases import keep_leases
+from orchestrator.log_health import LogHealth
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import Ownership
 from orchestrator.pool import Pool
@@ -46,7 +48,7 @@ class Orchestrator:
     """Begins sessions, joins those of others, keeps them while they run, leaves them.
 
     `pool`: the peers they get. `roster`: those that are known here. `registry`: where this process's figures are read
-    (`orchestrator.metrics`).
+    (`orchestrator.metrics`). `log`: whether the log takes writes. `on_readiness`: is awaited when that has changed.
     """
 
     def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
@@ -73,12 +75,15 @@ class Orchestrator:
         patience = Patience(options.store_timeout, options.detach_grace)
         self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
         self.cancellations = Cancellations(store, options.store_timeout)
+        self.log = LogHealth(store, self._readiness_changed)
+        self.on_readiness: Callable[[], Awaitable[None]] | None = None
         self._keeping: list[asyncio.Task[None]] = []
         self._draining = False
 
     async def start(self) -> None:
         """Raises StartError: see Pool.start."""
-        self._keeping.append(asyncio.create_task(keep_leases(self.store, self._remembered)))
+        self._keeping.append(asyncio.create_task(keep_leases(self._remembered)))
+        self._keeping.append(asyncio.create_task(self.log.run()))
         await self.pool.start()
         self._keeping.append(asyncio.create_task(self._sweeper.run()))
         self._keeping.append(asyncio.create_task(self.cancellations.run()))
@@ -88,7 +93,11 @@ class Orchestrator:
         """Why new sessions are not wanted here now, or None."""
         if self._draining:
             return "the orchestrator is stopping"
-        return None if self.pool.decides else "no verifier is there"
+        return self.log.trouble or (None if self.pool.decides else "no verifier is there")
+
+    async def _readiness_changed(self) -> None:
+        if self.on_readiness is not None:
+            await self.on_readiness()
 
     def _check_welcome(self) -> None:
         if self._draining:
@@ -127,18 +136,24 @@ class Orchestrator:
         known = await self.roster.find(record.session_id)
         if known is not None:
             return known
-        self.admit(record)
+        await self.admit(record)
+        known = await self.roster.find(record.session_id)  # another call for it may have been admitted meanwhile
+        if known is not None:
+            self.dismiss(record)
+            return known
         return await self.begin(record, deadline, span)
 
-    def admit(self, record: SessionRecord) -> None:
+    async def admit(self, record: SessionRecord) -> None:
         """Let a new session in, and charge its tenant: it is to `begin`, or to be dismissed.
 
         Raises:
-            StatusError: UNAVAILABLE, none is welcome; RESOURCE_EXHAUSTED, the tenant has no room.
+            StatusError: UNAVAILABLE, none is welcome, or the log takes no writes; RESOURCE_EXHAUSTED, the tenant has
+                no room.
             InvalidParameter: the tenant can never have room for it.
         """
         try:
             self._check_welcome()
+            await self.log.require()
             self._allowances.admit(record)
         except StatusError as error:
             self._books.refused(error)

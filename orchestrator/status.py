@@ -60,6 +60,8 @@ class StatusApi(status_pb2_grpc.StatusServiceServicer):
             proposed=stats.proposed,
             accepted=stats.outcomes[Outcome.ACCEPTED],
             target_forwards=stats.target_forwards,
+            log_trouble=orchestrator.log.trouble,
+            log_trouble_ms=_ms(orchestrator.log.trouble_s),
         )
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 
 from orchestrator.store import DeletedSession, Fenced, MissingSession, SessionExists, StoreError, StoreUnavailable
-from specwire.rpc.errors import StatusError
+from specwire.rpc.errors import RETRY_AFTER, StatusError
 
 
 def status_of_store(error: StoreError) -> grpc.StatusCode:
@@ -22,10 +22,20 @@ def status_of_store(error: StoreError) -> grpc.StatusCode:
     return grpc.StatusCode.DATA_LOSS
 
 
+def retry_of_store(error: StoreError) -> float | None:
+    """Seconds after which the same may be asked again; None where that is no use."""
+    return RETRY_AFTER if isinstance(error, StoreUnavailable) else None
+
+
 def status_of_append(error: StoreError) -> grpc.StatusCode:
     """Of a running session, which had a log: that it is missing means that it was lost, unless it was deleted."""
     lost = isinstance(error, MissingSession) and not isinstance(error, DeletedSession)
     return grpc.StatusCode.DATA_LOSS if lost else status_of_store(error)
+
+
+def message_of_append(error: StoreError) -> str:
+    """What readers of a running session are told."""
+    return str(error) if isinstance(error, StoreUnavailable) else f"session log: {error}"
 
 
 @contextmanager
@@ -34,4 +44,4 @@ def store_statuses() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise StatusError(status_of_store(error), str(error)) from error
+        raise StatusError(status_of_store(error), str(error), retry_of_store(error)) from error

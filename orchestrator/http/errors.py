@@ -12,7 +12,7 @@ import grpc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from orchestrator.statuses import status_of_store
+from orchestrator.statuses import retry_of_store, status_of_store
 from orchestrator.store import StoreError
 from specwire.core.constraint import ConstraintKind
 from specwire.core.invalid import ContextExceeded, InvalidParameter
@@ -93,7 +93,7 @@ def failure_of(error: Exception) -> Failure:
             return Failure(status, error.message, kind, _constraint_of(error), code, error.retry_after)
         case StoreError():
             status, kind, code = OF_STATUS.get(status_of_store(error), INTERNAL)
-            return Failure(status, str(error), kind, None, code)
+            return Failure(status, str(error), kind, None, code, retry_of_store(error))
         case HTTPException():
             code = "method_not_allowed" if error.status_code == 405 else "not_found"
             return Failure(error.status_code, str(error.detail), INVALID, None, code)

@@ -300,7 +300,7 @@ class SessionStore(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable if the store does not answer."""
+        """Write something small. Raises StoreUnavailable if the store does not answer, or takes no writes."""
         ...
 
     async def close(self) -> None:

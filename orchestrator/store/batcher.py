@@ -8,9 +8,12 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from orchestrator.store.errors import StoreUnavailable, UnfitStore
-from orchestrator.store.lanes import Lane, Reply, Script, no_answer
+from orchestrator.store.errors import StoreUnavailable, UnfitStore, no_answer, unavailable
+from orchestrator.store.lanes import Lane, Reply, Script, silence
 from specwire.redis.lines import Argument, Lines, Node
+
+# Keys that are tried to find one at each server.
+MOST_KEYS = 1024
 
 
 class Batcher:
@@ -47,8 +50,31 @@ class Batcher:
             node = self._lines.node_of(keys)
         except RedisError as error:
             await self._lines.reset(self._lines.nodes()[0])
-            raise StoreUnavailable(no_answer(str(error))) from error
+            raise unavailable(error) from error
         return await self._lane(node).call(script, keys, *arguments)
+
+    async def call_each(self, script: Script, key_of: Callable[[int], str], *arguments: Argument) -> None:
+        """Call it with one key at every server that holds keys. Raises StoreUnavailable where none does it.
+
+        key_of: a key, for each number from 0; some keys lie at each server.
+        """
+        await self._ready()
+        keys = self._key_at_each(key_of)
+        calls = (self._lane(node).call(script, [key], *arguments) for node, key in keys.items())
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [error for error in done if isinstance(error, BaseException)]
+        if len(errors) == len(done):
+            raise errors[0] if errors else no_answer("no server is known")
+
+    def _key_at_each(self, key_of: Callable[[int], str]) -> dict[Node, str]:
+        keys: dict[Node, str] = {}
+        wanted = set(self._lines.nodes())
+        for number in range(MOST_KEYS):
+            if keys.keys() >= wanted:
+                break
+            with suppress(RedisError):  # a slot that nobody serves now
+                keys.setdefault(self._lines.node_of([key_of(number)]), key_of(number))
+        return keys
 
     async def post(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
         """Have it called, and do not wait for how that goes, nor for a server that does not answer.
@@ -83,7 +109,7 @@ class Batcher:
             async with asyncio.timeout(self._timeout_s):
                 await self._lines.ready()
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            raise StoreUnavailable(no_answer(str(error) or f"within {self._timeout_s:g} s")) from error
+            raise silence(error, self._timeout_s) from error
 
     def _lane(self, node: Node) -> Lane:
         if self._closed:

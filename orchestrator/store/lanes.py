@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError
 
-from orchestrator.store.errors import StoreUnavailable
+from orchestrator.store.errors import StoreUnavailable, no_answer, unavailable
 from specwire.redis.lines import Argument, Command, Lines, Node, is_trouble
 
 Reply = list[object]
@@ -18,6 +18,7 @@ Reply = list[object]
 MOST_AT_ONCE = 256
 # Of the time for a round trip, what Redis may wait for its replicas.
 WAIT_SHARE = 0.8
+CLOSED = "the store was closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,13 @@ class Lane:
                 await self._prepare()
                 await self._load(scripts)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            raise StoreUnavailable(no_answer(str(error) or f"within {self._timeout_s:g} s")) from error
+            raise silence(error, self._timeout_s) from error
 
     async def close(self) -> None:
         """End the task; calls that are still waiting get StoreUnavailable. Idempotent."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        _fail(self._staged, "the store was closed")
+        _fail(self._staged, StoreUnavailable(CLOSED))
 
     def _go(self) -> None:
         if not self._wake.done():
@@ -120,12 +121,12 @@ class Lane:
                     await self._prepare()
                     await self._round_trip(batch)
             except TimeoutError:
-                await self._give_up(batch, f"no answer within {self._timeout_s:g} s")
+                await self._give_up(batch, no_answer(f"within {self._timeout_s:g} s"))
             except asyncio.CancelledError:
-                _fail(batch, "the store was closed")
+                _fail(batch, StoreUnavailable(CLOSED))
                 raise
             except Exception as error:  # whatever it is, the callers must learn of it and the task go on
-                await self._give_up(batch, str(error) or type(error).__name__)
+                await self._give_up(batch, error if isinstance(error, StoreUnavailable) else unavailable(error))
 
     async def _prepare(self) -> None:
         if self._check is not None and not self._checked:
@@ -139,7 +140,7 @@ class Lane:
         except (RedisError, OSError):
             await self._doubt()
 
-    async def _give_up(self, batch: Sequence[_Request], reason: str) -> None:
+    async def _give_up(self, batch: Sequence[_Request], reason: StoreUnavailable) -> None:
         """What waits would only wait for the same: its callers hear of it now, however many they are."""
         waiting, self._staged = self._staged, []
         _fail([*batch, *waiting], reason)
@@ -159,7 +160,7 @@ class Lane:
         if unknown:  # Redis was restarted or its scripts were flushed: those calls did nothing yet
             await self._load({request.script for request in unknown})
             for request in await self._send(unknown):
-                _fail([request], "Redis does not keep scripts")
+                _fail([request], no_answer("Redis does not keep scripts"))
 
     async def _send(self, batch: Sequence[_Request]) -> list[_Request]:
         """Send in one round trip and hand out the replies; returns the requests whose script Redis does not know."""
@@ -173,7 +174,7 @@ class Lane:
             if isinstance(reply, NoScriptError):
                 unknown.append(request)
             elif request.script.writes and shortfall:
-                _fail([request], shortfall)
+                _fail([request], StoreUnavailable(f"the session log is not sure to keep it: {shortfall}", refused=True))
             else:
                 _resolve(request, reply)
         if any(map(is_trouble, replies)):
@@ -201,18 +202,16 @@ def _resolve(request: _Request, reply: object) -> None:
         return
     if isinstance(reply, list):
         request.reply.set_result(reply)
-    elif isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError):
-        request.reply.set_exception(StoreUnavailable(no_answer(str(reply))))
     else:
-        what = reply if isinstance(reply, ResponseError) else f"unexpected reply {reply!r}"
-        request.reply.set_exception(StoreUnavailable(f"the session log refused: {what}"))
+        request.reply.set_exception(unavailable(reply))
 
 
-def _fail(batch: Sequence[_Request], reason: str) -> None:
+def _fail(batch: Sequence[_Request], reason: StoreUnavailable) -> None:
     for request in batch:
-        if not request.reply.done():
-            request.reply.set_exception(StoreUnavailable(no_answer(reason)))
+        if not request.reply.done():  # one exception each: whoever raises it adds its own traceback
+            request.reply.set_exception(StoreUnavailable(str(reason), reason.detail, reason.refused))
 
 
-def no_answer(reason: str) -> str:
-    return f"the session log does not answer: {reason}"
+def silence(error: RedisError | OSError, timeout_s: float) -> StoreUnavailable:
+    """What became of a round trip that brought no answer."""
+    return unavailable(error) if str(error) else no_answer(f"within {timeout_s:g} s")

@@ -35,8 +35,8 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
         await store.register()
     except UnfitStore as error:
         await store.close()
-        raise StoreUnavailable(f"{error}: {without_password(url)}") from error
+        raise StoreUnavailable(f"{error}: {without_password(url)}", error.detail) from error
     except StoreUnavailable as error:
         await store.close()
-        raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error}") from error
+        raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error.detail or error}") from error
     return store

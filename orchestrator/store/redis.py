@@ -37,7 +37,7 @@ from orchestrator.store.errors import (
     other_fence,
 )
 from orchestrator.store.lanes import Reply, Script
-from orchestrator.store.scripts import NO_DIGEST, SECRET_KEY, Answer, request_key, roll_key, session_keys
+from orchestrator.store.scripts import NO_DIGEST, SECRET_KEY, Answer, ping_key, request_key, roll_key, session_keys
 from orchestrator.store.snapshot import stored_session, stored_tail
 from specwire.core.limits import FinishReason
 from specwire.redis.lines import Argument, Lines, Node
@@ -70,7 +70,7 @@ class RedisStore:
     CALL_ROLL = Script(beside.CALL_ROLL, repeated=True)
     STRIKE = Script(beside.STRIKE, repeated=True)
     MISSED = Script(beside.MISSED)
-    PING = Script(scripts.PING, writes=False)
+    PING = Script(scripts.PING)
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
@@ -257,7 +257,7 @@ class RedisStore:
         return [_bytes(session_id).decode() for session_id in cast("list[object]", reply[1])]
 
     async def ping(self) -> None:
-        await self._batcher.call(self.PING, ())
+        await self._batcher.call_each(self.PING, ping_key)
 
     async def close(self) -> None:
         await self._batcher.close()

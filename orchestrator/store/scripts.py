@@ -16,6 +16,7 @@ Beside them, each in a slot of its own:
                                  it was bound, with spaces between them
     specwire:secret              what the seeds of requests with an id are made with
     specwire:running:HASH        a model's roll: a sorted set of running sessions by when they are missed
+    specwire:ping:NUMBER         written again and again, to see whether a server takes writes
 
 Every script in which an owner writes sets the time to live of all three, so that what is left of it tells how long the
 owner has been silent. Of a deleted session state and fence stay. Instants are Redis time in microseconds. Fences are
@@ -61,6 +62,10 @@ def request_key(tenant: str, request_id: str) -> str:
 
 def roll_key(roll: str) -> str:
     return f"specwire:running:{hashlib.sha256(roll.encode()).hexdigest()}"
+
+
+def ping_key(number: int) -> str:
+    return f"specwire:ping:{number}"
 
 
 # What is written is worked out before anything is written: what a damaged value breaks has changed nothing then.
@@ -269,7 +274,8 @@ redis.call('PEXPIRE', KEYS[1], lifetime(held[3]))
 return {{0, held[1] or ''}}
 """
 
-# A script too: it shows that scripts may run, not only that somebody answers.
+# KEYS: a key of its own. It shows that scripts may run and write, not only that somebody answers.
 PING = """
+redis.call('SET', KEYS[1], '1', 'PX', 60000)
 return {0}
 """

@@ -37,7 +37,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("uptime_ms", "durability", "peers", "sessions_running", "sessions", "sessions_finished", "tokens", "proposed", "accepted", "target_forwards")
+    __slots__ = ("uptime_ms", "durability", "peers", "sessions_running", "sessions", "sessions_finished", "tokens", "proposed", "accepted", "target_forwards", "log_trouble", "log_trouble_ms")
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class GetStatusResponse(_message.Message):
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    LOG_TROUBLE_MS_FIELD_NUMBER: _ClassVar[int]
     uptime_ms: int
     durability: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
@@ -58,7 +60,9 @@ class GetStatusResponse(_message.Message):
     proposed: int
     accepted: int
     target_forwards: int
-    def __init__(self, uptime_ms: _Optional[int] = ..., durability: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., sessions_running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_finished: _Optional[int] = ..., tokens: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., target_forwards: _Optional[int] = ...) -> None: ...
+    log_trouble: str
+    log_trouble_ms: int
+    def __init__(self, uptime_ms: _Optional[int] = ..., durability: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., sessions_running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_finished: _Optional[int] = ..., tokens: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., target_forwards: _Optional[int] = ..., log_trouble: _Optional[str] = ..., log_trouble_ms: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("kind", "address", "model", "state", "trouble", "sessions", "slots", "round_trip_us", "region", "others_sessions")

@@ -188,3 +188,25 @@ def test_the_rate_is_that_between_two_looks() -> None:
 def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["top", *words]) == 2
     assert capsys.readouterr().err == f"specwire top: error: {message}\n"
+
+
+def test_its_head_stays_within_the_terminal() -> None:
+    status = pb.GetStatusResponse(
+        uptime_ms=7_384_000,
+        durability="redis-wait:1",
+        sessions_finished=12_345,
+        tokens=10,
+        proposed=9,
+        accepted=7,
+        log_trouble="the session log takes no writes: Redis cannot save to its disk, which may be full",
+        log_trouble_ms=12_000,
+    )
+    whole = page(Seen(status, 0.0), None, "127.0.0.1:50051", "it is away")
+    assert whole.split("\n")[0].endswith("log redis-wait:1")
+    for columns in (40, 80):
+        lines = page(Seen(status, 0.0), None, "127.0.0.1:50051", "it is away", columns).split("\n")
+        head = lines[: lines.index("")]
+        assert all(len(line) <= columns for line in head)
+        assert " ".join(head).split() == whole[: whole.index("\n\n")].split()
+    assert "no session begins: the session log takes no writes" in whole
+    assert "for 12.0 s" in whole

@@ -34,11 +34,12 @@ LIFETIMES = Lifetimes(60.0, 30.0)
 
 
 class Unsteady(MemoryStore):
-    """Its appends fail as told: before they take effect, or after."""
+    """Its appends fail as told: before they take effect, or after. refuses: the former with an answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost_before = self.lost_after = self.appends = 0
+        self.refuses = False
 
     async def append(
         self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
@@ -46,7 +47,7 @@ class Unsteady(MemoryStore):
         self.appends += 1
         if self.lost_before:
             self.lost_before -= 1
-            raise StoreUnavailable("lost before")
+            raise StoreUnavailable("lost before", refused=self.refuses)
         done = await super().append(session_id, fence, position, tokens, outcomes, logprobs)
         if self.lost_after:
             self.lost_after -= 1
@@ -113,6 +114,20 @@ async def test_a_log_that_does_not_answer_is_given_up() -> None:
     store.lost_before = 1_000_000
     with pytest.raises(StoreUnavailable):
         await played.write(7)
+
+
+async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    store = Unsteady()
+    played = await scene(store, timeout=30.0)
+    store.lost_before, store.refuses = 1, True
+    with pytest.raises(StoreUnavailable, match="lost before"):
+        await played.write(7)
+    await played.write(7)
+    store.lost_before, store.appends = 3, 0
+    await played.write(8)
+    assert await played.logged() == (7, 8)
+    assert store.appends == 4
 
 
 async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None:

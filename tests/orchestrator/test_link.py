@@ -33,7 +33,9 @@ async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
 
-async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with stack(SLOW_TARGET) as running:
         peer = running.orchestrator.orchestrator.pool.verifiers[0]
         assert peer.info is not None
@@ -57,6 +59,8 @@ async def test_a_known_tokenizer_is_not_sent_again(monkeypatch: pytest.MonkeyPat
         finally:
             await again.stop(0.0)
     assert set(asked) == {first.tokenizer_hash}
+    told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.link"]
+    assert f"link to {running.verifier.address} is there again" in told[1:]
     assert peer.info is not first
     assert peer.info.tokenizer_hash == first.tokenizer_hash
 

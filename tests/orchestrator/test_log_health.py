@@ -1,0 +1,179 @@
+"""A log that takes no writes is known while nobody asks, refuses sessions at once, and is heard of when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import httpx2 as httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis import Redis
+
+from orchestrator import log_health as module
+from orchestrator.log_health import LogHealth
+from orchestrator.store import StoreUnavailable
+from orchestrator.store.memory import MemoryStore
+from specwire.client import AsyncClient, SpecwireError
+from specwire.rpc.errors import StatusError
+from specwire.v1 import status_pb2, status_pb2_grpc
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, TARGET, Stack, stack
+
+LIMIT_S = 20.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+FULL = "the session log takes no writes: Redis has no memory left"
+AWAY = "the session log does not answer"
+
+
+class Refusing(MemoryStore):
+    """Refuses with these words while there are any; `asked` counts questions."""
+
+    words = ""
+    asked = 0
+
+    async def ping(self) -> None:
+        self.asked += 1
+        if self.words:
+            raise StoreUnavailable(self.words, "OOM in script 5f3a", refused=True)
+
+
+class Health:
+    """One that is asked without pause. `changes`: what it said of whether the log has trouble."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.changes: list[bool] = []
+        self.log = LogHealth(store, self._changed)
+
+    async def _changed(self) -> None:
+        self.changes.append(bool(self.log.trouble))
+
+
+@asynccontextmanager
+async def health(store: MemoryStore) -> AsyncIterator[Health]:
+    watched = Health(store)
+    running = asyncio.create_task(watched.log.run())
+    try:
+        yield watched
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 # nothing tells of it
+            await asyncio.sleep(0.005)
+
+
+async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    store = Refusing()
+    async with health(store) as watched:
+        await until(lambda: store.asked > 2)
+        assert (watched.log.trouble, watched.log.trouble_s, watched.changes) == ("", 0.0, [])
+        await watched.log.require()
+        store.words = FULL
+        await until(lambda: bool(watched.changes))
+        asked = store.asked
+        await until(lambda: store.asked > asked + 5)
+        assert watched.log.trouble == FULL
+        assert watched.log.trouble_s > 0
+        store.words = ""
+        await until(lambda: len(watched.changes) == 2)
+    assert watched.changes == [True, False]
+    began, over = caplog.messages
+    assert began == f"{FULL} (OOM in script 5f3a); no session begins"
+    assert over.startswith("the session log takes writes again, after ")
+
+
+async def test_whoever_begins_in_trouble_has_the_log_asked_once_more() -> None:
+    store = Refusing()
+    store.words = FULL
+    async with health(store) as watched:
+        await until(lambda: bool(watched.log.trouble))
+        with pytest.raises(StatusError) as caught:
+            await watched.log.require()
+        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, FULL)
+        assert caught.value.retry_after
+        store.words = ""
+        await watched.log.require()
+        assert watched.log.trouble == ""
+
+
+async def serving(address: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+    async with grpc.aio.insecure_channel(address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
+    return answer.status
+
+
+async def status(address: str) -> status_pb2.GetStatusResponse:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub, request = status_pb2_grpc.StatusServiceStub(channel), status_pb2.GetStatusRequest()
+        told: status_pb2.GetStatusResponse = await stub.GetStatus(request, timeout=LIMIT_S)
+    return told
+
+
+async def check(parts: Stack, http: httpx.AsyncClient, trouble: str) -> None:
+    """All that tells of readiness tells the same, within the limit."""
+    orchestrator = parts.orchestrator
+    await until(lambda: orchestrator.orchestrator.log.trouble == trouble)
+    async with asyncio.timeout(LIMIT_S):
+        while await serving(orchestrator.address) != (NOT_SERVING if trouble else SERVING):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    ready = await http.get("/ready")
+    assert ready.json() == {"ready": not trouble, "reason": trouble or None}
+    assert ready.status_code == (503 if trouble else 200)
+    told = await status(orchestrator.address)
+    assert told.log_trouble == trouble
+    assert bool(told.log_trouble_ms) == bool(trouble)
+
+
+async def check_refused(parts: Stack, http: httpx.AsyncClient, trouble: str) -> None:
+    wish = {"prompt": list(PROMPT), "max_tokens": 4}
+    for extra in ({}, {"request_id": "r"}):
+        answer = await http.post("/v1/completions", json=wish | extra)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, trouble)
+        assert answer.headers["retry-after"] == "1"
+        async with AsyncClient(parts.orchestrator.address, patience=0) as client:
+            with pytest.raises(SpecwireError) as caught:
+                await client.complete(list(PROMPT), max_tokens=4, request_id=extra.get("request_id", ""))
+        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, trouble)
+
+
+async def check_served(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/completions", json={"prompt": list(PROMPT), "max_tokens": 4})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "orchestrator.log_health")
+    with RedisServer(port="0") as server, Redis(unix_socket_path=str(server.socket)) as raw:
+        async with stack(TARGET, redis_url=server.url, http="127.0.0.1:0") as parts:
+            assert parts.orchestrator.http is not None
+            async with httpx.AsyncClient(base_url=parts.orchestrator.http, timeout=LIMIT_S) as http:
+                await check(parts, http, "")
+                await check_served(http)
+                raw.config_set("maxmemory", "1")
+                await check(parts, http, FULL)
+                await check_refused(parts, http, FULL)
+                raw.config_set("maxmemory", "0")
+                await check(parts, http, "")
+                await check_served(http)
+                raw.close()
+                server.stop()
+                await check(parts, http, AWAY)
+                await check_refused(parts, http, AWAY)
+                server.start()
+                await check(parts, http, "")
+                await check_served(http)
+    told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.log_health"]
+    assert [line.startswith("the session log takes writes again, after ") for line in told] == [False, True] * 2
