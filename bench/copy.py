@@ -47,11 +47,11 @@ LABELS = {PLAIN: "plain decoding", DRAFTER: "drafter only", NGRAM: "n-gram only"
 
 @dataclass(frozen=True, slots=True)
 class CopyRun(Run):
-    """Draft tokens proposed and accepted, in all and from the text itself."""
+    """Draft tokens tested and accepted, in all and from the text itself."""
 
-    proposed: int = 0
+    tested_all: int = 0
     accepted_all: int = 0
-    proposed_ngram: int = 0
+    tested_ngram: int = 0
     accepted_ngram: int = 0
 
 
@@ -85,9 +85,9 @@ class CopyRow:
             seconds=seconds,
             first_token_seconds=stats.time_to_first_token_us / 1e6,
             forwards=stats.target_forwards,
-            proposed=stats.proposed,
+            tested_all=stats.tested,
             accepted_all=stats.accepted,
-            proposed_ngram=stats.proposed_ngram,
+            tested_ngram=stats.tested_ngram,
             accepted_ngram=stats.accepted_ngram,
         )
 
@@ -142,15 +142,15 @@ def measure(args: argparse.Namespace) -> tuple[list[Sample], list[Bar]]:
 
 
 def acceptances(samples: Sequence[Sample], key: str) -> dict[str, float | None]:
-    """Accepted draft tokens among those proposed and tested, by source."""
+    """Accepted draft tokens among those tested, by source."""
     runs = [sample.run for sample in of_row(samples, key) if isinstance(sample.run, CopyRun)]
-    ngram = sum(run.proposed_ngram for run in runs), sum(run.accepted_ngram for run in runs)
-    both = sum(run.proposed for run in runs), sum(run.accepted_all for run in runs)
+    ngram = sum(run.tested_ngram for run in runs), sum(run.accepted_ngram for run in runs)
+    both = sum(run.tested_all for run in runs), sum(run.accepted_all for run in runs)
     return {"drafter": _share(both[0] - ngram[0], both[1] - ngram[1]), "ngram": _share(*ngram)}
 
 
-def _share(proposed: int, accepted: int) -> float | None:
-    return accepted / proposed if proposed else None
+def _share(tested: int, accepted: int) -> float | None:
+    return accepted / tested if tested else None
 
 
 def different(samples: Sequence[Sample], key: str) -> int:

@@ -58,7 +58,7 @@ class Place:
     @property
     def accepted(self) -> int:
         """Draft tokens that were proposed to it and accepted; what it found in the text itself is not counted."""
-        return self._engine.tally.accepted[SourceKind.DRAFTER]
+        return self._engine.tally.drafts[SourceKind.DRAFTER].accepted
 
     def open(self, handle: int, case: Case, decided: Text) -> None:
         self.texts[handle] = list(decided)

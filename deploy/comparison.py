@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from deploy.near_tie import Parting
-from deploy.render import table
+from deploy.render import number, table
 from specwire.client import Completion, Stats
 
 HEAD = (
@@ -68,15 +68,25 @@ def counts(completion: Completion) -> str:
     """Return how the tokens of a completion came to be decided."""
     stats = completion.stats
     return (
-        f"{stats.output_tokens} tokens: {stats.accepted} accepted{from_the_text(stats)}, "
-        f"{stats.recovered} recovered, {stats.bonus} bonus, "
-        f"{stats.direct} direct; {stats.target_forwards} target forwards"
+        f"{number(stats.output_tokens, 'token')}: {stats.accepted} accepted{by_source(stats)}, "
+        f"{stats.recovered} recovered, {stats.bonus} bonus, {stats.direct} direct; {forwards(stats)}"
     )
 
 
-def from_the_text(stats: Stats) -> str:
-    """Return, in brackets, how many were accepted that the verifier had copied from the text; nothing if none was."""
-    return f" ({stats.accepted_ngram} copied from the text)" if stats.accepted_ngram else ""
+def forwards(stats: Stats) -> str:
+    """Return how many there were, and what was saved: an accepted token that came during a forward saves none."""
+    return f"{number(stats.target_forwards, 'target forward')} ({stats.forwards_saved} saved)"
+
+
+def by_source(stats: Stats) -> str:
+    """Return, in brackets, how many of each source's tested draft tokens were accepted; nothing if none was tested."""
+    sources = {
+        "drafters": (sum(each.accepted for each in stats.drafters), sum(each.tested for each in stats.drafters)),
+        "n-grams": (stats.accepted_ngram, stats.tested_ngram),
+        "prediction": (stats.accepted_prediction, stats.tested_prediction),
+    }
+    told = [f"{name} {accepted} of {tested}" for name, (accepted, tested) in sources.items() if tested]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def figures(pairs: Sequence[Pair]) -> Figures:
@@ -133,9 +143,8 @@ def _speed(completions: Sequence[Completion]) -> float:
 
 def _acceptance(completions: Sequence[Completion]) -> float | None:
     """P(accept), given that the position was tested with everything before it accepted; None if none was."""
-    tested = sum(sum(one.stats.tested_at) for one in completions)
-    accepted = sum(sum(one.stats.accepted_at) for one in completions)
-    return accepted / tested if tested else None
+    tested = _sum(completions, "tested")
+    return _sum(completions, "accepted") / tested if tested else None
 
 
 def _first_token_ms(completions: Sequence[Completion]) -> float:

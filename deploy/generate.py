@@ -10,10 +10,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy.comparison import from_the_text
+from deploy.comparison import by_source, forwards
 from deploy.entry import run_owned
 from deploy.options import StackError
-from deploy.render import Painter, painter
+from deploy.render import Painter, number, painter
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.starting import start_shown
 from deploy.terminal import Tail, is_terminal
@@ -227,9 +227,9 @@ def summary(completion: Completion) -> str:
     """Return one line of figures."""
     stats = completion.stats
     return (
-        f"{stats.output_tokens} tokens in {stats.duration_us / 1e6:.2f} s ({tokens_per_second(completion):.0f}/s), "
-        f"first after {stats.time_to_first_token_us / 1e3:.0f} ms, {stats.target_forwards} target forwards, "
-        f"{stats.accepted} of {stats.proposed} proposed accepted{from_the_text(stats)}, "
+        f"{number(stats.output_tokens, 'token')} in {stats.duration_us / 1e6:.2f} s "
+        f"({tokens_per_second(completion):.0f}/s), first after {stats.time_to_first_token_us / 1e3:.0f} ms, "
+        f"{forwards(stats)}, {stats.accepted} of {stats.tested} tested draft tokens accepted{by_source(stats)}, "
         f"end: {completion.finish_reason.name.lower()}, seed {completion.seed}"
         f"{f', LOSSY: {completion.sampling.rule}' if completion.lossy else ''}"
     )

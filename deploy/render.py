@@ -83,6 +83,11 @@ def dim(text: str, colour: bool) -> str:
     return f"{DIM}{text}{RESET}" if colour else text
 
 
+def number(count: int, noun: str) -> str:
+    """Return "1 token", "2 tokens"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned columns: the first to the left, the others to the right; the first row is the head."""
     rows = [[visible(cell, lines=False) for cell in row] for row in rows]

@@ -116,8 +116,10 @@ def _one(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:
             "tokens/s": round(result.tokens_per_second, 2),
             "first token ms": round(result.time_to_first_us / 1000, 2),
             "forwards": result.forwards,
-            "tested": result.tested,
-            "accepted": result.accepted,
+            "saved": result.forwards_saved,
+            "proposed": result.drafts.proposed,
+            "tested": result.drafts.tested,
+            "accepted": result.drafts.accepted,
             "ledger ms": round(result.ledger_us / 1000, 2),
         }
         for name, result in found

@@ -166,9 +166,9 @@ def session_rate(session: pb.SessionStatus) -> float:
     return max(0, session.tokens - 1) / (session.writing_ms / 1000) if session.writing_ms else 0.0
 
 
-def share(accepted: int, proposed: int) -> float | None:
-    """Acceptance; None where nothing was proposed."""
-    return accepted / proposed if proposed else None
+def share(accepted: int, tested: int) -> float | None:
+    """Acceptance; None where nothing was tested."""
+    return accepted / tested if tested else None
 
 
 def page(seen: Seen, before: Seen | None, address: str, trouble: str = "", columns: int | None = None) -> str:
@@ -179,7 +179,7 @@ def page(seen: Seen, before: Seen | None, address: str, trouble: str = "", colum
         f"up {_duration(status.uptime_ms)}",
         f"{status.sessions_running} running, {status.sessions_finished} finished",
         f"{rate(seen, before):.0f} tokens/s",
-        f"acceptance {_percent(share(status.accepted, status.proposed))}",
+        f"acceptance {_percent(share(status.accepted, status.tested))}",
         f"log {visible(status.durability, lines=False)}",
     )
     told = [visible(f"no answer: {trouble}", lines=False)] if trouble else []
@@ -228,7 +228,7 @@ def _places(peer: pb.PeerStatus) -> str:
 def _sessions(status: pb.GetStatusResponse) -> list[list[str]]:
     rows = [["session", "tenant", "state", "age", "prompt", "tokens", "tokens/s", "accepted", "plan"]]
     for each in status.sessions:
-        accepted = _percent(share(each.accepted, each.proposed))
+        accepted = _percent(share(each.accepted, each.tested))
         speed, age = f"{session_rate(each):.0f}", _duration(each.age_ms)
         counts = [str(each.prompt_tokens), str(each.tokens)]
         rows.append([each.name, each.tenant or NONE, each.state, age, *counts, speed, accepted, each.plan or NONE])
@@ -263,13 +263,15 @@ def as_object(seen: Seen, before: Seen | None) -> dict[str, object]:
         "log_trouble": status.log_trouble,
         "log_trouble_s": status.log_trouble_ms / 1000,
         "tokens_per_second": round(rate(seen, before), 2),
-        "acceptance": share(status.accepted, status.proposed),
+        "acceptance": share(status.accepted, status.tested),
         "sessions_running": status.sessions_running,
         "sessions_finished": status.sessions_finished,
         "tokens": status.tokens,
         "proposed": status.proposed,
+        "tested": status.tested,
         "accepted": status.accepted,
         "target_forwards": status.target_forwards,
+        "forwards_saved": status.forwards_saved,
         "services": [
             {
                 "kind": kind_of(peer),
@@ -294,7 +296,7 @@ def as_object(seen: Seen, before: Seen | None) -> dict[str, object]:
                 "prompt_tokens": each.prompt_tokens,
                 "tokens": each.tokens,
                 "tokens_per_second": round(session_rate(each), 2),
-                "acceptance": share(each.accepted, each.proposed),
+                "acceptance": share(each.accepted, each.tested),
                 "plan": each.plan,
             }
             for each in status.sessions

@@ -77,7 +77,7 @@ class Books:
     def _log_ended(self, driver: SessionDriver, end: End) -> None:
         stats, shown = driver.stats, driver.record.session_id[:SHOWN_CHARACTERS]
         texts = {} if self._text_of is None else {"output": driver.output.text}
-        message = "session %s: ended (%s) with %d tokens, %d of %d draft tokens accepted, after %.3f s"
+        message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
         took = (stats.ended or stats.started) - stats.started
-        figures = (len(driver.output.tokens), stats.accepted, stats.proposed, took)
+        figures = (len(driver.output.tokens), stats.target_forwards, stats.shown.accepted, stats.shown.tested, took)
         logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))

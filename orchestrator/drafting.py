@@ -120,8 +120,6 @@ class Drafting:
     ) -> None:
         """A verdict came, of this source's tokens or not."""
         decided = messages.decided(event, verdict, self.source, forward)
-        self.stats.proposed += decided.tested
-        self.stats.accepted += decided.accepted
         if self._planner is not None:
             self._planner.observe_verdict(decided)
             self._learnt = True

@@ -366,8 +366,9 @@ class SessionDriver:
             end.message if end.reason is FinishReason.ERROR else "",
             reason=end.reason.name.lower(),
             output_tokens=len(self.output.tokens),
-            proposed=self.stats.proposed,
-            accepted=self.stats.accepted,
+            proposed=self.stats.drafted.proposed,
+            tested=self.stats.drafted.tested,
+            accepted=self.stats.drafted.accepted,
             target_forwards=self.stats.target_forwards,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.store import SessionRecord
-from specwire.core.acceptance import Outcome
+from specwire.core.acceptance import window_counts
 from specwire.core.chain import SourceKind
 from specwire.core.contention import Forward
 from specwire.core.drafting import Pace
@@ -104,7 +104,8 @@ def forward_of(step: verify_pb2.StepTimings, received_ns: int) -> Forward | None
 def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, forward: Forward | None) -> Decided:
     """A verdict as the planner of `source` is told of it: what was tested of others is not its drafter's doing."""
     drafted = event.kind is SourceKind.DRAFTER and verdict.source == source
-    tested = verdict.tested if drafted else 0
-    accepted = min(event.outcomes.count(Outcome.ACCEPTED), tested)
+    # Behind the text's end nothing was tested, nor refused.
+    width = min(verdict.tested, len(event.tokens)) if drafted else 0
+    accepted = window_counts(event.outcomes, width).accepted
     delay_us = verdict.proposal_delay_us if verdict.answered == source else 0
-    return Decided(event.position, event.tokens, tested, accepted, delay_us, forward)
+    return Decided(event.position, event.tokens, width, accepted, delay_us, forward)

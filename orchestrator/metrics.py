@@ -19,7 +19,6 @@ from orchestrator.stats import SessionStats
 from orchestrator.tally import Tally
 from orchestrator.totals import Totals
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import SourceKind
 from specwire.core.placement import Reason
 from specwire.core.states import State
 from specwire.registry.entry import Role
@@ -61,25 +60,34 @@ def _of_sessions(running: list[SessionDriver], totals: Totals, tally: Tally) -> 
     yield counter("prompt_tokens_total", "Tokens of prompts.", tally.prompt_tokens)
     yield counter("prompt_tokens_cached_total", "Of these, those that needed no forward.", totals.stats.cached_tokens)
     yield counter("target_forwards_total", "Forwards that decided tokens, by session.", totals.stats.target_forwards)
+    saved = "Tokens that forwards decided beyond one each."
+    yield counter("target_forwards_saved_total", saved, totals.stats.forwards_saved)
 
 
 def _of_speculation(stats: SessionStats) -> Iterable[Family]:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
-    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens tested.", stats.tested_at[0])
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", stats.tested_at[0])
     yield by_label(
         "counter",
         f"{prefix}_draft_tokens_total",
-        "Draft tokens tested, by where they came from.",
+        "Draft tokens put to the target, by where they came from.",
         "kind",
-        _by_kind(stats.proposed, stats.proposed_ngram, stats.proposed_prediction),
+        {kind.name.lower(): counts.proposed for kind, counts in stats.drafts.items()},
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_tested_tokens_total",
+        "Of these, those that were judged, all before them having been accepted.",
+        "kind",
+        {kind.name.lower(): counts.tested for kind, counts in stats.drafts.items()},
     )
     yield by_label(
         "counter",
         f"{prefix}_accepted_tokens_total",
-        "Draft tokens accepted, by where they came from.",
+        "Of these, those that were accepted.",
         "kind",
-        _by_kind(stats.accepted, stats.accepted_ngram, stats.accepted_prediction),
+        {kind.name.lower(): counts.accepted for kind, counts in stats.drafts.items()},
     )
     yield by_label(
         "counter",
@@ -88,12 +96,6 @@ def _of_speculation(stats: SessionStats) -> Iterable[Family]:
         "position",
         by_position,
     )
-
-
-def _by_kind(of_all: int, ngram: int, prediction: int) -> dict[str, float]:
-    counts = {SourceKind.NGRAM: ngram, SourceKind.PREDICTION: prediction}
-    counts[SourceKind.DRAFTER] = of_all - ngram - prediction
-    return {kind.name.lower(): counts[kind] for kind in SourceKind}
 
 
 def positions(stats: SessionStats) -> int:

@@ -8,6 +8,7 @@ from orchestrator.driver import SessionDriver
 from orchestrator.output import Piece, Timings
 from orchestrator.stats import DrafterStats, SessionStats
 from specwire.core.acceptance import Outcome
+from specwire.core.chain import SourceKind
 from specwire.core.effects import End
 from specwire.core.preview import Provisional
 from specwire.rpc import convert
@@ -97,7 +98,8 @@ def finished(driver: SessionDriver, end: End, text: str) -> pb.Finished:
 
 
 def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
-    outcomes = known.outcomes
+    outcomes, shown = known.outcomes, known.shown
+    ngram, prediction = known.drafts[SourceKind.NGRAM], known.drafts[SourceKind.PREDICTION]
     ended = known.started if known.ended is None else known.ended
     first = ended if known.first_token is None else known.first_token
     positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
@@ -105,8 +107,10 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         prompt_tokens=prompt_tokens,
         output_tokens=outcomes.total(),
         target_forwards=known.target_forwards,
-        proposed=known.proposed,
-        accepted=outcomes[Outcome.ACCEPTED],
+        forwards_saved=known.forwards_saved,
+        proposed=shown.proposed,
+        tested=shown.tested,
+        accepted=shown.accepted,
         recovered=outcomes[Outcome.RECOVERED],
         bonus=outcomes[Outcome.BONUS],
         direct=outcomes[Outcome.DIRECT],
@@ -114,10 +118,12 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         duration_us=int((ended - known.started) * 1e6),
         tested_at=known.tested_at[:positions],
         accepted_at=known.accepted_at[:positions],
-        proposed_ngram=known.proposed_ngram,
-        accepted_ngram=known.accepted_ngram,
-        proposed_prediction=known.proposed_prediction,
-        accepted_prediction=known.accepted_prediction,
+        proposed_ngram=ngram.proposed,
+        tested_ngram=ngram.tested,
+        accepted_ngram=ngram.accepted,
+        proposed_prediction=prediction.proposed,
+        tested_prediction=prediction.tested,
+        accepted_prediction=prediction.accepted,
         plan=known.plan,
         drafters=[_drafter(each) for each in known.drafters],
         cached_tokens=known.cached_tokens,
@@ -125,6 +131,12 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
 
 
 def _drafter(known: DrafterStats) -> pb.DrafterStats:
+    drafts = known.drafts
     return pb.DrafterStats(
-        source=known.source, model=known.model, proposed=known.proposed, accepted=known.accepted, plan=known.plan
+        source=known.source,
+        model=known.model,
+        proposed=drafts.proposed,
+        tested=drafts.tested,
+        accepted=drafts.accepted,
+        plan=known.plan,
     )

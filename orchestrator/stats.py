@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specwire.core.acceptance import Outcome
+from specwire.core.acceptance import DraftCounts, Outcome, late_counts, window_counts
 from specwire.core.chain import SourceKind
 from specwire.core.effects import Emit
 from specwire.core.events import VerdictArrived
@@ -18,15 +18,14 @@ MOST_DRAFTERS = 16
 
 @dataclass(slots=True)
 class DrafterStats:
-    """One drafter's part: its draft tokens in tested windows, the accepted ones of them, and how it last drafted.
+    """One drafter's part: what became of its draft tokens, and how it last drafted.
 
     lost: it left before the session's end.
     """
 
     source: int
     model: str
-    proposed: int = 0
-    accepted: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     plan: str = ""
     lost: bool = False
 
@@ -35,6 +34,7 @@ class DrafterStats:
 class SessionStats:
     """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
 
+    drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
     opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
     elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: see `orchestrator.totals`.
     """
@@ -46,13 +46,9 @@ class SessionStats:
     ended: float | None = None
     target_forwards: int = 0
     cached_tokens: int = 0
-    proposed: int = 0
-    proposed_ngram: int = 0
-    accepted_ngram: int = 0
-    proposed_prediction: int = 0
-    accepted_prediction: int = 0
+    forwards_saved: int = 0
+    drafts: dict[SourceKind, DraftCounts] = field(default_factory=lambda: {kind: DraftCounts() for kind in SourceKind})
     drafters: list[DrafterStats] = field(default_factory=list)
-    accepted: int = 0
     opens: int = 0
     reopens: int = 0
     verifier_losses: int = 0
@@ -63,6 +59,22 @@ class SessionStats:
     elsewhere: Counter[Outcome] = field(default_factory=Counter)
     tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+
+    @property
+    def drafted(self) -> DraftCounts:
+        """Whoever proposed them."""
+        total = DraftCounts()
+        for counts in self.drafts.values():
+            total.add(counts)
+        return total
+
+    @property
+    def shown(self) -> DraftCounts:
+        """As it belongs to `outcomes`: of what other orchestrators had decided only what was tested is known."""
+        accepted, recovered = self.outcomes[Outcome.ACCEPTED], self.outcomes[Outcome.RECOVERED]
+        elsewhere = self.elsewhere[Outcome.ACCEPTED] + self.elsewhere[Outcome.RECOVERED]
+        tested = accepted + recovered
+        return DraftCounts(max(tested, self.drafted.proposed + elsewhere), tested, accepted)
 
     @property
     def plan(self) -> str:
@@ -76,23 +88,26 @@ class SessionStats:
         self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
         return added
 
-    def count_verdict(self, verdict: VerdictArrived, tested: int) -> None:
-        """tested: tokens of the window that was decided, whoever proposed them."""
+    def count_verdict(self, verdict: VerdictArrived, width: int, source: int = 0, met: int = 0) -> None:
+        """width: draft tokens in the window that was decided; if a drafter's, of `source`.
+
+        met: the drafter whose token came during the forward, and met the row behind the window.
+        """
         if not verdict.tokens:
             return
         self.target_forwards += 1
-        self.proposed += tested + _met_late(verdict, tested)
-        self.accepted += verdict.outcomes.count(Outcome.ACCEPTED)
-        accepted = min(tested, verdict.outcomes.count(Outcome.ACCEPTED))
-        if verdict.kind is SourceKind.NGRAM:
-            self.proposed_ngram += tested
-            self.accepted_ngram += accepted
-        elif verdict.kind is SourceKind.PREDICTION:
-            self.proposed_prediction += tested
-            self.accepted_prediction += accepted
-        for index in range(min(tested, accepted + 1, MOST_POSITIONS)):
+        self.forwards_saved += len(verdict.tokens) - 1
+        window, late = window_counts(verdict.outcomes, width), late_counts(verdict.outcomes, width)
+        self.drafts[verdict.kind].add(window)
+        self.drafts[SourceKind.DRAFTER].add(late)
+        for drafter in self.drafters:
+            if verdict.kind is SourceKind.DRAFTER and drafter.source == source:
+                drafter.drafts.add(window)
+            if drafter.source == met:
+                drafter.drafts.add(late)
+        for index in range(min(window.tested, MOST_POSITIONS)):
             self.tested_at[index] += 1
-            self.accepted_at[index] += index < accepted
+            self.accepted_at[index] += index < window.accepted
 
     def count_emit(self, emit: Emit, now: float) -> None:
         self.outcomes.update(emit.outcomes)
@@ -112,9 +127,3 @@ class SessionStats:
         """The session has ended with this output, of which others may have emitted a part."""
         own, self.outcomes = self.outcomes, Counter(outcomes)
         self.elsewhere = self.outcomes - own
-
-
-def _met_late(verdict: VerdictArrived, tested: int) -> int:
-    """1 if the last row met a draft token that arrived during the forward: it was tested too, outside the window."""
-    whole = len(verdict.tokens) == tested + 1
-    return int(whole and verdict.outcomes[-1] in (Outcome.ACCEPTED, Outcome.RECOVERED))

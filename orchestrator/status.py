@@ -10,7 +10,6 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.sessions import Orchestrator
-from specwire.core.acceptance import Outcome
 from specwire.registry.entry import Entry, State
 from specwire.rpc.errors import Context
 from specwire.rpc.options import host_of, is_loopback
@@ -57,9 +56,11 @@ class StatusApi(status_pb2_grpc.StatusServiceServicer):
             sessions=[_session(driver, now) for driver in running[:MOST_SESSIONS]],
             sessions_finished=totals.reasons.total(),
             tokens=stats.outcomes.total(),
-            proposed=stats.proposed,
-            accepted=stats.outcomes[Outcome.ACCEPTED],
+            proposed=stats.shown.proposed,
+            tested=stats.shown.tested,
+            accepted=stats.shown.accepted,
             target_forwards=stats.target_forwards,
+            forwards_saved=stats.forwards_saved,
             log_trouble=orchestrator.log.trouble,
             log_trouble_ms=_ms(orchestrator.log.trouble_s),
         )
@@ -118,8 +119,9 @@ def _session(driver: SessionDriver, now: float) -> pb.SessionStatus:
         prompt_tokens=len(driver.record.prompt),
         tokens=len(driver.output.tokens),
         writing_ms=_ms(now - stats.first_token) if stats.first_token is not None else 0,
-        proposed=stats.proposed,
-        accepted=stats.outcomes[Outcome.ACCEPTED],
+        proposed=stats.shown.proposed,
+        tested=stats.shown.tested,
+        accepted=stats.shown.accepted,
         plan=stats.plan,
     )
 

@@ -38,13 +38,10 @@ class Totals:
 
 def add(total: SessionStats, more: SessionStats) -> None:
     total.target_forwards += more.target_forwards
-    total.proposed += more.proposed
-    total.proposed_ngram += more.proposed_ngram
-    total.accepted_ngram += more.accepted_ngram
-    total.proposed_prediction += more.proposed_prediction
-    total.accepted_prediction += more.accepted_prediction
+    total.forwards_saved += more.forwards_saved
+    for kind, counts in more.drafts.items():
+        total.drafts[kind].add(counts)
     total.cached_tokens += more.cached_tokens
-    total.accepted += more.accepted
     total.opens += more.opens
     total.reopens += more.reopens
     total.verifier_losses += more.verifier_losses

@@ -42,7 +42,7 @@ class Judged:
     """A verdict arrived: tokens from `position` on were decided.
 
     Attributes:
-        tested: draft tokens that it was about; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
+        tested: draft tokens in its window; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
         forward_us, waited_us, sessions, rows: of the verifier's step.
         ended_us: when its forward ended, by the verifier's clock: such instants say how far apart forwards were.
         round_trip_us: to the verifier and back, as last measured.

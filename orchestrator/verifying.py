@@ -152,7 +152,7 @@ class Verifying:
         if event.attach != self._owner.session.attach:
             self._owner.apply(event)  # void
             return
-        self._stats.count_verdict(event, verdict.tested)
+        self._stats.count_verdict(event, verdict.tested, verdict.source, verdict.met)
         self.forgive()
         self._owner.on_decided(event, verdict)
 

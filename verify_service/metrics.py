@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specwire.core.acceptance import Outcome
-from specwire.core.chain import SourceKind
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
 from verify_service.engine import Engine
@@ -19,24 +18,29 @@ def families(engine: Engine) -> Iterable[Family]:
 
 
 def _of_speculation(tally: Tally) -> Iterable[Family]:
-    tested, accepted = tally.tested, tally.accepted
     prefix = "spec_decode_num"
-    kinds = {kind: kind.name.lower() for kind in SourceKind}
     by_position = {str(index): count for index, count in enumerate(tally.accepted_at) if count}
-    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens tested.", tally.windows)
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", tally.windows)
     yield by_label(
         "counter",
         f"{prefix}_draft_tokens_total",
-        "Draft tokens tested, by where they came from.",
+        "Draft tokens put to the target, by where they came from.",
         "kind",
-        {name: tested[kind] for kind, name in kinds.items()},
+        {kind.name.lower(): counts.proposed for kind, counts in tally.drafts.items()},
+    )
+    yield by_label(
+        "counter",
+        f"{prefix}_tested_tokens_total",
+        "Of these, those that were judged, all before them having been accepted.",
+        "kind",
+        {kind.name.lower(): counts.tested for kind, counts in tally.drafts.items()},
     )
     yield by_label(
         "counter",
         f"{prefix}_accepted_tokens_total",
-        "Draft tokens accepted, by where they came from.",
+        "Of these, those that were accepted.",
         "kind",
-        {name: accepted[kind] for kind, name in kinds.items()},
+        {kind.name.lower(): counts.accepted for kind, counts in tally.drafts.items()},
     )
     yield by_label(
         "counter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specwire.core.acceptance import Outcome
+from specwire.core.acceptance import DraftCounts, Outcome, late_counts, window_counts
 from specwire.core.chain import Offer, SourceKind
 from specwire.core.tail import Verdict
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
@@ -14,7 +14,10 @@ MOST_POSITIONS = 32
 
 
 class Tally:
-    """Since the engine began. `refused`: windows of which a token was refused, each a rollback and a dead chain."""
+    """Since the engine began. `drafts`: draft tokens, by who proposed them.
+
+    `refused`: windows of which a token was refused, each a rollback and a dead chain.
+    """
 
     def __init__(self) -> None:
         self.forward_s = Histogram(STEPS)
@@ -27,8 +30,7 @@ class Tally:
         self.offers: Counter[Offer] = Counter()
         self.windows = 0
         self.refused = 0
-        self.tested: Counter[SourceKind] = Counter()
-        self.accepted: Counter[SourceKind] = Counter()
+        self.drafts = {kind: DraftCounts() for kind in SourceKind}
         self.accepted_at = [0] * MOST_POSITIONS
 
     def step(self, timings: Timings) -> None:
@@ -44,12 +46,12 @@ class Tally:
         """A session's part of a step was decided."""
         for outcome in verdict.outcomes:
             self.outcomes[outcome] += 1
-        if not verdict.tested:
+        self.drafts[SourceKind.DRAFTER].add(late_counts(verdict.outcomes, verdict.width))
+        if not verdict.width:
             return
-        accepted = min(verdict.tested, verdict.accepted)
+        window = window_counts(verdict.outcomes, verdict.width)
         self.windows += 1
-        self.tested[verdict.kind] += verdict.tested
-        self.accepted[verdict.kind] += accepted
+        self.drafts[verdict.kind].add(window)
         self.refused += Outcome.RECOVERED in verdict.outcomes
-        for index in range(min(accepted, MOST_POSITIONS)):
+        for index in range(min(window.accepted, MOST_POSITIONS)):
             self.accepted_at[index] += 1

@@ -123,6 +123,7 @@ class DrafterStats:
     proposed: int
     accepted: int
     plan: str
+    tested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,10 @@ class Stats:
     plan: str = ""
     drafters: tuple[DrafterStats, ...] = ()
     cached_tokens: int = 0
+    tested: int = 0
+    tested_ngram: int = 0
+    tested_prediction: int = 0
+    forwards_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

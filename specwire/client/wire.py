@@ -144,9 +144,18 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         proposed_prediction=message.proposed_prediction,
         accepted_prediction=message.accepted_prediction,
         plan=message.plan,
-        drafters=tuple(DrafterStats(d.source, d.model, d.proposed, d.accepted, d.plan) for d in message.drafters),
+        drafters=tuple(map(_drafter, message.drafters)),
         cached_tokens=message.cached_tokens,
+        tested=message.tested,
+        tested_ngram=message.tested_ngram,
+        tested_prediction=message.tested_prediction,
+        forwards_saved=message.forwards_saved,
     )
+
+
+def _drafter(message: generation_pb2.DrafterStats) -> DrafterStats:
+    counts = message.proposed, message.accepted
+    return DrafterStats(message.source, message.model, *counts, message.plan, message.tested)
 
 
 def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionState:

@@ -10,6 +10,7 @@ That is why proposals change how fast tokens come and never which:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -32,6 +33,52 @@ class Outcome(IntEnum):
 
 
 DIRECT = (Outcome.DIRECT,)
+# Those of tokens at whose position a draft token was tested.
+JUDGED = (Outcome.ACCEPTED, Outcome.RECOVERED)
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Draft tokens of one source, or of all.
+
+    proposed: put to the target, in a window or, where they came during the forward, at its last row.
+    tested: of these, the ones that were judged: all before them in the window had been accepted.
+    accepted: of these, the ones that passed. accepted / tested is the acceptance.
+
+    Invariant: accepted <= tested <= proposed.
+    """
+
+    proposed: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def add(self, more: DraftCounts) -> None:
+        self.proposed += more.proposed
+        self.tested += more.tested
+        self.accepted += more.accepted
+        self._check()
+
+    def _check(self) -> None:
+        assert 0 <= self.accepted <= self.tested <= self.proposed, self
+
+
+def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
+    """Of the window that a step's outcomes are about. What stands behind the text's end was not tested."""
+    return _judged(outcomes[:width], width)
+
+
+def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
+    """Of the draft token that came during the forward and met the row behind the window, if one did."""
+    last = outcomes[width : width + 1]
+    return _judged(last, int(any(outcome in JUDGED for outcome in last)))
+
+
+def _judged(outcomes: Sequence[Outcome], proposed: int) -> DraftCounts:
+    accepted = sum(outcome is Outcome.ACCEPTED for outcome in outcomes)
+    return DraftCounts(proposed, sum(outcome in JUDGED for outcome in outcomes), accepted)
 
 
 class Decision(NamedTuple):

@@ -263,10 +263,13 @@ class Chains:
     def _promise(self, source: int, reach: int) -> float:
         return expected_tokens(self.acceptance(source).rates(reach), reach)
 
-    def behind(self, position: int, window: Sequence[int]) -> Draft | None:
-        """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source."""
+    def behind(self, position: int, window: Sequence[int]) -> tuple[int, Draft | None]:
+        """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source.
+
+        With that source; 0 and None where there is none.
+        """
         source = self.first(position, window)
-        return None if source is None else self._live[source].drafts(position + len(window), 1)[0]
+        return (0, None) if source is None else (source, self._live[source].drafts(position + len(window), 1)[0])
 
     def first(self, position: int, window: Sequence[int] = ()) -> int | None:
         """The lowest source whose live chain has a token behind `window`."""

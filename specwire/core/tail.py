@@ -15,18 +15,20 @@ from specwire.core.logprobs import TokenLogprobs
 class Verdict(NamedTuple):
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
-    tested: width of the window, whose draft tokens came from a source of `kind`; of several drafters, from `source`.
+    width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
+    met: the drafter whose token came during the forward and met the row behind the window; 0 for none.
     logprobs: one per token where the session reports them, else none.
     """
 
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
-    tested: int
+    width: int
     finish: FinishReason | None = None
     kind: SourceKind = SourceKind.DRAFTER
     source: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    met: int = 0
 
     @property
     def accepted(self) -> int:
@@ -46,7 +48,7 @@ class Verdict(NamedTuple):
             tokens=self.tokens[cut:],
             outcomes=self.outcomes[cut:],
             logprobs=self.logprobs[cut:],
-            tested=max(0, self.tested - cut),
+            width=max(0, self.width - cut),
         )
 
 

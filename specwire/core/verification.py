@@ -295,7 +295,7 @@ class VerifySession:
         position = self.position
         drafted = kind is SourceKind.DRAFTER and len(window) > 0
         tested = (self.source if source is None else source) if drafted else None
-        late = self.chains.behind(position, window)
+        met, late = self.chains.behind(position, window)
         if judge is not None:
             decision = judge(len(window), late)
         else:
@@ -313,8 +313,17 @@ class VerifySession:
         if self.ngram is not None:
             self.ngram.text_grew()
         logprobs = report(decision.tokens) if report is not None else ()
+        reached = late is not None and len(decision.tokens) > len(window)
         verdict = Verdict(
-            position, decision.tokens, decision.outcomes, len(window), self.finish, kind, tested or 0, logprobs
+            position,
+            decision.tokens,
+            decision.outcomes,
+            len(window),
+            self.finish,
+            kind,
+            tested or 0,
+            logprobs,
+            met if reached else 0,
         )
         self.tail.add(verdict)
         return verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specwire.core.acceptance import DraftCounts
 from specwire.core.credit import buffer_for
 from specwire.core.planner import Planner
 from specwire.sim.clock import Clock, Machine
@@ -92,7 +93,7 @@ class Result:
         tokens, elapsed_us, time_to_first_us: until the last token, and the first.
         steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
         forwards: steps of the verifier.
-        proposed: draft tokens sent. tested: of them, in windows. accepted: those that came during the forward included.
+        drafts: what became of draft tokens. forwards_saved: tokens that forwards decided beyond one each.
         ledger_us: the last balance that the verifier told.
         plans: each change of plan, with its time and reason.
         planner: may go on with another session, by `successor`.
@@ -103,9 +104,8 @@ class Result:
     time_to_first_us: float
     steady_tokens_per_second: float
     forwards: int
-    proposed: int
-    tested: int
-    accepted: int
+    drafts: DraftCounts
+    forwards_saved: int
     ledger_us: float
     plans: tuple[Planned, ...]
     planner: Planner
@@ -148,9 +148,8 @@ def _result(edge: Edge, verifier: Verifier) -> Result:
         time_to_first_us=stats.first_us,
         steady_tokens_per_second=(stats.tokens - stats.first_tokens) / rest_us * 1e6 if rest_us else 0.0,
         forwards=counts.forwards,
-        proposed=stats.proposed,
-        tested=counts.tested,
-        accepted=counts.accepted,
+        drafts=counts.drafts,
+        forwards_saved=counts.decided - counts.forwards,
         ledger_us=stats.ledger_us,
         plans=tuple(edge.plans),
         planner=edge.planner,

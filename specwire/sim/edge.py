@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from specwire.core import effects as fx
 from specwire.core import events as ev
+from specwire.core.acceptance import window_counts
 from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
@@ -60,7 +61,6 @@ class Stats:
     first_tokens: int = 0
     last_us: float = 0.0
     tokens: int = 0
-    proposed: int = 0
     ledger_us: float = 0.0
 
 
@@ -151,9 +151,10 @@ class Edge:
         self._apply(event)
         if self.drafter is None:
             return
-        accepted = min(verdict.accepted, verdict.tested)
+        window = window_counts(verdict.outcomes, verdict.width)
+        width = min(verdict.width, len(verdict.tokens))
         self.planner.observe_verdict(
-            PlannedFrom(verdict.position, verdict.tokens, verdict.tested, accepted, round(decided.delay_us))
+            PlannedFrom(verdict.position, verdict.tokens, width, window.accepted, round(decided.delay_us))
         )
         if self.planner.time_to_plan:
             self._plan()
@@ -164,7 +165,6 @@ class Edge:
         self._clock.after(self._delays.drafter_us, partial(self._on_proposal, proposal, draft_us))
 
     def _on_proposal(self, proposal: Proposal, draft_us: float) -> None:
-        self.stats.proposed += len(proposal.tokens)
         self.planner.observe_proposal(proposal, round(draft_us))
         self._apply(ev.ProposalArrived(replace(proposal, source=SOURCE)))
 

@@ -7,10 +7,11 @@ arrived meanwhile still meets the last row), decide. Planning takes no time here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from specwire.core.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
 from specwire.core.ledger import part_of
@@ -98,13 +99,12 @@ def _part(share: Share, held: Held) -> Part:
 
 @dataclass(slots=True)
 class Counts:
-    """Work done. tested, accepted: draft tokens; `accepted` counts those that arrived during the forward too."""
+    """Work done. drafts: draft tokens, those that arrived during the forward included."""
 
     forwards: int = 0
     rows: int = 0
     sessions: int = 0
-    tested: int = 0
-    accepted: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     decided: int = 0
 
 
@@ -248,8 +248,8 @@ class Verifier:
         verdict = session.resolve(chosen, part.window, source=part.source)
         held.cached = verdict.position + min(verdict.accepted, len(part.window))
         answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited_us, charged)
-        self.counts.tested += verdict.tested
-        self.counts.accepted += verdict.accepted
+        self.counts.drafts.add(window_counts(verdict.outcomes, verdict.width))
+        self.counts.drafts.add(late_counts(verdict.outcomes, verdict.width))
         self.counts.decided += len(verdict.tokens)
         held.report(Decided(verdict, answer.delay_us, session.ledger.balance_us, times))
         if verdict.finish is not None:

@@ -37,7 +37,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("uptime_ms", "durability", "peers", "sessions_running", "sessions", "sessions_finished", "tokens", "proposed", "accepted", "target_forwards", "log_trouble", "log_trouble_ms")
+    __slots__ = ("uptime_ms", "durability", "peers", "sessions_running", "sessions", "sessions_finished", "tokens", "proposed", "accepted", "target_forwards", "log_trouble", "log_trouble_ms", "tested", "forwards_saved")
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,8 @@ class GetStatusResponse(_message.Message):
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     LOG_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     LOG_TROUBLE_MS_FIELD_NUMBER: _ClassVar[int]
+    TESTED_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_SAVED_FIELD_NUMBER: _ClassVar[int]
     uptime_ms: int
     durability: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
@@ -62,7 +64,9 @@ class GetStatusResponse(_message.Message):
     target_forwards: int
     log_trouble: str
     log_trouble_ms: int
-    def __init__(self, uptime_ms: _Optional[int] = ..., durability: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., sessions_running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_finished: _Optional[int] = ..., tokens: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., target_forwards: _Optional[int] = ..., log_trouble: _Optional[str] = ..., log_trouble_ms: _Optional[int] = ...) -> None: ...
+    tested: int
+    forwards_saved: int
+    def __init__(self, uptime_ms: _Optional[int] = ..., durability: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., sessions_running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_finished: _Optional[int] = ..., tokens: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., target_forwards: _Optional[int] = ..., log_trouble: _Optional[str] = ..., log_trouble_ms: _Optional[int] = ..., tested: _Optional[int] = ..., forwards_saved: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("kind", "address", "model", "state", "trouble", "sessions", "slots", "round_trip_us", "region", "others_sessions")
@@ -89,7 +93,7 @@ class PeerStatus(_message.Message):
     def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., trouble: _Optional[str] = ..., sessions: _Optional[int] = ..., slots: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., region: _Optional[str] = ..., others_sessions: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("name", "tenant", "state", "age_ms", "prompt_tokens", "tokens", "writing_ms", "proposed", "accepted", "plan")
+    __slots__ = ("name", "tenant", "state", "age_ms", "prompt_tokens", "tokens", "writing_ms", "proposed", "accepted", "plan", "tested")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +104,7 @@ class SessionStatus(_message.Message):
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    TESTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     tenant: str
     state: str
@@ -110,4 +115,5 @@ class SessionStatus(_message.Message):
     proposed: int
     accepted: int
     plan: str
-    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[str] = ..., age_ms: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., writing_ms: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., plan: _Optional[str] = ...) -> None: ...
+    tested: int
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[str] = ..., age_ms: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., writing_ms: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., plan: _Optional[str] = ..., tested: _Optional[int] = ...) -> None: ...

@@ -105,7 +105,7 @@ class Progress(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., durable: _Optional[int] = ..., credit: _Optional[int] = ..., due: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us", "kind", "source", "answered", "logprobs")
+    __slots__ = ("handle", "attach", "position", "tokens", "outcomes", "tested", "finish_reason", "proposal_delay_us", "ledger_us", "kind", "source", "answered", "logprobs", "met")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class Verdict(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MET_FIELD_NUMBER: _ClassVar[int]
     handle: int
     attach: int
     position: int
@@ -132,7 +133,8 @@ class Verdict(_message.Message):
     source: int
     answered: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ..., source: _Optional[int] = ..., answered: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    met: int
+    def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ..., source: _Optional[int] = ..., answered: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., met: _Optional[int] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns")

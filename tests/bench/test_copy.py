@@ -21,9 +21,9 @@ def test_a_prompt_holds_whole_lines_and_begins_them_again() -> None:
 
 def test_acceptance_by_source() -> None:
     samples = [
-        sample(BOTH, proposed=10, accepted_all=7, proposed_ngram=6, accepted_ngram=6),
-        sample(BOTH, proposed=2, accepted_all=1),
-        sample(NGRAM, proposed=4, accepted_all=3, proposed_ngram=4, accepted_ngram=3),
+        sample(BOTH, tested_all=10, accepted_all=7, tested_ngram=6, accepted_ngram=6),
+        sample(BOTH, tested_all=2, accepted_all=1),
+        sample(NGRAM, tested_all=4, accepted_all=3, tested_ngram=4, accepted_ngram=3),
     ]
     assert acceptances(samples, BOTH) == {"drafter": 2 / 6, "ngram": 1.0}
     assert acceptances(samples, NGRAM) == {"drafter": None, "ngram": 0.75}

@@ -157,11 +157,11 @@ def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains:
     chains.offer(chunk((5, 6, 7), source=1), text)
     chains.offer(chunk((5, 6, 8), source=2), text)
     chains.offer(chunk((5, 9), source=3), text)
-    assert chains.behind(3, (5, 6)) == Draft(7)
+    assert chains.behind(3, (5, 6)) == (1, Draft(7))
     chains.drop(1)
-    assert chains.behind(3, (5, 6)) == Draft(8)
-    assert chains.behind(3, (5, 9)) is None
-    assert chains.behind(3, ()) == Draft(5)
+    assert chains.behind(3, (5, 6)) == (2, Draft(8))
+    assert chains.behind(3, (5, 9)) == (0, None)
+    assert chains.behind(3, ()) == (2, Draft(5))
 
 
 def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:

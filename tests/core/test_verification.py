@@ -28,7 +28,7 @@ def propose(session: VerifySession, *tokens: int, chain: int = 0, offset: int = 
 def test_without_a_proposal_a_step_decides_one_token() -> None:
     session = opened()
     verdict = session.resolve([5], session.window(8))
-    assert (verdict.position, verdict.tokens, verdict.outcomes, verdict.tested) == (3, (5,), (D,), 0)
+    assert (verdict.position, verdict.tokens, verdict.outcomes, verdict.width) == (3, (5,), (D,), 0)
     assert session.text.tokens == [*PROMPT, 5]
 
 
@@ -166,7 +166,7 @@ def test_a_late_token_may_come_from_another_source() -> None:
     window, source = session.window(8), session.source
     propose(session, 5, 6, source=2)
     verdict = session.resolve([5, 6], window, source=source)
-    assert (verdict.outcomes, verdict.tested, verdict.source) == ((A, A), 1, 1)
+    assert (verdict.outcomes, verdict.width, verdict.source, verdict.met) == ((A, A), 1, 1, 2)
 
 
 def guessing(tokens: list[int]) -> VerifySession:
@@ -193,7 +193,7 @@ def test_a_guess_that_was_tested_teaches_nothing_about_drafters() -> None:
     before = session.chains.acceptance(1).rates(3)
     verdict = session.resolve([3, 9, 9, 9], session.window(3, SourceKind.NGRAM), SourceKind.NGRAM)
     assert (verdict.tokens, verdict.outcomes) == ((3, 9), (A, R))
-    assert (verdict.tested, verdict.kind) == (3, SourceKind.NGRAM)
+    assert (verdict.width, verdict.kind) == (3, SourceKind.NGRAM)
     assert session.chains.acceptance(1).rates(3) == before
     assert session.window(3, SourceKind.NGRAM) == (), "the guess was for another position"
 

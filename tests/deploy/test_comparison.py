@@ -9,6 +9,7 @@ import pytest
 from deploy.comparison import Pair, as_object, counts, report
 from deploy.near_tie import Parting, examine, first_difference, tolerance
 from specwire.client import Completion, SamplingInForce, Stats
+from specwire.client.events import DrafterStats
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.lm import Feed, load_model
@@ -27,14 +28,14 @@ def pair(on: tuple[int, ...]) -> Pair:
     fast = Stats(
         output_tokens=4,
         target_forwards=2,
-        proposed=3,
+        proposed=5,
+        tested=3,
         accepted=2,
         recovered=1,
         bonus=1,
+        forwards_saved=2,
         time_to_first_token_us=3_000,
         duration_us=2_000_000,
-        tested_at=(2, 1),
-        accepted_at=(1, 1),
     )
     return Pair("name", completion((1, 2, 3, 4), slow), completion(on, fast))
 
@@ -66,13 +67,16 @@ def test_the_same_for_scripts() -> None:
 
 
 def test_counts() -> None:
-    expected = "4 tokens: 2 accepted, 1 recovered, 1 bonus, 0 direct; 2 target forwards"
+    expected = "4 tokens: 2 accepted, 1 recovered, 1 bonus, 0 direct; 2 target forwards (2 saved)"
     assert counts(pair((1, 2, 3, 4)).on) == expected
 
 
-def test_counts_say_what_was_copied() -> None:
-    copied = Stats(output_tokens=4, target_forwards=1, proposed=5, accepted=4, proposed_ngram=3, accepted_ngram=3)
-    assert counts(completion((1, 2, 3, 4), copied)).startswith("4 tokens: 4 accepted (3 copied from the text), 0 rec")
+def test_counts_tell_of_each_source() -> None:
+    drafters = (DrafterStats(1, "one", 4, 1, "", 2), DrafterStats(2, "two", 3, 1, "", 1))
+    copied = Stats(output_tokens=1, target_forwards=1, tested_ngram=4, accepted_ngram=3, drafters=drafters)
+    told = counts(completion((1,), copied))
+    assert told.startswith("1 token: 0 accepted (drafters 2 of 3, n-grams 3 of 4), 0 recovered")
+    assert told.endswith("; 1 target forward (0 saved)")
 
 
 def test_a_completion_without_tokens_divides_by_nothing() -> None:

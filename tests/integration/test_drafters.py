@@ -68,7 +68,7 @@ def test_both_are_accepted_from_and_one_outlives_the_other(served: Served) -> No
         good, poor = figures(stream).values()
         assert good.accepted > 0
         assert poor.accepted > 0
-        assert good.accepted / good.proposed > poor.accepted / poor.proposed
+        assert good.accepted / good.tested > poor.accepted / poor.tested
         assert stream.finished is not None
         assert good.proposed + poor.proposed <= stream.finished.stats.proposed
 

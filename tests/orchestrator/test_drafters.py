@@ -20,6 +20,7 @@ from orchestrator.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
+from specwire.core.acceptance import DraftCounts
 from specwire.core.controller import Controller
 from specwire.core.limits import Stopping
 from specwire.core.placement import Wish
@@ -174,8 +175,8 @@ async def test_what_is_believed_of_one_is_its_own_doing_and_one_may_be_off_while
             played.propose(1, 4, 4, 4, 4)
             played.decide(1, 4, 3, 3, 3, 3, 1)
         good, poor = played.driver.stats.drafters
-        assert (good.proposed, good.accepted) == (4 * ROUNDS, 4 * ROUNDS)
-        assert (poor.proposed, poor.accepted) == (0, 0)
+        assert good.drafts == DraftCounts(4 * ROUNDS, 4 * ROUNDS, 4 * ROUNDS)
+        assert poor.drafts == DraftCounts()
         assert good.plan.startswith(("stream", "lockstep"))
         assert poor.plan == "off: no gain expected"
         assert played.driver.stats.plan == f"{good.plan}; {poor.plan}"
@@ -204,7 +205,7 @@ async def test_a_void_verdict_counts_for_nobody() -> None:
         verdict = verify_pb2.Verdict(attach=9, position=2, tokens=[3], outcomes=[common_pb2.OUTCOME_ACCEPTED], source=1)
         verdict.tested = 1
         played.driver.verifying.on_verdict(verdict, verify_pb2.StepTimings(), 0)
-        assert played.driver.stats.drafters[0].proposed == played.driver.stats.proposed == 0
+        assert played.driver.stats.drafters[0].drafts == played.driver.stats.drafted == DraftCounts()
 
 
 # Over real connections

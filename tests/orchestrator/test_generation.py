@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import verify_service.server
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import Options, Prompt
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
@@ -24,6 +24,19 @@ from verify_service.waiting import Patience
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 
 
+def check_sources(stats: Stats) -> None:
+    """Accepted <= tested <= proposed, of all and of each source, and the sources' sums are the whole."""
+    drafters = [(each.proposed, each.tested, each.accepted) for each in stats.drafters]
+    ngram = stats.proposed_ngram, stats.tested_ngram, stats.accepted_ngram
+    prediction = stats.proposed_prediction, stats.tested_prediction, stats.accepted_prediction
+    whole = stats.proposed, stats.tested, stats.accepted
+    sources = [*drafters, ngram, prediction]
+    assert all(proposed >= tested >= accepted >= 0 for proposed, tested, accepted in (whole, *sources))
+    assert tuple(map(sum, zip(*sources, strict=True))) == whole
+    assert stats.tested == stats.accepted + stats.recovered
+    assert stats.forwards_saved == stats.output_tokens - stats.target_forwards >= 0
+
+
 @pytest.mark.parametrize("drafts", [(), (DRAFT,), ("scripted:99:vocab=64",)], ids=["alone", "drafted", "misled"])
 async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     async with stack(SLOW_TARGET, *drafts) as running:
@@ -34,7 +47,7 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     stats = done.stats
     assert stats.accepted + stats.recovered + stats.bonus + stats.direct == stats.output_tokens == 60
     assert [done.outcomes.count(o) for o in Outcome] == [stats.accepted, stats.recovered, stats.bonus, stats.direct]
-    assert stats.target_forwards <= 60
+    check_sources(stats)
 
 
 async def test_a_good_drafter_saves_forwards() -> None:
@@ -42,6 +55,7 @@ async def test_a_good_drafter_saves_forwards() -> None:
         done = await running.client.complete(PROMPT, max_tokens=50, ignore_eos=True)
     assert done.stats.accepted > 0
     assert done.stats.target_forwards < 50
+    check_sources(done.stats)
 
 
 async def test_coupled_text_depends_on_the_seed_alone() -> None:
@@ -75,6 +89,8 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
             done.append(await running.client.complete(PROMPT, **wish))
     expected = plain(f"{TARGET}:memory=1", PROMPT, 240, drawn)
     assert [list(each.tokens) for each in done] == [expected] * 4
+    for each in done:
+        check_sources(each.stats)
     assert done[ngram].stats.accepted == done[ngram].stats.accepted_ngram > 0
     assert done[ngram].stats.proposed == done[ngram].stats.proposed_ngram >= done[ngram].stats.accepted_ngram
     assert done[both].stats.accepted_ngram > 0

@@ -1,45 +1,100 @@
-"""A session's figures: what counts as proposed, and acceptance by position."""
+"""A session's figures: what counts as proposed, tested and accepted, and what saved a forward."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
+from orchestrator import replies
 from orchestrator.stats import SessionStats
-from specwire.core.acceptance import Outcome
+from orchestrator.totals import Totals
+from specwire.core.acceptance import DraftCounts, Outcome, late_counts, window_counts
 from specwire.core.chain import SourceKind
 from specwire.core.events import VerdictArrived
+from specwire.core.limits import FinishReason
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 
 
+def verdict(*outcomes: Outcome, kind: SourceKind = SourceKind.DRAFTER) -> VerdictArrived:
+    return VerdictArrived(1, 10, (7,) * len(outcomes), outcomes, kind=kind)
+
+
 @pytest.mark.parametrize(
-    ("tested", "outcomes", "proposed"),
+    ("width", "outcomes", "counts"),
     [
-        (0, (D,), 0),
-        (0, (A,), 1),  # arrived during the forward and agreed with its only row
-        (0, (R,), 1),
-        (3, (A, R), 3),
-        (3, (A, A, A, B), 3),
-        (3, (A, A, A, A), 4),
-        (3, (A, A, A, R), 4),
+        (0, (D,), (0, 0, 0)),
+        (0, (A,), (1, 1, 1)),  # arrived during the forward and agreed with its only row
+        (0, (R,), (1, 1, 0)),
+        (3, (A, R), (3, 2, 1)),
+        (3, (R,), (3, 1, 0)),
+        (3, (A, A, A, B), (3, 3, 3)),
+        (3, (A, A, A, A), (4, 4, 4)),
+        (3, (A, A, A, R), (4, 4, 3)),
+        (5, (A, A), (5, 2, 2)),  # the text's end stood in the window: what is behind it was neither tested nor refused
     ],
 )
-def test_late_draft_tokens_count_as_proposed(tested: int, outcomes: tuple[Outcome, ...], proposed: int) -> None:
+def test_draft_tokens_are_proposed_tested_and_accepted(
+    width: int, outcomes: tuple[Outcome, ...], counts: tuple[int, int, int]
+) -> None:
     stats = SessionStats(started=0.0)
-    stats.count_verdict(VerdictArrived(1, 10, (7,) * len(outcomes), outcomes), tested)
-    assert (stats.proposed, stats.target_forwards) == (proposed, 1)
-    assert outcomes.count(A) <= stats.proposed
+    stats.count_verdict(verdict(*outcomes), width)
+    assert stats.drafted == DraftCounts(*counts)
+    assert (stats.target_forwards, stats.forwards_saved) == (1, len(outcomes) - 1)
+    assert sum(stats.tested_at) == window_counts(outcomes, width).tested
+    assert sum(stats.accepted_at) == window_counts(outcomes, width).accepted
 
 
-def test_acceptance_is_counted_up_to_the_first_refusal() -> None:
+def test_accepted_is_never_more_than_tested_nor_that_more_than_proposed() -> None:
+    """Whatever a verifier says, of all and of each source."""
+    for width in range(4):
+        for length in range(5):
+            for outcomes in product(Outcome, repeat=length):
+                for counts in (window_counts(outcomes, width), late_counts(outcomes, width)):
+                    assert 0 <= counts.accepted <= counts.tested <= counts.proposed
+    with pytest.raises(AssertionError):
+        DraftCounts(1, 2, 1)
+
+
+def test_kinds_of_sources_are_counted_apart_and_what_came_late_is_the_drafters() -> None:
     stats = SessionStats(started=0.0)
-    stats.count_verdict(VerdictArrived(1, 10, (7, 7, 7), (A, A, R)), 5)
-    assert stats.tested_at[:4] == [1, 1, 1, 0]
-    assert stats.accepted_at[:4] == [1, 1, 0, 0]
+    stats.count_verdict(verdict(A, A, R), 5)
+    stats.count_verdict(verdict(A, A, A, A, kind=SourceKind.NGRAM), 3)
+    assert stats.drafts[SourceKind.NGRAM] == DraftCounts(3, 3, 3)
+    assert stats.drafts[SourceKind.DRAFTER] == DraftCounts(6, 4, 3)
+    assert stats.drafts[SourceKind.PREDICTION] == DraftCounts()
+    assert stats.drafted == DraftCounts(9, 7, 6)
 
 
-def test_kinds_of_sources_are_counted_apart() -> None:
+def test_a_drafter_has_its_windows_and_its_tokens_that_came_late() -> None:
     stats = SessionStats(started=0.0)
-    stats.count_verdict(VerdictArrived(1, 10, (7, 7, 7), (A, A, R)), 5)
-    stats.count_verdict(VerdictArrived(1, 13, (7, 7, 7, 7), (A, A, A, A), kind=SourceKind.NGRAM), 3)
-    assert (stats.proposed, stats.proposed_ngram, stats.accepted_ngram) == (9, 3, 3)
+    drafters = [stats.of_drafter(source, "a model") for source in (1, 2, 3)]
+    stats.count_verdict(verdict(A, A, A), 2, source=1, met=2)
+    assert [each.drafts for each in drafters] == [DraftCounts(2, 2, 2), DraftCounts(1, 1, 1), DraftCounts()]
+    stats.count_verdict(verdict(A, R, kind=SourceKind.NGRAM), 2, source=0, met=0)
+    assert sum(each.drafts.proposed for each in drafters) == stats.drafts[SourceKind.DRAFTER].proposed == 3
+
+
+def test_of_what_others_decided_only_what_was_tested_is_known() -> None:
+    """A session that was taken over: its output tells how tokens were decided, and no forward of theirs."""
+    stats = SessionStats(started=0.0)
+    stats.count_verdict(verdict(A, R), 3)
+    stats.outcomes.update((A, R))
+    stats.count_all((A, A, A, B, R, D, A, R))
+    told = replies.stats(stats, 3)
+    assert (told.accepted, told.tested, told.proposed) == (4, 6, 3 + 4)
+    assert told.tested == told.accepted + told.recovered
+    assert (told.target_forwards, told.forwards_saved) == (1, 1)
+
+
+def test_the_sums_of_sessions_are_sums_of_each_kind() -> None:
+    totals = Totals()
+    for kind in SourceKind:
+        stats = SessionStats(started=0.0)
+        stats.count_verdict(verdict(A, R, kind=kind), 3)
+        stats.outcomes.update((A, R))
+        totals.count(stats, FinishReason.LENGTH)
+    assert all(counts == DraftCounts(3, 2, 1) for counts in totals.stats.drafts.values())
+    assert totals.stats.shown == DraftCounts(9, 6, 3)
+    assert totals.stats.forwards_saved == 3

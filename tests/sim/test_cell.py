@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specwire.core.acceptance import DraftCounts
 from specwire.sim import (
     AUTO,
     PLAIN,
@@ -56,7 +57,7 @@ def test_the_table(
 
 def test_plain_decoding_takes_a_forward_per_token_and_a_round_trip() -> None:
     result = simulate(Cell(30_000, 0.1, 8_000, 80_000, tokens=10), PLAIN)
-    assert (result.tokens, result.forwards, result.tested) == (10, 10, 0)
+    assert (result.tokens, result.forwards, result.drafts) == (10, 10, DraftCounts())
     assert result.elapsed_us == 10 * 30_000 + 80_000
     assert result.time_to_first_us == 30_000 + 80_000
 
@@ -87,7 +88,7 @@ def test_a_trace_says_which_guesses_are_right() -> None:
     cell = Cell(30_000, 0.0, 1_000, 0.0, trace=(True, True, False), tokens=30)
     result = simulate(cell, fixed("stream:1,8"))
     assert result.tokens == 30
-    assert 0 < result.accepted <= 20
+    assert 0 < result.drafts.accepted <= 20
 
 
 def test_a_shared_host_never_overlaps() -> None:
@@ -95,7 +96,7 @@ def test_a_shared_host_never_overlaps() -> None:
     cell = Cell(30_000, 0.0, 10_000, 0.0, acceptance=1.0, tokens=64, shared_host=True)
     apart = simulate(Cell(30_000, 0.0, 10_000, 0.0, acceptance=1.0, tokens=64), fixed("stream:1,16"))
     shared = simulate(cell, fixed("stream:1,16"))
-    assert shared.elapsed_us >= shared.forwards * 30_000 + shared.accepted * 10_000
+    assert shared.elapsed_us >= shared.forwards * 30_000 + shared.drafts.accepted * 10_000
     assert shared.elapsed_us > apart.elapsed_us
 
 

@@ -86,7 +86,9 @@ async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -
         at = {"service": "orchestrator"}
         assert grew("generation_tokens_total", **at) == stats.output_tokens == 60
         assert grew("spec_decode_num_draft_tokens_total", **at) == stats.proposed > 0
+        assert grew("spec_decode_num_tested_tokens_total", **at) == stats.tested > 0
         assert grew("spec_decode_num_accepted_tokens_total", **at) == stats.accepted > 0
+        assert grew("target_forwards_saved_total", **at) == stats.forwards_saved
         assert grew("target_forwards_total", **at) == stats.target_forwards
         assert grew("prompt_tokens_total", **at) == len(PROMPT)
         for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specwire.core.acceptance import Outcome
+from specwire.core.acceptance import Outcome, window_counts
 from specwire.core.chain import SourceKind
 from specwire.core.ngram import Guess, NgramSource
 from specwire.core.sampling import Sampling
@@ -26,7 +26,7 @@ def verdicts(rig: Rig, handle: int) -> list[Verdict]:
 
 def accepted(rig: Rig, handle: int, kind: SourceKind) -> int:
     mine = [verdict for verdict in verdicts(rig, handle) if verdict.kind is kind]
-    return sum(min(verdict.tested, verdict.accepted) for verdict in mine)
+    return sum(window_counts(verdict.outcomes, verdict.width).accepted for verdict in mine)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED, Sampling(0.3, 8, 0.9, 3)])

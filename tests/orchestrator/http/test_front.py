@@ -238,9 +238,9 @@ def test_metrics_count_what_was_done(door: Front) -> None:
         key = f"specwire:{name}{{{told}}}"
         return after[key] - before.get(key, 0.0)
 
-    kinds = [f"spec_decode_num_{what}_tokens_total" for what in ("accepted", "draft")]
+    kinds = [f"spec_decode_num_{what}_tokens_total" for what in ("accepted", "tested", "draft")]
     by_kind = [sum(grew(name, kind=kind) for kind in ("drafter", "ngram", "prediction")) for name in kinds]
-    assert by_kind == [stats["accepted"], stats["proposed"]]
+    assert by_kind == [stats["accepted"], stats["tested"], stats["proposed"]]
     assert grew("target_forwards_total") == stats["target_forwards"]
     assert grew("sessions_finished_total", finished_reason="length") == 1
     assert grew("http_responses_total", route=COMPLETIONS, status="200") == 1
