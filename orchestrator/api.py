@@ -8,6 +8,7 @@ from contextlib import aclosing
 from orchestrator import ending, replies
 from orchestrator.completions import merged, single_requests
 from orchestrator.generating import Generating
+from orchestrator.requests import check_size
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
 from orchestrator.target import Target
@@ -32,6 +33,9 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
+        if request.n > 1:  # before the prompt is copied for each of them
+            target = await self._generating.target_for(request, tenant)
+            check_size(request.text or request.tokens.ids, target)
         singles = single_requests(request)
         (seed,) = await self._generating.seeds.of(request, tenant)
         streams = [self._generating.generate(each, tenant, left, seed, traceparent=parent) for each in singles]

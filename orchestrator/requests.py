@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 
 from orchestrator.statuses import store_statuses
 from orchestrator.store import SessionRecord, SessionStore
@@ -25,7 +26,7 @@ MOST_REQUEST_ID = 128
 DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
-# Bytes of text from which encoding takes long enough for other sessions to feel it.
+# Characters of text from which encoding takes long enough for other sessions to feel it.
 LONG_TEXT = 4096
 
 
@@ -133,13 +134,23 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
     return check_prediction(tokens, target.info.vocabulary, target.context)
 
 
-async def encoded(text: str, target: Target) -> list[int]:
-    """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
-    size, most = len(text.encode()), target.most_prompt_bytes
+def check_size(prompt: str | Sequence[int], target: Target) -> None:
+    """Refuse what cannot fit, whatever it says. Raises ContextExceeded."""
+    if not isinstance(prompt, str):
+        if len(prompt) >= target.context:
+            message = f"{len(prompt)} tokens leave no room for another one"
+            raise ContextExceeded("prompt", message, target.context)
+        return
+    size, most = len(prompt.encode()), target.most_prompt_bytes
     if size > most:
         message = f"{size} bytes of text, of at most {most}, do not fit"
         raise ContextExceeded("prompt", message, target.context)
-    if size < LONG_TEXT:
+
+
+async def encoded(text: str, target: Target) -> list[int]:
+    """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
+    check_size(text, target)
+    if len(text) < LONG_TEXT:
         return encode(target.tokenizer, text)
     # Of the library's calls, only those for batches release the interpreter's lock.
     batch = await asyncio.to_thread(target.tokenizer.encode_batch, [text], add_special_tokens=False)

@@ -1,13 +1,23 @@
-"""Requests' bodies: read within a time and a size, and not more of one tenant's at once than memory has for it."""
+"""Requests' bodies: read within a time and a size, and not more of one tenant's at once than memory has for it.
+
+They are parsed as JSON that takes a small multiple of their size, and without holding up the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+from weakref import WeakValueDictionary
 
 from orchestrator.http.errors import INVALID, Failure
+from specwire.core.invalid import InvalidParameter
 
 # For all fields but the prompt, and for each token of a context: a token is some four characters or a number, and JSON
 # may spell a character in six bytes.
@@ -18,6 +28,16 @@ BODY_LIMIT_S = 30.0
 # Of all bodies of one tenant that are being read, or whose requests have not begun to be answered.
 MOST_TENANT_BYTES = 256 * 1024 * 1024
 RETRY_S = 1.0
+# Bytes of JSON from which parsing takes long enough for other sessions to feel it.
+LONG_BODY = 64 * 1024
+# Strings, lists and objects of one body, each of which takes many times the bytes that it is written in. The longest
+# chat that is taken has some ten for each message; token ids are numbers. And how deep they may be in each other.
+MOST_PARTS = 65_536
+MOST_DEPTH = 128
+STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+NO_BRACKETS = bytes(byte for byte in range(256) if byte not in STEPS)
+# How JSON spells what may be half a character.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def most_body_bytes(context: int) -> int:
@@ -91,3 +111,75 @@ class Bodies:
             self.held[tenant] -= space.held
             if not self.held[tenant]:
                 del self.held[tenant]
+
+
+class BodyParser:
+    """Large bodies in a thread, one at a time; tenants take turns."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "json")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def parse(self, body: bytes, tenant: str) -> dict[str, Any]:
+        """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
+        if len(body) < LONG_BODY:
+            return parsed(body)
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, parsed, body, *HOOKS)
+
+    def stop(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def parsed(
+    body: bytes, parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float
+) -> dict[str, Any]:
+    """See `BodyParser.parse`."""
+    try:
+        _check_parts(body)
+        found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=_no_number)
+        if SURROGATE.search(body):
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
+    except InvalidParameter:
+        raise
+    except RecursionError:
+        raise InvalidParameter("body", "is nested too deeply") from None
+    except ValueError as error:  # also what is no text: UnicodeError is one
+        raise InvalidParameter("body", f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidParameter("body", "must be a JSON object")
+    return found
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number")
+
+
+def _int(text: str) -> int:
+    return int(text)
+
+
+def _float(text: str) -> float:
+    return float(text)
+
+
+# The parser holds the interpreter's lock but while it calls functions of Python's: then other threads have a turn.
+HOOKS = _int, _float
+
+
+def _check_parts(body: bytes) -> None:
+    """How many there are and how deep they are nested, before anything of them is made. Raises InvalidParameter.
+
+    Without its escapes, every second piece between quotes is outside of strings: so it is up to where it is no JSON.
+    """
+    strings, lists = body.count(b'"') // 2, body.count(b"[") + body.count(b"{")
+    if lists <= MOST_DEPTH and strings <= MOST_PARTS:
+        return
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = plain.count(b'"') // 2
+    brackets = b"".join(plain.split(b'"')[::2]).translate(None, NO_BRACKETS) if strings <= MOST_PARTS else b""
+    if strings + brackets.count(b"[") + brackets.count(b"{") > MOST_PARTS:
+        raise InvalidParameter("body", f"has more than {MOST_PARTS} strings, lists and objects")
+    if max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
+        raise InvalidParameter("body", f"is nested too deeply: more than {MOST_DEPTH} lists and objects")

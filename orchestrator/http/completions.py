@@ -14,7 +14,7 @@ from orchestrator.completions import merged, single_requests
 from orchestrator.http.answers import Answer, Events
 from orchestrator.http.chat import take_messages
 from orchestrator.http.errors import failure_of
-from orchestrator.http.fields import Fields, is_ids, parse, shown
+from orchestrator.http.fields import Fields, is_ids, shown
 from orchestrator.http.resuming import FIELD, Place
 from orchestrator.http.resuming import parse as parse_places
 from orchestrator.http.service import Call, Served, Service
@@ -22,6 +22,7 @@ from orchestrator.http.shapes import ChatShape, CompletionShape, Shape
 from orchestrator.http.streams import EventStream, Leave
 from orchestrator.http.wishes import MOST_CHOICES, Wish, take_chat, take_completion
 from orchestrator.replies import Part
+from orchestrator.requests import check_size
 from specwire.core.sampling import InvalidParameter
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.v1 import generation_pb2 as pb
@@ -42,7 +43,7 @@ class Completions:
         self._quiet = service.orchestrator.options.sse_keep_alive
 
     async def chat(self, call: Call) -> ASGIApp:
-        fields = Fields(parse(call.body))
+        fields = await self._service.fields(call)
         messages = take_messages(fields)
         add_prompt = fields.flag("add_generation_prompt", default=True)
         more = take_template_values(fields)
@@ -58,7 +59,7 @@ class Completions:
             raise failure from None
 
     async def complete(self, call: Call) -> ASGIApp:
-        fields = Fields(parse(call.body))
+        fields = await self._service.fields(call)
         prompts = prompts_of(fields.take("prompt"))
         wish = take_completion(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
@@ -66,6 +67,8 @@ class Completions:
         return await self._answer(call, CompletionShape(), wish, served, prompts)
 
     async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:
+        for prompt in prompts:
+            check_size(prompt, served.target)  # before it is copied for each of its sessions
         requests = sessions_of(wish, prompts)
         places = _places(call, wish, len(requests))
         generating, parent = self._service.generating, call.headers.get(TRACEPARENT, "")

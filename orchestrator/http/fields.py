@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,31 +10,14 @@ from specwire.core.sampling import InvalidParameter
 
 # Characters of a value that an error shows.
 SHOWN = 80
-# How JSON spells what may be half a character.
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-def parse(body: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
-    try:
-        found = json.loads(body.decode(), parse_constant=_no_number)
-        if SURROGATE.search(body):
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
-    except RecursionError:
-        raise InvalidParameter("body", "is nested too deeply") from None
-    except ValueError as error:  # also what is no text: UnicodeError is one
-        raise InvalidParameter("body", f"is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidParameter("body", "must be a JSON object")
-    return found
-
-
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is no number")
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict = 3, SHOWN // 2, SHOWN // 4
+SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 2 * SHOWN
 
 
 def shown(value: object) -> str:
-    text = repr(value)
+    """As Python writes it, and no more of it than is told."""
+    text = SHORT.repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.http.chat import take_messages
 from orchestrator.http.completions import take_template_values
-from orchestrator.http.fields import Fields, parse
 from orchestrator.http.service import Call, Served, Service
 from orchestrator.requests import encoded
 from specwire.core.sampling import InvalidParameter
@@ -51,7 +50,7 @@ class Info:
 
     async def tokenize(self, call: Call) -> Response:
         """`prompt`, or `messages` as the model's chat template writes them, as the model's tokens."""
-        fields = Fields(parse(call.body))
+        fields = await self._service.fields(call)
         served = self._service.served(fields.text("model"))
         prompt = fields.text("prompt")
         if prompt is None:
@@ -67,7 +66,7 @@ class Info:
         return JSONResponse({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, call: Call) -> Response:
-        fields = Fields(parse(call.body))
+        fields = await self._service.fields(call)
         served = self._service.served(fields.text("model"))
         tokens = fields.ids("tokens")
         fields.end()

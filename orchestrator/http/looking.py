@@ -18,7 +18,6 @@ from orchestrator.driver import SessionDriver
 from orchestrator.http.answers import OUTCOMES, figures
 from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.errors import failure_of
-from orchestrator.http.fields import Fields, parse
 from orchestrator.http.service import Call, Served, Service
 from orchestrator.http.streams import DONE, EventStream, event
 from orchestrator.http.wishes import take_completion
@@ -46,7 +45,7 @@ class Looking:
 
     async def generate(self, call: Call) -> ASGIApp:
         """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
-        fields = Fields(parse(call.body))
+        fields = await self._service.fields(call)
         prompts = prompts_of(fields.take("prompt"))
         wish = take_completion(fields, "")
         fields.end()

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 
 from orchestrator.generating import Generating
-from orchestrator.http.bodies import RETRY_S, most_body_bytes
+from orchestrator.http.bodies import RETRY_S, BodyParser, most_body_bytes
 from orchestrator.http.errors import INVALID, SERVER, Failure
+from orchestrator.http.fields import Fields
 from orchestrator.http.templates import Message, RemoteTemplate, Renderer, TemplateInvalid
 from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
@@ -71,6 +72,7 @@ class Service:
         self._chat_template = chat_template
         self._served: dict[Identity, Served] = {}
         self._renderer = Renderer()
+        self._parser = BodyParser()
 
     def served(self, model: str | None = None) -> Served:
         """What new sessions of the model get that is called so; of the only one where no name is given.
@@ -124,6 +126,10 @@ class Service:
         template = self._renderer.template(source, target.info.special_tokens) if source else None
         return Served(target, TokenBytes(target.tokenizer), template)
 
+    async def fields(self, call: Call) -> Fields:
+        """Of the JSON object in the body. InvalidParameter."""
+        return Fields(await self._parser.parse(call.body, call.tenant))
+
     async def prompt(
         self, served: Served, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]
     ) -> str:
@@ -160,6 +166,7 @@ class Service:
         """Idempotent."""
         for served in self._served.values():
             served.close()
+        self._parser.stop()
         await self._renderer.stop()
 
 

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specwire.core.invalid import InvalidParameter
 from specwire.text.forkserver import Busy, ForkServer, limit, serve
-from specwire.text.frames import HEAD, Lost, lengths_of, packed, receive, send
+from specwire.text.frames import HEAD, Lost, lengths_of, packed, readable, receive, send
 
 Message = dict[str, Any]
 
@@ -241,7 +241,8 @@ class _Process:
 
     @property
     def gone(self) -> bool:
-        return self._reader.at_eof()
+        """Nobody has been asked anything, so what can be read is the end."""
+        return self._reader.at_eof() or readable(self._writer.get_extra_info("socket").fileno(), 0.0)
 
     async def ask(self, asked: dict[str, Any]) -> str:
         """Raises InvalidParameter, which is its answer; Lost."""

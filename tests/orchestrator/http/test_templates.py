@@ -13,7 +13,7 @@ from orchestrator.http import templates
 from orchestrator.http.templates import ChatTemplate, RemoteTemplate, Renderer, TemplateInvalid
 from specwire.core.sampling import InvalidParameter
 from specwire.text.forkserver import Busy
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, another
 
 TALK = [
     {"role": "system", "content": 'be <brief> & "kind"'},
@@ -133,10 +133,11 @@ async def test_a_process_that_has_died_is_replaced(renderer: Renderer) -> None:
     template = renderer.template("{{ messages[0].content }}", {})
     try:
         assert await template.render(HELLO, True, {}) == "5"
-        process = renderer._forks.process
-        assert process is not None
         await asyncio.to_thread(renderer._forks.stop)
-        await asyncio.to_thread(process.wait, 5.0)
+        (process,) = template._idle
+        async with asyncio.timeout(LIMIT_S):
+            while not process.gone:  # noqa: ASYNC110  # its end tells nobody
+                await asyncio.sleep(0.01)
         assert await template.render(HELLO, True, {}) == "5"
     finally:
         template.close()
