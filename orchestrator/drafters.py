@@ -49,7 +49,9 @@ class Drafters:
         self._owner = owner
         self._record = record
         # Under rules that weigh draft tokens by what one source drew them from, one source it is.
-        self._most = 1 if record.sampling.weighed else options.drafters_per_session
+        most = 1 if record.sampling.weighed else options.drafters_per_session
+        # A session that was begun elsewhere goes on here, but no drafter of this place is trusted with its text.
+        self._most = most if record.drafting and record.sampling.rule in options.rules else 0
         self._fixed = parse_plan(options.plan)
         self._stats = stats
         self._timers = timers
@@ -68,8 +70,7 @@ class Drafters:
     def missing(self) -> int:
         """How many more the session may have now; one that has just refused keeps its place for a while."""
         self._resting = {name for name in self._resting if self._timers.left(name) is not None}
-        wanted = self._most if self._record.drafting else 0
-        return max(0, wanted - len(self._by_source) - len(self._resting))
+        return max(0, self._most - len(self._by_source) - len(self._resting))
 
     def has(self, peer: DrafterPeer) -> bool:
         return any(drafting.peer is peer for drafting in self._by_source.values())

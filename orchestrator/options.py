@@ -8,11 +8,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.access import Access
+from orchestrator.access import Access, allowed_rules
 from orchestrator.keeping import RETENTION_S
 from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY
 from specwire.core.plan import parse_plan
+from specwire.core.rules import Rule
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe
@@ -251,6 +252,11 @@ class OrchestratorOptions:
         check_drafters_per_session(self.drafters_per_session)
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
+
+    @property
+    def rules(self) -> frozenset[Rule]:
+        """What a session's draft tokens may be judged by here."""
+        return allowed_rules(self.access.rules, self.accept_drafters)
 
     def _check_drafters_are_near(self) -> None:
         """Whoever drafts reads along, so who can be reached from elsewhere must ask for certificates."""

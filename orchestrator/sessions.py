@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator.access import check_rule
 from orchestrator.books import Books
 from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
@@ -149,8 +150,9 @@ class Orchestrator:
         Raises:
             StatusError: UNAVAILABLE, none is welcome, or the log takes no writes; RESOURCE_EXHAUSTED, the tenant has
                 no room.
-            InvalidParameter: the tenant can never have room for it.
+            InvalidParameter: the tenant can never have room for it, or its rule is not allowed here.
         """
+        check_rule(record.sampling, self.options.rules)
         try:
             self._check_welcome()
             await self.log.require()

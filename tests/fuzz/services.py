@@ -17,8 +17,10 @@ import grpc
 import draft_service.server
 import orchestrator.server
 import verify_service.server
+from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Client
+from specwire.core.rules import Rule
 from specwire.registry.directory import Directory, Listing
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import open_blocking_channel
@@ -114,6 +116,7 @@ class Services:
             redis_url,
             registration=registration,
             accept_drafters=True,
+            access=Access(rules=frozenset(Rule)),
             drafters_per_session=2,
             http="127.0.0.1:0",
             chat_template=TEMPLATE,

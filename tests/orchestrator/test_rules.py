@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
 from unittest.mock import patch
 
 import grpc
@@ -12,17 +14,22 @@ import pytest
 import draft_service.sessions
 import verify_service.server
 from draft_service.weighing import Place
+from orchestrator import server
+from orchestrator.access import Access
+from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
-from specwire.client import Chunk, SpecwireError
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
-from specwire.client.requests import generate_request
+from specwire.client.requests import Options, generate_request
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.epoch import epoch_of
 from specwire.core.limits import Stopping
+from specwire.core.rules import GUESSING_RULES, Acceptance
 from specwire.core.sampling import Sampling, with_rule
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, stack
 
 RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
@@ -38,6 +45,57 @@ async def test_a_rule_asked_for_by_name_is_the_one_in_force_and_says_whether_it_
     assert len(done.tokens) == 40
     assert done.stats.proposed > 0
     assert done.stats.proposed_ngram == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_where_drafters_are_let_in_no_rule_trusts_them_unless_it_is_named(rule: str) -> None:
+    """A drafter from elsewhere may lie about what it drew from."""
+    wish: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "ignore_eos": True}
+    async with stack(TARGET, accept_drafters=True) as open_to_all:
+        with pytest.raises(SpecwireError) as caught:
+            await open_to_all.client.complete(PROMPT, rule=rule, **wish)
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"rule: {Acceptance.parse(rule)} is not allowed here" in caught.value.message
+        assert (await open_to_all.client.complete(PROMPT, rule="coupled", **wish)).sampling.rule == "coupled"
+    named = Access(rules=frozenset({Acceptance.parse(rule).rule}))
+    async with stack(TARGET, accept_drafters=True, access=named) as trusting:
+        assert (await trusting.client.complete(PROMPT, rule=rule, **wish)).sampling.rule == rule
+        with pytest.raises(SpecwireError, match="rule: coupled is not allowed here"):
+            await trusting.client.complete(PROMPT, **wish)
+
+
+async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_drafters() -> None:
+    with RedisServer() as redis:
+        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url, plan="stream:1,4,1") as running:
+            options = OrchestratorOptions(
+                (running.verifier.address,),
+                (running.drafters[0].address,),
+                redis_url=redis.url,
+                plan="stream:1,4,1",
+                access=Access(rules=GUESSING_RULES),
+            )
+            strict = await server.start(options)
+            try:
+                wish = Options(max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves")
+                async with aclosing(running.client.generate(PROMPT, **wish)) as events:
+                    started = await anext(events)
+                    assert isinstance(started, Started)
+                    while not isinstance(await anext(events), Chunk):
+                        pass
+                driver = await strict.orchestrator.join(started.session_id, take_over=True)
+                async with AsyncClient(strict.address) as client:
+                    told = [event async for event in client.watch(started.session_id)]
+                    assert isinstance(told[-1], Finished)
+                    assert sum(len(event.tokens) for event in told if isinstance(event, Chunk)) == 200
+                    assert (strict.orchestrator.tally.claims, driver.drafters.missing, len(driver.drafters)) == (
+                        1,
+                        0,
+                        0,
+                    )
+                    with pytest.raises(SpecwireError, match="rule: rejection is not allowed here"):
+                        await client.complete(PROMPT, max_tokens=4, temperature=1.0, rule="rejection")
+            finally:
+                await strict.stop(0.0)
 
 
 @pytest.mark.parametrize(("rule", "lossy"), [("", False), ("typical(0.3,0.09)", True)])

@@ -11,6 +11,7 @@ from random import Random
 
 from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
+from specwire.core.rules import Rule
 from specwire.rpc.keys import Keys
 from tests.simulation.asking import Asking, tenant_name, token_of
 from tests.simulation.checks import Checks
@@ -190,9 +191,9 @@ class Simulation:
     def _access(self) -> Access:
         """A single tenant shows no token."""
         if self.scenario.tenants == 1:
-            return Access(cache_salt=SALT)
+            return Access(rules=frozenset(Rule), cache_salt=SALT)
         tenants = {token_of(number): tenant_name(number) for number in range(self.scenario.tenants)}
-        return Access(Keys(tenants), Keys({DRAFTERS_TOKEN: "drafters"}), cache_salt=SALT)
+        return Access(Keys(tenants), Keys({DRAFTERS_TOKEN: "drafters"}), rules=frozenset(Rule), cache_salt=SALT)
 
     def run(self, errors: Errors) -> list[str]:
         self.loop.after_step = self.checks.after_step
