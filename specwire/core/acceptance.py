@@ -1,7 +1,7 @@
 """The exact acceptance rules `greedy` and `coupled`.
 
 Both draw the target's token at a position without looking at any proposal, then ask whether the proposal guessed it.
-That is why proposals change how fast tokens come and never which:
+That is why proposals change how fast tokens come and, with equal logits, never which:
 
     greedy    argmax of the target's logits, ties to the lowest id
     coupled   argmax(log p + G), G keyed by (seed, choice, position, id): Gumbel coupling, arXiv 2408.07978

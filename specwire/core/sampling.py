@@ -120,7 +120,7 @@ class Sampling:
 
     @property
     def guessed(self) -> bool:
-        """No proposal can change the text, so anything may be proposed."""
+        """With equal logits no proposal can change the text, so anything may be proposed."""
         return self.acceptance is None or self.acceptance.rule in GUESSING_RULES
 
     @property
