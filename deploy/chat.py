@@ -24,7 +24,7 @@ from deploy.own_stack import own_stack, stack_words
 from deploy.render import dim, painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.terminal import Tail, is_terminal
-from deploy.where import Where, add_where_arguments, where_of
+from deploy.where import Where, add_where_arguments, explained, say_what_starts, where_of
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
@@ -69,13 +69,14 @@ def run(args: argparse.Namespace) -> int:
     options["provisional"] = args.provisional and is_terminal()
     options["model"] = args.model
     signal.signal(signal.SIGTERM, _leave)
+    say_what_starts("chat", where)
     try:
         with (
             nullcontext(where.address) if where.address else own_stack(stack_words(args), say) as address,
             asyncio.Runner() as runner,
             _client(runner, address, where) as client,
         ):
-            style = runner.run(_style(client, template, args.model))
+            style = runner.run(_greeted(client, address, where, template, args.model))
             try:
                 Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
             finally:
@@ -101,6 +102,14 @@ def _client(runner: asyncio.Runner, address: str, where: Where) -> Iterator[Asyn
         yield client
     finally:
         runner.run(client.close())
+
+
+async def _greeted(client: AsyncClient, address: str, where: Where, template: str, model: str) -> Style:
+    """How the model at `address` wants to see a conversation. Raises StackError."""
+    try:
+        return await _style(client, template, model)
+    except SpecwireError as error:
+        raise StackError(await explained(error, address, where.tls)) from None
 
 
 async def _style(client: AsyncClient, template: str, model: str) -> Style:

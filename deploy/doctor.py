@@ -13,9 +13,10 @@ from dataclasses import asdict
 
 from deploy import doctor_machine as machine
 from deploy.doctor_redis import check_log
-from deploy.findings import Finding, Grade, bad, lines, ok
+from deploy.findings import Finding, Grade, bad, lines, ok, warn
 from deploy.options import DEFAULT_HTTP, DEFAULT_LISTEN
 from deploy.render import wants_colour
+from deploy.where import explained, listed_stacks
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.keys import read_token
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--durability", default="", metavar="LEVEL", help="what the log must survive, as of up")
     parser.add_argument("--listen", metavar="ADDR", help=f"is this HOST:PORT free? (default: {DEFAULT_LISTEN})")
     parser.add_argument("--http", metavar="ADDR", help=f"and this one? (default: {DEFAULT_HTTP})")
-    parser.add_argument("--address", metavar="ADDR", help="does a stack serve there?")
+    parser.add_argument("--address", metavar="ADDR", help="does a stack serve there? (default: any that run here)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_client_arguments(parser, "the stack at --address", variable=True)
 
@@ -85,7 +86,7 @@ async def examine(args: argparse.Namespace) -> list[Finding]:
         *await check_log(args.redis_url, args.durability),
         machine.check_port(args.listen or DEFAULT_LISTEN, "listen", args.listen is not None),
         machine.check_port(args.http or DEFAULT_HTTP, "http", args.http is not None),
-        *([await _check_stack(args)] if args.address else []),
+        *[await _check_stack(args, each) for each in _addresses(args)],
     ]
 
 
@@ -98,12 +99,18 @@ def _models(args: argparse.Namespace) -> Iterator[Finding]:
     yield from models.check_models(args.target, args.draft, args.dtype, args.slots, machine.available_memory())
 
 
-async def _check_stack(args: argparse.Namespace) -> Finding:
+def _addresses(args: argparse.Namespace) -> list[str]:
+    return [args.address] if args.address else [each.address for each in listed_stacks()]
+
+
+async def _check_stack(args: argparse.Namespace, address: str) -> Finding:
     tls, token = client_tls(args), read_token(args, os.environ)
-    async with AsyncClient(args.address, tls=tls, token=token, patience=0) as client:
+    async with AsyncClient(address, tls=tls, token=token, patience=0) as client:
         try:
             info = await client.server_info(timeout=LIMIT_S)
         except SpecwireError as error:
-            return bad("stack", error.message, "start it, or mend address, encryption or token")
+            grade = bad if args.address else warn  # nobody has asked for one that is listed
+            remedy = "start it, or mend address, encryption or token"
+            return grade("stack", await explained(error, address, tls), remedy)
     drafters = ", ".join(each.model for each in info.drafters) or "no drafter"
-    return ok("stack", f"{args.address} serves {info.target.model} with {drafters}, durability {info.durability}")
+    return ok("stack", f"{address} serves {info.target.model} with {drafters}, durability {info.durability}")

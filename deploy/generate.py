@@ -17,7 +17,7 @@ from deploy.render import Painter, number, painter
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.starting import start_shown
 from deploy.terminal import Tail, is_terminal
-from deploy.where import Where, add_where_arguments, where_of
+from deploy.where import Where, add_where_arguments, explained, say_what_starts, where_of
 from specwire.client import (
     AsyncClient,
     Chunk,
@@ -117,7 +117,7 @@ async def _generate(request: Request, folder: Path) -> int:
         try:
             completions = await _complete(client, request)
         except SpecwireError as error:
-            raise StackError(error.message) from None
+            raise StackError(await explained(error, address, request.where.tls)) from None
     for completion in completions:
         if request.as_json:
             print(json.dumps(as_object(completion), allow_nan=False))
@@ -151,6 +151,7 @@ async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
     if where.address is not None:
         yield where.address
         return
+    say_what_starts("generate", where)
     running = await start_shown(where.own, folder)
     try:
         yield running.address
@@ -226,9 +227,11 @@ def _logprobs(completion: Completion) -> list[dict[str, object]]:
 def summary(completion: Completion) -> str:
     """Return one line of figures."""
     stats = completion.stats
+    first_us = stats.time_to_first_token_us
+    first = f"first after {first_us / 1e3:.0f} ms, " if first_us else ""
     return (
         f"{number(stats.output_tokens, 'token')} in {stats.duration_us / 1e6:.2f} s "
-        f"({tokens_per_second(completion):.0f}/s), first after {stats.time_to_first_token_us / 1e3:.0f} ms, "
+        f"({tokens_per_second(completion):.0f}/s), {first}"
         f"{forwards(stats)}, {stats.accepted} of {stats.tested} tested draft tokens accepted{by_source(stats)}, "
         f"end: {completion.finish_reason.name.lower()}, seed {completion.seed}"
         f"{f', LOSSY: {completion.sampling.rule}' if completion.lossy else ''}"

@@ -43,7 +43,8 @@ def own_stack(words: Sequence[str], report: Callable[[str], None]) -> Iterator[s
 
     `report` gets the lines that it says while it starts. Raises StackError.
     """
-    command = [sys.executable, "-m", "deploy", "up", *words, "--json", "--listen", ANY_PORT, "--http", "none"]
+    ours = ["--json", "--listen", ANY_PORT, "--http", "none", "--unlisted"]
+    command = [sys.executable, "-m", "deploy", "up", *words, *ours]
     process = subprocess.Popen(
         [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
         stdin=subprocess.DEVNULL,

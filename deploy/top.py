@@ -19,7 +19,7 @@ import grpc.aio
 from deploy import terminal
 from deploy.options import DEFAULT_LISTEN
 from deploy.render import dim, table, wants_colour
-from deploy.where import ADDRESS_VARIABLE
+from deploy.where import ADDRESS_VARIABLE, explained, found_address
 from deploy.whole_screen import quit_key, whole_screen
 from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.sampling import InvalidParameter
@@ -62,7 +62,9 @@ class Seen:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--address", metavar="ADDR", help=f"of an orchestrator (default: ${ADDRESS_VARIABLE}, else {DEFAULT_LISTEN})"
+        "--address",
+        metavar="ADDR",
+        help=f"of an orchestrator (default: ${ADDRESS_VARIABLE}, else the stack that runs here, else {DEFAULT_LISTEN})",
     )
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="between looks (default: %(default)g s)"
@@ -87,18 +89,22 @@ def run(args: argparse.Namespace) -> int:
 
 def request_of(args: argparse.Namespace) -> Request:
     """InvalidParameter names what is wrong."""
-    address = args.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_LISTEN
+    tls = client_tls(args)
+    address = args.address or os.environ.get(ADDRESS_VARIABLE) or found_address(tls) or DEFAULT_LISTEN
     check_listen(address, "address")
     if not LEAST_S <= args.interval <= MOST_S:
         raise InvalidParameter("interval", f"must be from {LEAST_S:g} to {MOST_S:g} seconds, not {args.interval:g}")
     once = args.once or not (args.json or terminal.is_terminal())
-    return Request(address, client_tls(args), read_token(args, os.environ), args.interval, once, args.json)
+    return Request(address, tls, read_token(args, os.environ), args.interval, once, args.json)
 
 
 async def _watch(request: Request) -> int:
     """Until a signal, or once. A look that fails later on is told, and the next one is waited for."""
     async with open_channel(request.address, request.tls, request.token) as channel:
-        seen = await _look(channel, request)
+        try:
+            seen = await _look(channel, request)
+        except SpecwireError as error:
+            raise SpecwireError(error.code, await explained(error, request.address, request.tls)) from None
         if request.once:
             _print(request, seen, None)
             return 0

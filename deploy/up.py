@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from deploy.options import (
     stack_options,
 )
 from deploy.starting import start_shown
+from deploy.where import ListedStack, listed
 from orchestrator.access import access_of, add_tenant_arguments
 from orchestrator.options import (
     add_http_arguments,
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tenant_arguments(parser)
     add_telemetry_arguments(parser)
     add_prompts_argument(parser)
+    parser.add_argument(
+        "--unlisted", action="store_true", help="keep generate, chat, top and doctor from finding this stack unasked"
+    )
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
 
 
@@ -70,16 +75,17 @@ def run(args: argparse.Namespace) -> int:
         say(f"specwire up: error: {error}")
         return 2
     telemetry.start("orchestrator")
-    return run_owned("up", lambda folder: _serve(options, folder, args.json))
+    return run_owned("up", lambda folder: _serve(options, folder, args.json, args.unlisted))
 
 
-async def _serve(options: StackOptions, folder: Path, as_json: bool) -> int:
+async def _serve(options: StackOptions, folder: Path, as_json: bool, unlisted: bool) -> int:
     LAST_LINE.quiet = as_json
     running = await start_shown(options, folder)
     try:
-        print(_ready_object(running) if as_json else _ready_line(running), flush=True)
-        say(f"specwire up: error: {await running.failed()}")
-        return 1
+        with nullcontext() if unlisted else listed(_listed(running)):
+            print(_ready_object(running) if as_json else _ready_line(running), flush=True)
+            say(f"specwire up: error: {await running.failed()}")
+            return 1
     except asyncio.CancelledError:
         say("specwire: shutting down")
         return 0
@@ -95,6 +101,11 @@ def _http(args: argparse.Namespace) -> str:
         return http_of(args)
     say("specwire up: no HTTP: it needs the extra, pip install 'specwire[http]'")
     return ""
+
+
+def _listed(running: stack.Stack) -> ListedStack:
+    options = running.options
+    return ListedStack(running.address, running.http, options.target, options.tls is not None)
 
 
 def _ready_line(running: stack.Stack) -> str:

@@ -248,7 +248,7 @@ class SessionDriver:
                 self._tally.emitted(self.stats, len(effect.tokens), now, first)
                 if first:
                     self._span.event("first token")
-                self.stats.count_emit(effect, now)
+                self.stats.count_emit(effect, now, first)
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
                 self.finish(effect)

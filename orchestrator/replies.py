@@ -101,12 +101,12 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
     outcomes, shown = known.outcomes, known.shown
     ngram, prediction = known.drafts[SourceKind.NGRAM], known.drafts[SourceKind.PREDICTION]
     ended = known.started if known.ended is None else known.ended
-    first = ended if known.first_token is None else known.first_token
+    first = known.first_token if known.first_token is not None and known.is_first else known.started
     positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
     return pb.Stats(
         prompt_tokens=prompt_tokens,
         output_tokens=outcomes.total(),
-        target_forwards=known.target_forwards,
+        target_forwards=known.target_forwards + known.forwards_elsewhere,
         forwards_saved=known.forwards_saved,
         proposed=shown.proposed,
         tested=shown.tested,

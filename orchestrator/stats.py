@@ -36,12 +36,14 @@ class SessionStats:
 
     drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
     opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
+    first_token: the first one that was emitted here; is_first: it is the session's first, too.
     elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: see `orchestrator.totals`.
     """
 
     started: float
     opened: float | None = None
     first_token: float | None = None
+    is_first: bool = False
     last_token: float | None = None
     ended: float | None = None
     target_forwards: int = 0
@@ -109,11 +111,12 @@ class SessionStats:
             self.tested_at[index] += 1
             self.accepted_at[index] += index < window.accepted
 
-    def count_emit(self, emit: Emit, now: float) -> None:
+    def count_emit(self, emit: Emit, now: float, is_first: bool) -> None:
+        """is_first: nobody has emitted anything of the session before."""
         self.outcomes.update(emit.outcomes)
         self.last_token = now
         if self.first_token is None:
-            self.first_token = now
+            self.first_token, self.is_first = now, is_first
 
     def count_open(self, now: float) -> None:
         """A verifier has taken it in."""
@@ -122,6 +125,14 @@ class SessionStats:
             self.opened = now
         else:
             self.reopens += 1
+
+    @property
+    def forwards_elsewhere(self) -> int:
+        """Forwards that decided what others emitted, from their outcomes: each but the accepted tokens ended one.
+
+        Fewer than there were by those whose last row met a draft token that arrived during the forward.
+        """
+        return self.elsewhere.total() - self.elsewhere[Outcome.ACCEPTED]
 
     def count_all(self, outcomes: Sequence[Outcome]) -> None:
         """The session has ended with this output, of which others may have emitted a part."""

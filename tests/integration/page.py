@@ -107,7 +107,7 @@ class Desk:
             "PATH": f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "SPECWIRE_CONFIG": str(folder / "config.yaml"),
-            "SPECWIRE_ADDRESS": self.placed("127.0.0.1:50051"),
+            "XDG_RUNTIME_DIR": str(folder),  # where commands find the stack that an earlier one of the page has started
             "TMPDIR": str(folder),
             "OMP_NUM_THREADS": "1",
             "NO_COLOR": "1",

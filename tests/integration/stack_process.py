@@ -28,7 +28,8 @@ class Command:
         self._mark = f"SPECWIRE_TEST={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         environment = {**os.environ, name: value, "TMPDIR": str(folder), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-        environment.pop("SPECWIRE_ADDRESS", None)
+        for name in ("SPECWIRE_ADDRESS", "XDG_RUNTIME_DIR"):  # what it lists is in its folder
+            environment.pop(name, None)
         self._seen: set[int] = set()
         self.folder = folder
         self.errors = folder / "stderr"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+from deploy.generate import summary
 from orchestrator import following, server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import StoredSession
@@ -108,6 +109,28 @@ async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer
     assert seen == plain(TARGET, PROMPT, LENGTH)
     assert finished.reason is FinishReason.LENGTH
     assert finished.stats.output_tokens == LENGTH
+
+
+async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: RedisServer) -> None:
+    """The time of its first token is known to whoever emitted that."""
+    async with pair(redis) as both:
+        undisturbed = await both.first.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+        started, events = await both.begin(30)
+        taken, request = Gathering(), generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
+        async with grpc.aio.insecure_channel(both.other.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            async for response in stub.Watch(request, timeout=LIMIT_S):
+                taken.add(event_from_wire(response))
+        await tokens_of(events)
+    stats = taken.completion().stats
+    plainly = undisturbed.stats
+    assert plainly.time_to_first_token_us > 0
+    assert plainly.target_forwards == plainly.output_tokens - plainly.accepted
+    assert stats.time_to_first_token_us == 0
+    assert stats.target_forwards == stats.output_tokens - stats.accepted  # no drafter dials in late: exactly so many
+    assert stats.accepted <= stats.proposed
+    assert "first after" not in summary(taken.completion())
+    assert "first after" in summary(undisturbed)
 
 
 async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis: RedisServer) -> None:
