@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import secrets
+
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
@@ -19,12 +24,50 @@ from orchestrator.http.metrics import Metrics
 from orchestrator.http.origins import OriginCheck
 from orchestrator.http.page import routes as page_routes
 from orchestrator.http.service import Service
+from orchestrator.options import HttpAccess
+
+REQUEST_ID = "x-request-id"
+# What may stand in a log line and in a header.
+NAMED = re.compile(r"[!-~]{1,128}")
 
 
 def application(service: Service) -> ASGIApp:
     """The endpoints, for whom may call. Health, readiness and version want no key, as gRPC's health checks do not."""
     options = service.orchestrator.options
-    return OriginCheck(routed(service), options.http_access, options.http)
+    answered = shared(routed(service), options.http_access)
+    return RequestIds(OriginCheck(answered, options.http_access, options.http))
+
+
+def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
+    """Answers that pages of the allowed origins may read, by the CORS protocol of the WHATWG's Fetch standard."""
+    if not access.origins:
+        return app
+    origins = [each.lower() for each in access.origins]
+    return CORSMiddleware(
+        app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=(REQUEST_ID, "retry-after")
+    )
+
+
+class RequestIds:
+    """ASGI middleware: each answer has an x-request-id, its request's own where that is a name, else one that is drawn.
+
+    It is for people and logs. What a request is repeated by is another one (`orchestrator.http.completions`), for
+    proxies add this header by themselves.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = Headers(scope=scope).get(REQUEST_ID, "")
+        name = asked if NAMED.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (REQUEST_ID.encode(), name.encode())]}
+            await send(message)
+
+        await self._app(scope, receive, told)
 
 
 def routed(service: Service) -> Starlette:

@@ -9,8 +9,8 @@ from orchestrator.http.templates import Message
 from specwire.core.sampling import InvalidParameter
 
 MOST_MESSAGES = 4096
-# What templates call it: OpenAI's newer name means the same.
-ROLES = {"developer": "system"}
+# By what templates call each: OpenAI's newer name for instructions means the same.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Content parts that are text.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -29,13 +29,13 @@ def _message(name: str, value: object) -> Message:
     if not isinstance(value, dict):
         raise InvalidParameter("messages", f"{name} must be an object, not {shown(value)}")
     role = value.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidParameter("messages", f"{name}.role must be a string, not {shown(role)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidParameter("messages", f"{name}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
     for field in ("tool_calls", "function_call", "audio"):
         if value.get(field):
             raise InvalidParameter("messages", f"{name}.{field} is not served: there are no tools here")
     rest = {key: each for key, each in value.items() if each is not None and key not in ("tool_calls", "function_call")}
-    return {**rest, "role": ROLES.get(role, role), "content": text_of(f"{name}.content", value.get("content"))}
+    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", value.get("content"))}
 
 
 def text_of(name: str, content: object, field: str = "messages") -> str:

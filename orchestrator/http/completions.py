@@ -90,9 +90,10 @@ def _json(content: dict[str, Any]) -> Response:
 
 
 def take_template_values(fields: Fields) -> dict[str, Any]:
-    """chat_template_kwargs: values that the model's template takes beside the messages."""
-    inner = fields.inner("chat_template_kwargs")
-    return {} if inner is None else {name: inner.take(name) for name in inner.names()}
+    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own name for one."""
+    inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
+    more = {} if effort is None else {"reasoning_effort": effort}
+    return more if inner is None else more | {name: inner.take(name) for name in inner.names()}
 
 
 def prompts_of(value: object) -> list[Prompt]:

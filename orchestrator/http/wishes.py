@@ -27,6 +27,17 @@ MOST_TIMEOUT_S = 86_400.0
 # One spelling of each: 07 beside 7 would be two biases of one id.
 ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
+# Of OpenAI's API: each is a string of the client's choice.
+WITHOUT_EFFECT = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "service_tier",
+    "reasoning_effort",
+    "verbosity",
+)
+
 DRAFTING = {
     "auto": pb.DRAFTING_AUTOMATIC,
     "off": pb.DRAFTING_OFF,
@@ -226,9 +237,8 @@ def _timeout(fields: Fields) -> float | None:
 
 
 def _without_effect(fields: Fields) -> None:
-    """What clients send, and what changes nothing at a server like this one."""
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
+    """What clients send for services that bill, file, moderate or reason; here it changes nothing."""
+    for name in WITHOUT_EFFECT:
         fields.text(name)
     fields.inner("metadata")
-    fields.fixed("store", False)
-    fields.fixed("service_tier", "auto", "default")
+    fields.flag("store")

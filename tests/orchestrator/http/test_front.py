@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from specwire.client import Client, SpecwireError
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, text_of
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 
 IDS = list(PROMPT)
 WORDS = " ".join(map(str, PROMPT))
+SAYS = {"role": "user", "content": WORDS}
 
 
 def expected(prompt: tuple[int, ...] = PROMPT, length: int = 30) -> str:
@@ -117,6 +118,30 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert {event["usage"] for event in events[:-1]} == {None}  # as OpenAI's, so that nobody misses the key
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": WORDS}), (CHAT, {"messages": [SAYS]})])
+def test_what_clients_send_for_other_services_changes_nothing(door: Front, path: str, asked: dict[str, Any]) -> None:
+    known = {
+        "user": "ada",
+        "safety_identifier": "ada",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "metadata": {"topic": "x"},
+        "store": True,
+        "service_tier": "flex",
+        "reasoning_effort": "low",
+        "verbosity": "low",
+    }
+    wish: dict[str, Any] = {**asked, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    plain, more = door.done(path, **wish)["choices"][0], door.done(path, **wish, **known)["choices"][0]
+    assert (more.get("text"), more.get("message")) == (plain.get("text"), plain.get("message"))
+
+
+def test_a_template_may_know_the_reasoning_effort(door: Front) -> None:
+    with another(door, chat_template="{{ {'low': '5', 'high': '6'}[reasoning_effort] }} 7") as thinking:
+        assert thinking.done("/tokenize", messages=[SAYS], reasoning_effort="high")["tokens"] == [6, 7]
+        assert thinking.done("/tokenize", messages=[SAYS], reasoning_effort="low")["tokens"] == [5, 7]
 
 
 def test_a_stop_string_ends_it_and_echo_begins_it(door: Front) -> None:

@@ -73,7 +73,9 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"prompt": IDS, "prediction": "5 6"}, "prediction"),
         ({"prompt": IDS, "prediction": {"type": "content", "content": 5}}, "prediction"),
         ({"prompt": IDS, "prediction": {"type": "content", "content": "5 " * 4097}}, "prediction"),
-        ({"prompt": IDS, "store": True}, "store"),
+        ({"prompt": IDS, "store": "yes"}, "store"),
+        ({"prompt": IDS, "metadata": "x"}, "metadata"),
+        ({"prompt": IDS, "verbosity": 3}, "verbosity"),
     ],
 )
 def test_a_completions_field(door: Front, body: dict[str, object], param: str) -> None:
@@ -90,6 +92,7 @@ def test_a_completions_field(door: Front, body: dict[str, object], param: str) -
         ({"messages": ["hello"]}, "messages"),
         ({"messages": [{"content": "5"}]}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "foo", "content": "5"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
         ({"messages": TALK, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": TALK, "response_format": {"type": "json_object"}}, "response_format"),

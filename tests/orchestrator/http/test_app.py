@@ -1,0 +1,81 @@
+"""What every answer has: a name, and for pages that may read it, leave to do so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.options import HttpAccess
+from tests.orchestrator.http.front import COMPLETIONS, Front, another
+from tests.orchestrator.stack import PROMPT
+
+PAGE, OTHER = "https://chat.example", "https://evil.example"
+WISH = {"prompt": list(PROMPT), "max_tokens": 2}
+ALLOWED = "access-control-allow-origin"
+
+
+@pytest.fixture(scope="module")
+def shared(door: Front) -> Iterator[Front]:
+    with another(door, http_access=HttpAccess(origins=(PAGE.upper(),))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/nowhere", COMPLETIONS])
+def test_every_answer_has_a_name(door: Front, path: str) -> None:
+    """Also one that is an error: no endpoint, no body, a stranger's page."""
+    drawn = {door.client.get(path).headers["x-request-id"] for _ in range(2)}
+    assert len(drawn) == 2
+    assert all(re.fullmatch("req_[0-9a-f]{32}", name) for name in drawn)
+    assert door.client.get(path, headers={"X-Request-Id": "mine/1"}).headers["x-request-id"] == "mine/1"
+    refused = door.client.get(path, headers={"Origin": OTHER, "X-Request-Id": "mine/2"})
+    assert (refused.status_code, refused.headers["x-request-id"]) == (403, "mine/2")
+
+
+@pytest.mark.parametrize("odd", ["", "two words", "x" * 129, "\u00e9"])
+def test_what_is_no_name_is_not_echoed(door: Front, odd: str) -> None:
+    answer = door.client.get("/health", headers={b"X-Request-Id": odd.encode("latin-1")})
+    assert answer.headers.get_list("x-request-id")[0].startswith("req_")
+
+
+def test_a_stream_has_a_name(door: Front) -> None:
+    answer = door.client.post(COMPLETIONS, json={**WISH, "stream": True}, headers={"X-Request-Id": "s"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "s")
+
+
+def test_a_request_id_in_that_header_repeats_nothing(door: Front) -> None:
+    """Proxies add it by themselves; what a request is repeated by is X-Specwire-Request-Id."""
+    asked = [door.client.post(COMPLETIONS, json=WISH, headers={"X-Request-Id": "same"}) for _ in range(2)]
+    assert len({answer.json()["choices"][0]["specwire"]["session_id"] for answer in asked}) == 2
+
+
+def test_no_page_of_another_origin_may_read_by_default(door: Front) -> None:
+    preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    answer = door.client.options(COMPLETIONS, headers=preflight)
+    assert answer.status_code == 403
+    assert ALLOWED not in answer.headers
+    assert ALLOWED not in door.client.get("/v1/models").headers
+
+
+def test_a_page_of_an_allowed_origin_may_call_and_read(shared: Front) -> None:
+    preflight = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
+    }
+    asked = shared.client.options(COMPLETIONS, headers=preflight)
+    assert (asked.status_code, asked.headers[ALLOWED]) == (200, PAGE)
+    assert asked.headers["access-control-allow-headers"] == preflight["Access-Control-Request-Headers"]
+    for more in ({}, {"stream": True}, {"max_tokens": -1}):
+        answer = shared.client.post(COMPLETIONS, json={**WISH, **more}, headers={"Origin": PAGE})
+        assert (answer.status_code, answer.headers[ALLOWED]) == (400 if "max_tokens" in more else 200, PAGE)
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    other = shared.client.post(COMPLETIONS, json=WISH, headers={"Origin": OTHER})
+    assert (other.status_code, ALLOWED in other.headers) == (403, False)
+
+
+def test_pages_of_every_origin(door: Front) -> None:
+    with another(door, http_access=HttpAccess(origins=("*",))) as open_to_all:
+        answer = open_to_all.client.get("/v1/models", headers={"Origin": OTHER})
+    assert (answer.status_code, answer.headers[ALLOWED]) == (200, "*")
