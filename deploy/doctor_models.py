@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
 from deploy.findings import Finding, bad, ok, warn
-from specwire.lm.describe import read_text
 from specwire.lm.kv_memory import position_bytes, readable
+from specwire.lm.pretrained import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint
 
 # Of the memory that is available, what weights and caches may take: forwards need some, too.
 SHARE = 0.9
@@ -64,20 +63,15 @@ def check_models(
 
 
 def facts_of(model: str, dtype: str) -> Facts:
-    """Raises what transformers raises for a directory that holds no model."""
+    """Raises ModelError for whatever `verify` and `draft` refuse before they load the weights."""
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
         return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)
-    path = str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model
-    config = AutoConfig.from_pretrained(path)
-    text = config.get_text_config()
-    tokens = vocabulary_map(read_text(path).tokenizer_json, text.vocab_size)
-    precision = getattr(torch, dtype)
-    context = int(getattr(text, "max_position_embeddings", 0) or 0)
-    kv = context * position_bytes(config, precision)
-    return Facts(
-        model, vocabulary_fingerprint(tokens), len(tokens), context, kv, _weight_bytes(path, config, precision)
-    )
+    known = outline(model)
+    config, precision = known.config, getattr(torch, dtype)
+    tokens = known.text.vocabulary(config.get_text_config().vocab_size)
+    kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
+    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights)
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY, without_password
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import one_line
-from specwire.rpc.server import parse_listen
+from specwire.rpc.server import bound
 
 Report = Callable[[str], None]
 
@@ -162,24 +161,10 @@ def check_all_free(wanted: Iterable[tuple[str, str]]) -> None:
     """As `check_free`, for several fields at the same time: each must have an address of its own."""
     with ExitStack() as held:
         for field, listen in wanted:
-            held.enter_context(_probe(listen, field))
-
-
-def _probe(listen: str, field: str) -> socket.socket:
-    host, port = parse_listen(listen)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        probe = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
-    try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen()
-    except OSError as error:
-        probe.close()
-        raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
-    return probe
+            try:
+                held.enter_context(bound(listen))
+            except OSError as error:
+                raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
 
 
 def _first_cause(error: Exception) -> BaseException:

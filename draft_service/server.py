@@ -22,7 +22,7 @@ from specwire.rpc.listening import ANY_PORT, check_listen, drain_grace
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.model_service import ModelServiceOptions, add_model_arguments, model_options, run_model_service
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
-from specwire.rpc.server import RunningServer, Service, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry
@@ -86,6 +86,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
         ListenError: the address cannot be listened on.
     """
     registration.check_listen(options.listen)
+    check_free(options.listened)
     registry, meter = Registry(), Meter()
     drafter, reception = await load(options, registry, meter)
     reception.info.region = registration.region
@@ -122,8 +123,10 @@ async def dial_in(
 
     Raises:
         ModelError: the model cannot be served.
+        ListenError: figures cannot be listened for there.
         JoinRefused: no orchestrator will have this drafter.
     """
+    check_free([("metrics", options.metrics)] if options.metrics else [])
     registry = Registry()
     drafter, reception = await load(options, registry)
     reception.info.region = region

@@ -17,7 +17,7 @@ from orchestrator.store import open_store
 from specwire.registry.registrar import Registrar
 from specwire.rpc.guard import Admission
 from specwire.rpc.keys import Keys
-from specwire.rpc.server import RunningServer, Service, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.process import process_families
 from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, status_pb2, status_pb2_grpc
@@ -102,6 +102,8 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     Raises:
         StartError, StoreUnavailable, ListenError: one sentence on what is missing.
     """
+    listened = (("listen", options.listen), ("http", options.http), ("metrics", options.metrics))
+    check_free((field, address) for field, address in listened if address)
     store = await open_store(options.redis_url, durability=options.durability)
     orchestrator = Orchestrator(options, store)
     orchestrator.registry.add(ORCHESTRATOR, lambda: families(orchestrator))

@@ -24,7 +24,7 @@ from specwire.rpc.model_service import (
     run_model_service,
 )
 from specwire.rpc.process import say, share_interpreter
-from specwire.rpc.server import RunningServer, Service, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Family, Registry, by_label, gauge
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
@@ -128,6 +128,7 @@ async def start(
     check_grace(detach_grace)
     check_patience(patience)
     registration.check_listen(options.listen)
+    check_free(options.listened)
     share_interpreter()
     registry, meter = Registry(), Meter()
     size = options.tensor_parallel_size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from specwire.lm.cached import Runner
 from specwire.lm.interface import Feed, ModelError
@@ -85,10 +85,13 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """ModelError for recurrent models, which say so on their class."""
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(f"{type(model).__name__} is recurrent: its state cannot be rolled back to a position")
+def check_class(config: PreTrainedConfig) -> None:
+    """ModelError unless a causal model is made of it; and for recurrent ones, which say so on their class."""
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if known is None:
+        raise ModelError(f"{config.model_type} models are no causal models that transformers can make")
+    if getattr(known, "_is_stateful", False):
+        raise ModelError(f"{known.__name__} is recurrent: its state cannot be rolled back to a position")
 
 
 @torch.inference_mode()

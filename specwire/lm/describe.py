@@ -1,34 +1,110 @@
-"""What is read beside a model's weights, and what makes two models the same."""
+"""A model's files: what is read beside its weights, which of them is broken, and what makes two models the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
+from specwire.lm.checks import first_line
+from specwire.lm.interface import ModelError
+from specwire.text.tokenizer import vocabulary_map
+
 # Configuration entries that say who saved the model and where, not what it is.
 INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Text(NamedTuple):
-    """A model's way from text to ids."""
+    """A model's way from text to ids. tokens: by id; empty where the model has no tokenizer."""
 
     tokenizer_json: bytes
     chat_template: str
     special_tokens: dict[str, str]
+    tokens: dict[int, str]
+
+    def vocabulary(self, width: int) -> dict[int, str]:
+        """Token of each id of a model with so many."""
+        return self.tokens or vocabulary_map(b"", width)
+
+
+@contextmanager
+def file_of(spec: str, name: str) -> Iterator[None]:
+    """What goes wrong with one of a model's files is told with its name, as a ModelError."""
+    try:
+        yield
+    except Exception as error:  # whatever a broken file makes the libraries raise
+        reason = first_line(error).removeprefix("tokenizer_json: ")
+        raise ModelError(f"model {spec!r}: {name} cannot be read: {reason}") from error
 
 
 def read_text(spec: str) -> Text:
-    """Tokenizer, chat template and what it may name, of a local directory or hub id; empty where the model has none."""
-    serialised = _read(spec, "tokenizer.json") or _converted(spec)
+    """Tokenizer, chat template and what it may name, of a local directory or hub id; empty where the model has none.
+
+    Raises ModelError, which names the file.
+    """
+    with file_of(spec, TOKENIZER):
+        serialised = _read(spec, TOKENIZER)
+    if not serialised:
+        with file_of(spec, "the tokenizer"):
+            serialised = _converted(spec)
+    with file_of(spec, TOKENIZER):
+        tokens = vocabulary_map(serialised, 0)
     template = _chat_template(spec)
-    return Text(serialised, template, _special_tokens(spec) if template else {})
+    return Text(serialised, template, _special_tokens(spec) if template else {}, tokens)
+
+
+def check_files(spec: str) -> None:
+    """ModelError for a directory whose weights are not all there or are cut off, or whose EOS ids cannot be read.
+
+    Of a broken generation_config.json transformers says nothing, and takes what config.json has.
+    """
+    with file_of(spec, GENERATION):
+        _check_eos(_object(spec, GENERATION).get("eos_token_id"))
+    if Path(spec).is_dir() and not (Path(spec) / "adapter_config.json").exists():
+        for file in _weights_of(spec):
+            with file_of(spec, file.name), safe_open(file, "pt"):
+                pass  # its header is whole, and says how long the file is
+
+
+def _check_eos(found: object) -> None:
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if any(type(each) is not int or each < 0 for each in ids):
+        raise ValueError(f"eos_token_id: must be an id or several, not {found!r:.80}")
+
+
+def _weights_of(spec: str) -> list[Path]:
+    """The files that a model's directory keeps its weights in."""
+    folder = Path(spec)
+    with file_of(spec, INDEX):
+        index = _object(spec, INDEX)
+        if index and not isinstance(index.get("weight_map"), dict):
+            raise ValueError("weight_map: is missing, or no object")
+        names = sorted(set(index["weight_map"].values())) if index else [WEIGHTS]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        message = f"model {spec!r} cannot be loaded as a causal model: there is no file named {missing[0]}"
+        raise ModelError(f"{message}, which {INDEX} names" if index else message)
+    return [folder / name for name in names]
+
+
+def _object(spec: str, name: str) -> dict[str, Any]:
+    """What one of the model's JSON files holds; empty if it has none of this name. Raises ValueError."""
+    value = json.loads(_read(spec, name) or b"{}")
+    if not isinstance(value, dict):
+        raise ValueError("must hold an object")
+    return value
 
 
 def _read(spec: str, name: str) -> bytes:
@@ -40,26 +116,30 @@ def _read(spec: str, name: str) -> bytes:
 
 def _converted(spec: str) -> bytes:
     """Tokenizers in older formats, converted by transformers where it can."""
-    if not _read(spec, "tokenizer_config.json"):
+    if not _read(spec, TOKENIZER_CONFIG):
         return b""
     backend = getattr(AutoTokenizer.from_pretrained(spec), "backend_tokenizer", None)
     return b"" if backend is None else str(backend.to_str()).encode()
 
 
 def _chat_template(spec: str) -> str:
-    jinja = _read(spec, "chat_template.jinja")
+    with file_of(spec, TEMPLATE):
+        jinja = _read(spec, TEMPLATE).decode()
     if jinja:
-        return jinja.decode()
-    template = json.loads(_read(spec, "tokenizer_config.json") or b"{}").get("chat_template", "")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
+        return jinja
+    with file_of(spec, TOKENIZER_CONFIG):
+        template = _object(spec, TOKENIZER_CONFIG).get("chat_template", "")
+        if isinstance(template, list):
+            template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
     return str(template or "")
 
 
 def _special_tokens(spec: str) -> dict[str, str]:
     """Such as bos_token; the newer of the two files in which they are kept counts."""
-    files = (_read(spec, name) for name in ("special_tokens_map.json", "tokenizer_config.json"))
-    entries = {key: value for file in files for key, value in json.loads(file or b"{}").items()}
+    entries: dict[str, Any] = {}
+    for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
+        with file_of(spec, name):
+            entries |= _object(spec, name)
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in entries.items()}
     return {k: text for k, text in contents.items() if k.endswith("_token") and isinstance(text, str)}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from specwire.lm.cached import CachedLM
-from specwire.lm.checks import check_kind, check_model, check_rotation, check_window, context_of, first_line
-from specwire.lm.describe import read_text, weights_fingerprint
+from specwire.lm.checks import check_class, check_kind, check_rotation, check_window, context_of, first_line
+from specwire.lm.describe import CONFIG, Text, check_files, read_text, weights_fingerprint
 from specwire.lm.interface import NONE, LanguageModel, ModelError, ModelInfo
 from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of
 from specwire.lm.leading import LeadingRunner
@@ -20,11 +21,37 @@ from specwire.lm.memory import out_of_memory
 from specwire.lm.party import Party
 from specwire.lm.runners import How, Sizes, cache_dtype, runner_for
 from specwire.lm.split import join, rank_device, split, split_way, turn
-from specwire.lm.vocabulary import vocabulary_fingerprint, vocabulary_map
 from specwire.progress import LAST_LINE
+from specwire.text.tokenizer import vocabulary_fingerprint
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a model before its weights are loaded.
+
+    location: of its files. context: positions to serve.
+    """
+
+    location: str
+    config: PreTrainedConfig
+    context: int
+    text: Text
+
+
+def outline(spec: str, context: int | None = None) -> Outline:
+    """Of a local directory, or a hub id. Raises ModelError for whatever can be refused without the weights."""
+    config, location = _config(spec), _location(spec)
+    check_kind(config)
+    check_class(config)
+    positions = context_of(config, context)
+    check_window(config, positions)
+    check_rotation(config, positions)
+    text = read_text(location)
+    check_files(location)
+    return Outline(location, config, positions, text)
 
 
 def load_pretrained(
@@ -41,11 +68,8 @@ def load_pretrained(
     target = _device(device if party is None else rank_device(device, party))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
-    config = _config(spec)
-    check_kind(config)
-    positions = context_of(config, context)
-    check_window(config, positions)
-    check_rotation(config, positions)
+    known = outline(spec, context)
+    config, positions = known.config, known.context
     cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
     count = slots_of(slots, config, positions, cache)
     rank = None
@@ -54,8 +78,7 @@ def load_pretrained(
         rank = join(party, target)
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
-        check_model(model)
-        info, unassigned = _describe(spec, model, config, dtype, positions, how)
+        info, unassigned = _describe(spec, model, known, dtype, how)
         if rank is not None:
             split(model, rank)
             how = how._replace(rank=rank)
@@ -97,21 +120,29 @@ def _config(spec: str) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
     except Exception as error:  # whatever a broken or foreign directory makes the library raise
-        raise ModelError(f"model {spec!r} has no configuration that can be read: {first_line(error)}") from error
+        reason = first_line(error)
+        named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
+        raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
     return config
 
 
 def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     _show_progress(LAST_LINE.is_terminal)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             _location(spec),
             dtype=dtype,
             use_safetensors=True,  # the older files of weights are pickles
+            output_loading_info=True,
         )
+        model: PreTrainedModel = loaded[0]
         model.eval().to(device=device)
     except Exception as error:  # as above, or too little memory
         raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # the library draws them at random
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: its files lack {missing[0]}{more}")
     return model
 
 
@@ -128,23 +159,21 @@ def _location(spec: str) -> str:
     return str(path) if path.is_dir() else spec
 
 
-def _describe(
-    spec: str, model: PreTrainedModel, config: PreTrainedConfig, dtype: str, context: int, how: How
-) -> tuple[ModelInfo, list[int]]:
+def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
     """What the model is, and the ids of its vocabulary that no token has."""
-    text = read_text(_location(spec))
+    text = known.text
     width = model.get_output_embeddings().weight.shape[0]
-    tokens = vocabulary_map(text.tokenizer_json, width)
+    tokens = text.vocabulary(width)
     vocabulary = min(max(tokens) + 1, width)
     info = ModelInfo(
-        name=Path(_location(spec)).name if Path(_location(spec)).is_dir() else spec,
+        name=Path(known.location).name if Path(known.location).is_dir() else spec,
         architecture=type(model).__name__,
         vocabulary=vocabulary,
-        context=context,
+        context=known.context,
         eos_ids=_eos_ids(model),
         dtype=dtype,
         device=str(next(model.parameters()).device),
-        weights_fingerprint=weights_fingerprint(model, config, _precision(dtype, how)),
+        weights_fingerprint=weights_fingerprint(model, known.config, _precision(dtype, how)),
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,

@@ -96,6 +96,11 @@ class ModelServiceOptions:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
     @property
+    def listened(self) -> list[tuple[str, str]]:
+        """Where it listens, by option."""
+        return [("listen", self.listen), *([("metrics", self.metrics)] if self.metrics else [])]
+
+    @property
     def admission(self) -> Admission:
         return Admission(self.keys)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,7 +95,7 @@ async def serve(
     exposed = exposure(listen, encrypted=tls is not None, insecure=allow_insecure)
     if exposed is not None:
         raise ListenError(f"listen: {exposed}")
-    _check_free(host, port, listen)
+    check_free([("listen", listen)])  # gRPC would write its own complaint to standard error
     guard = Guard({service.name: service.admission for service in services})
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
     checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
@@ -118,17 +119,33 @@ def parse_listen(listen: str) -> tuple[str, int]:
     return ("127.0.0.1" if host in ("", "localhost") else host), int(port)
 
 
-def _check_free(host: str, port: int, listen: str) -> None:
-    """Bind with a plain socket first: gRPC would write its own complaint to standard error."""
+def check_free(wanted: Iterable[tuple[str, str]]) -> None:
+    """Raises ListenError unless all of them, (field, HOST:PORT), can be listened on now, and side by side.
+
+    Whoever loads a model asks this first: a port that is taken need not be waited for.
+    """
+    with ExitStack() as held:
+        for field, listen in wanted:
+            try:
+                held.enter_context(bound(listen))
+            except OSError as error:
+                reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+                raise ListenError(f"{field}: cannot listen on {listen}: {reason}") from error
+
+
+def bound(listen: str) -> socket.socket:
+    """A socket that listens there. Raises OSError; ListenError for what is no HOST:PORT."""
+    host, port = parse_listen(listen)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    probe = socket.socket(family, kind, protocol)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise ListenError(f"listen: cannot listen on {listen}: {reason}") from error
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+    except OSError:
+        probe.close()
+        raise
+    return probe
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, listen: str, tls: ServerTls | None) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import BloomConfig, MambaConfig, PreTrainedConfig, Starcoder2Config, T5Config
 
+from deploy.doctor_models import check_models, facts_of
+from deploy.findings import Grade
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.cached import CachedLM
 from specwire.lm.hugging_face import HuggingFaceRunner, SlotCache
@@ -173,3 +178,80 @@ def test_eos_ids_of_the_generation_settings_come_first(tmp_path: Path) -> None:
 
 def test_learned_positions_are_the_context(tmp_path: Path) -> None:
     assert COMMON["max_position_embeddings"] == load_model(save(build(config("gpt2")), tmp_path), slots=1).info.context
+
+
+def replaced(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def in_parts(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    replaced("model.safetensors.index.json", b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')(folder)
+
+
+def without_a_tensor(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "config": (replaced("config.json", b"nonsense"), r"config\.json"),
+    "a field of it": (
+        replaced("config.json", b'{"model_type": "llama", "hidden_size": "x"}'),
+        r"config\.json: .*hidden",
+    ),
+    "another kind": (replaced("config.json", b'{"model_type": "vit"}'), "vit models are no causal models"),
+    "recurrent": (replaced("config.json", b'{"model_type": "mamba"}'), "mamba model has .* cannot be rolled back"),
+    "generation": (
+        replaced("generation_config.json", b"nonsense"),
+        "generation_config.json cannot be read: Exp",
+    ),
+    "an end": (
+        replaced("generation_config.json", b'{"eos_token_id": "x"}'),
+        "generation_config.json .*eos_token_id",
+    ),
+    "tokenizer": (replaced("tokenizer.json", b"nonsense"), r"tokenizer\.json cannot be read: expected"),
+    "its settings": (
+        replaced("tokenizer_config.json", b"[]"),
+        "tokenizer_config.json cannot be read: must hold",
+    ),
+    "template": (replaced("chat_template.jinja", b"\xff\xfe"), r"chat_template\.jinja cannot be read: 'utf-8'"),
+    "weights": (replaced("model.safetensors", b"nonsense"), r"model\.safetensors cannot be read: .*header"),
+    "weights cut off": (cut, r"model\.safetensors cannot be read: .*incomplete"),
+    "a part": (
+        in_parts,
+        "no file named model-00001-of-00002.safetensors, which model.safetensors.index.json",
+    ),
+    "parts": (replaced("model.safetensors.index.json", b"nonsense"), r"model\.safetensors\.index\.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_broken_is_named_by_loading_and_by_the_doctor(case: str, tmp_path: Path) -> None:
+    """Without the weights: so `specwire doctor` says what `verify` would."""
+    breaks, message = BROKEN[case]
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    folder = Path(save(build(config("llama")), tmp_path / "model", words))
+    breaks(folder)
+    with pytest.raises(ModelError, match=message):
+        load_model(str(folder), slots=1)
+    with pytest.raises(ModelError, match=message):
+        facts_of(str(folder), "float32")
+    (found,) = check_models(str(folder), [], "float32", 1, None)
+    assert found.grade is Grade.BAD
+    assert re.search(message, found.text)
+
+
+def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
+    """Transformers draws it at random, with a warning."""
+    folder = Path(save(build(config("llama")), tmp_path / "model", {f"w{i}": i for i in range(VOCABULARY)}))
+    without_a_tensor(folder)
+    with pytest.raises(ModelError, match=r"its files lack model\.norm\.weight"):
+        load_model(str(folder), slots=1)

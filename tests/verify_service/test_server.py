@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from specwire.core.sampling import InvalidParameter
-from specwire.lm import load_model
+from specwire.lm import ModelError, load_model
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
 from specwire.v1 import common_pb2, verify_pb2_grpc
@@ -193,3 +193,13 @@ async def test_measuring_ends_when_the_start_is_given_up() -> None:
     with pytest.raises(StartGivenUp):
         await asyncio.wait_for(starting, PATIENCE_S)
     await stopping
+
+
+@pytest.mark.parametrize("field", ["listen", "metrics"])
+async def test_a_taken_port_is_told_before_the_model_loads(field: str, taken_address: str) -> None:
+    """The model is none, which is told first where the port is free."""
+    options: dict[str, str] = {field: taken_address}
+    with pytest.raises(ListenError, match=f"{field}: cannot listen on {taken_address}: the port is in use"):
+        await start(ModelServiceOptions("/no/such/model", **options))  # type: ignore[arg-type]  # a field, by name
+    with pytest.raises(ModelError, match="there is no such directory"):
+        await start(ModelServiceOptions("/no/such/model"))
