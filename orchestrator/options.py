@@ -86,8 +86,8 @@ def _add_http_access(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this origin (SCHEME://HOST[:PORT]) may call and read (CORS), beside the console; may be repeated; "
-        "* lets in any",
+        help="pages of this origin (SCHEME://HOST[:PORT]) may call and read (CORS), beside the console; may be "
+        "repeated; * lets in any",
     )
     group.add_argument(
         "--http-body",
