@@ -29,14 +29,14 @@ from specwire.text.frames import HEAD, Lost, lengths_of, packed, readable, recei
 Message = dict[str, Any]
 
 # Seconds of processor time, for compiling a template and for rendering a conversation; seconds in all, busy or not.
-COMPILE_S = RENDER_S = 2.0
+COMPUTE_S = 2.0
 LIMIT_S = 20.0
 MOST_MEMORY = 512 << 20
 # Characters. More is no prompt: a request's body has fewer.
 MOST_TEXT = 16 << 20
 # Conversations of one model that are rendered at once, and those that wait in all.
 AT_ONCE, MOST_WAITING = 2, 256
-BEYOND = f"took more than {RENDER_S:g} s of computing or {MOST_MEMORY >> 20} MiB"
+BEYOND = f"took more computing or memory than it may, {COMPUTE_S:g} s or {MOST_MEMORY >> 20} MiB,"
 
 
 class TemplateInvalid(ValueError):
@@ -87,7 +87,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise InvalidParameter("messages", f"the chat template refuses them: {error}") from None
         except MemoryError:
-            raise InvalidParameter("messages", f"the chat template {BEYOND}") from None
+            raise InvalidParameter("messages", f"the chat template {BEYOND} for them") from None
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             message = f"the chat template cannot render them: {type(error).__name__}: {error}"
             raise InvalidParameter("messages", message) from None
@@ -117,10 +117,13 @@ def _strftime_now(form: str, now: Callable[[], datetime] = datetime.now) -> str:
 
 
 class Renderer:
-    """Templates of several models. Nothing is started before one is used."""
+    """Templates of several models. Nothing is started before one is used.
 
-    def __init__(self) -> None:
-        self._forks = ForkServer("orchestrator.http.templates")
+    compute: seconds of processor time for compiling a template, and for each conversation.
+    """
+
+    def __init__(self, compute: float = COMPUTE_S) -> None:
+        self._forks = ForkServer("orchestrator.http.templates", [str(compute)])
 
     def template(self, source: str, special_tokens: Mapping[str, str]) -> RemoteTemplate:
         return RemoteTemplate(self._forks, source, special_tokens)
@@ -215,7 +218,7 @@ class RemoteTemplate:
             raise TemplateInvalid(str(error).removeprefix(f"{error.field}: ")) from None
         except Lost:
             process.close()
-            raise TemplateInvalid(f"the chat template cannot be compiled: it {BEYOND}") from None
+            raise TemplateInvalid(f"the chat template cannot be compiled: it {BEYOND} for that") from None
         except BaseException:
             process.close()
             raise
@@ -263,13 +266,14 @@ class _Process:
 
 
 def main() -> None:
-    serve(socket.socket(fileno=int(sys.argv[1])), _session, MOST_MEMORY)
+    compute = float(sys.argv[3])
+    serve(socket.socket(fileno=int(sys.argv[1])), lambda fd: _session(fd, compute), MOST_MEMORY)
 
 
-def _session(fd: int) -> None:
+def _session(fd: int, compute: float) -> None:
     """One template, until its service closes it. Raises Lost."""
     asked, _ = receive(fd)
-    limit(COMPILE_S)
+    limit(compute)
     try:
         template = ChatTemplate(asked["source"], asked["special_tokens"])
     except TemplateInvalid as error:
@@ -279,7 +283,7 @@ def _session(fd: int) -> None:
     while True:
         limit(0.0)
         asked, _ = receive(fd)
-        limit(RENDER_S)
+        limit(compute)
         try:
             text = template.render(asked["messages"], asked["add_generation_prompt"], asked["more"])
         except InvalidParameter as error:

@@ -6,15 +6,24 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
+from typing import Any
 
-from tests.fuzz.requests import Raw
+from orchestrator.http.templates import TemplateInvalid
+from specwire.core.invalid import InvalidParameter
+from tests.fuzz.requests import Flood, Raw
 from tests.fuzz.services import LIMIT_S, Services
 
 # What no caller may bring about. A contradicted place in a stream is data_loss, and a timeout that has passed 504.
 OURS = ("internal_error", "unavailable")
 ALLOWED = {*range(200, 500), 500, 504}
 FIGURES_ALLOWED = (200, 400, 404, 405)
+# What a caller's bytes may cost in processor time, ten times of what was measured: 20 ns for a byte of JSON, 12 us for
+# a chunk, half a millisecond for a request; and how long a turn of the loop may be, for a neighbour waits as long.
+BASE_COST_S, BYTE_COST_S, CHUNK_COST_S, REQUEST_COST_S = 0.5, 2e-7, 1e-4, 5e-3
+TURN_COST_S = 1.0
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 PARTS = {"message", "type", "param", "code"}
 EVENTS = "text/event-stream"
 
@@ -44,6 +53,51 @@ def tell_figures(services: Services, raw: Raw) -> Counter[str]:
         return Counter({"CLOSED": 1})
     assert answer[0] in FIGURES_ALLOWED, f"figures: {answer} to {raw.data!r}"
     return Counter({str(answer[0]): 1})
+
+
+def tell_flood(services: Services, flood: Flood) -> Counter[str]:
+    """The same of much at once, which must cost little, and nobody else a wait. What is half sent is not answered."""
+    with services.watched() as watch, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(_answer, services.http, Raw(flood.data, whole=False))
+        neighbours = Counter(_ask_health(services, told))
+    logged = services.failures.take()
+    assert not logged, f"{_shown(flood)}: {logged}"
+    assert set(neighbours) == {200}, f"{_shown(flood)}: a neighbour was answered {dict(neighbours)}"
+    bar = BASE_COST_S + len(flood.data) * BYTE_COST_S + flood.chunks * CHUNK_COST_S + flood.requests * REQUEST_COST_S
+    assert watch.cpu <= bar, f"{_shown(flood)}: {watch.cpu:.2f} s of computing, at most {bar:.2f} s are allowed"
+    assert watch.turn <= TURN_COST_S, f"{_shown(flood)}: nobody else was served for {watch.turn:.2f} s of computing"
+    answer = told.result()
+    if answer is None:
+        return Counter({"CLOSED": 1})
+    assert answer[0] in ALLOWED, f"{answer[0]} to {_shown(flood)}"
+    return Counter({str(answer[0]): 1})
+
+
+def _ask_health(services: Services, told: Future[Any]) -> Iterator[int]:
+    """Once at least, and again until the other one is told."""
+    while True:
+        answer = _answer(services.http, Raw(HEALTH, whole=True))
+        yield 0 if answer is None else answer[0]
+        if told.done():
+            return
+
+
+def _shown(flood: Flood) -> str:
+    head, _, rest = flood.data.partition(b"\r\n\r\n")
+    return f"{len(flood.data)} bytes, {flood.chunks} chunks, {flood.requests} requests, {head[:80]!r} {rest[:80]!r}"
+
+
+def tell_template(services: Services, source: str) -> Counter[str]:
+    """A chat template of a model: text, or one sentence."""
+    with services.watched() as watch:
+        try:
+            told, said = services.render(source, [{"role": "user", "content": "5 6"}], {"extra": [1]}), "OK"
+        except (InvalidParameter, TemplateInvalid) as error:
+            told, said = str(error), type(error).__name__.upper()
+    assert said == "OK" or "the chat template" in told, f"{source!r}: {told}"
+    assert "root:" not in told
+    assert watch.turn <= TURN_COST_S, f"{source!r}: nobody else was served for {watch.turn:.2f} s of computing"
+    return Counter({said: 1})
 
 
 def _answer(url: str, raw: Raw) -> tuple[int, str, bytes] | None:

@@ -21,11 +21,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.fuzz import configs, registry
-from tests.fuzz.http import tell, tell_figures
+from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
 from tests.fuzz.logs import meet
 from tests.fuzz.messages import Values
 from tests.fuzz.record import MINUTES, OUT, Record, lines, started
-from tests.fuzz.requests import endpoints, figures
+from tests.fuzz.requests import endpoints, figures, floods, sources
 from tests.fuzz.services import Services, services
 from tests.fuzz.targets import Target, targets
 from tests.fuzz.values import cases, members, spoil_roll, try_all
@@ -103,6 +103,8 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
     return [
         *said,
         *asked,
+        ("HTTP floods", floods(), partial(tell_flood, running)),
+        ("chat templates", sources, partial(tell_template, running)),
         ("HTTP figures", figures(), partial(tell_figures, running)),
         ("keys of the log in Redis", cases, lambda damage: try_all(log.url, damage)),
         ("a session's damaged log, met by calls", cases, partial(meet, running, log.url)),

@@ -137,11 +137,40 @@ HEADERS = st.fixed_dictionaries(
         "Last-Event-ID": places,
         "Authorization": st.sampled_from(["Bearer x", "Bearer", "Basic eDp5", ""]),
         "traceparent": st.sampled_from([f"00-{'1' * 32}-{'2' * 16}-01", "00"]),
-        "Sec-Fetch-Site": st.sampled_from(["same-origin", "none", "none", "none", "cross-site"]),
+        "Sec-Fetch-Site": st.sampled_from(["same-origin", "none", "none", "none", "cross-site", "same-site"]),
+        "Origin": st.sampled_from(
+            [*["http://localhost"] * 4, "http://localhost:1", "http://evil.example", "null", "", "http://", "[::1]"]
+        ),
         "Content-Type": st.sampled_from(["application/json", "text/plain", "multipart/form-data"]),
         "Expect": st.just("100-continue"),
         "Upgrade": st.sampled_from(["websocket", "h2c"]),
     },
+)
+
+
+HOSTS = st.sampled_from(
+    [
+        *["localhost"] * 12,
+        *(
+            "127.0.0.1:1",
+            "[::1]:80",
+            "evil.example",
+            "localhost.evil.example",
+            "a@localhost",
+            "localhost:99999",
+            "[::1",
+        ),
+        *(
+            "",
+            "x y",
+            "\xe9",
+            "1" * 5000,
+            "%6cocalhost",
+            "localhost,evil.example",
+            "http://localhost",
+            "[::ffff:1.2.3.4]",
+        ),
+    ]
 )
 
 
@@ -176,7 +205,7 @@ def _requests(draw: st.DrawFn, method: str, paths: Values, body: Values) -> Raw:
     """One time of eight something is wrong with the HTTP itself."""
     data, headers = draw(body), draw(HEADERS)
     path = draw(paths)
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {draw(HOSTS)}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if draw(ODD) != ODD_ONE:
         framed = lines if method == "GET" else [*lines, f"Content-Length: {len(data)}"]
@@ -208,6 +237,99 @@ def _damaged(lines: list[str], body: bytes) -> list[bytes]:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         whole + whole,
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """Much of the same. chunks: of a body, requests: of a connection, which may cost more than their bytes."""
+
+    data: bytes
+    chunks: int = 0
+    requests: int = 1
+
+
+# What is cheap to write, and dear to read if it is read without care.
+UNITS = [
+    *(
+        "[],",
+        "{},",
+        '"ab",',
+        '{"a":',
+        "[",
+        "5,",
+        "151936,",
+        "1.5,",
+        "null,",
+        "\\u00e9",
+        '\\"',
+        "\\\\",
+        "[{ ",
+        "\U0001f600",
+    ),
+    *("1e9,", '"x":[', "-", "\\ud800", '"', "a: b\r\n", " ", "\t[", "9" * 50),
+]
+AROUND = [
+    *(('{"prompt": [', "5]}"), ('{"prompt": "', '"}'), ("[", "]"), ("", ""), ('{"prompt": "5", "stop": ["', '"]}')),
+    ('{"messages": [{"role": "user", "content": "', '"}]}'),
+    ('{"messages": [{"role": "user", "content": "5"}], "chat_template_kwargs": {"x": [', "0]}}"),
+    ('{"prompt": "5", "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [', "0]}}}}"),
+]
+SIZES = st.sampled_from([1000, 30_000, 300_000, 1_000_000, 3_000_000])
+
+
+@st.composite
+def floods(draw: st.DrawFn) -> Flood:
+    """A body of much, in one piece or in many, or many headers or requests."""
+    size, path = draw(SIZES), draw(st.sampled_from(sorted(POSTED)))
+    way = draw(st.sampled_from(["body", "body", "chunks", "headers", "requests", "trailers"]))
+    host = draw(st.sampled_from(["localhost", "localhost", "localhost", "evil.example"]))
+    unit = draw(st.sampled_from(UNITS)).encode() or b" "
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}"]
+    chunked = _written([*lines, "Transfer-Encoding: chunked"])
+    match way:
+        case "headers":
+            line = draw(st.sampled_from([b"x: y\r\n", b"x: " + b"y" * 1000 + b"\r\n", b"x:" + b" " * 5000 + b"\r\n"]))
+            return Flood(_written(lines)[:-2] + line * (size // len(line)) + b"\r\n")
+        case "requests":
+            one = draw(st.sampled_from([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", _written(lines)]))
+            count = min(size, 20_000) // len(one) + 1
+            return Flood(one * count, requests=count)
+        case "trailers":
+            return Flood(chunked + b"1\r\n5\r\n0\r\n" + b"x: y\r\n" * (size // 6) + b"\r\n", 1)
+    before, behind = draw(st.sampled_from(AROUND))
+    body = before.encode() + unit * (size // len(unit)) + behind.encode()
+    if way == "body":
+        return Flood(_written([*lines, f"Content-Length: {len(body)}"]) + body)
+    step = draw(st.sampled_from([1, 2, 16, 64, 1000, 65_536]))
+    pieces = [body[at : at + step] for at in range(0, min(len(body), 200_000 * step), step)]
+    data = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return Flood(chunked + data + b"0\r\n\r\n", len(pieces))
+
+
+# What chat templates are made of, and what they may be made of if their maker means harm.
+STATEMENTS = [
+    *("{{ messages[0].content }}", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"),
+    *("{{ messages | tojson }}", "{{ raise_exception('no') }}", "{{ strftime_now('%Y') }}", "{{ extra }}", "plain"),
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    *(
+        "{{ lipsum(n=200000) }}",
+        "{{ 'a' * 8000000000 }}",
+        "{{ messages[0].content * 8000000000 }}",
+        "{{ 9 ** 9 ** 9 }}",
+    ),
+    *("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 3000 + "{% endif %}" * 3000),
+    *("{{ '%9999999999d' | format(1) }}", "{{ ([0] * 800000000) | length }}", "{{ range(10**9) | list }}"),
+    "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% set x = namespace(s='a' * 1000) %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
+    *("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__ }}"),
+    *("{{ self._TemplateReference__context }}", "{% include '/etc/passwd' %}", "{% import 'os' as os %}"),
+    *("{{ '\\ud800' }}", "{% if %}", "{{", "{% endfor %}", "{{ messages | map(attribute='content') | join(' ') }}"),
+    *("{{ dict(a=1).items() | list }}", "{{ joiner }}", "{{ messages | groupby('role') }}", "{{ messages.append(1) }}"),
+    *("{{ 'x' | center(99999999999) }}", "{{ bos_token }}", "{{ 'x' | indent(99999999999) }}"),
+]
+sources: Values = st.lists(st.one_of(st.sampled_from(STATEMENTS), st.text(max_size=6)), min_size=1, max_size=3).map(
+    "".join
+)
 
 
 def figures() -> Values:

@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from orchestrator.access import Access
+from orchestrator.http.templates import Renderer
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Client
 from specwire.core.rules import Rule
@@ -30,6 +32,9 @@ from tests.faults.streams import PROMPT, plain
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
 DRAFT = "scripted:7:vocab=64:agree=0.7"
 LIMIT_S = 120.0
+BEAT_S = 0.005
+# Of processor time, for a hostile chat template: many are tried.
+RENDER_S = 0.3
 # Seconds between two looks at the registry.
 LOOK_S = 0.05
 SCATTERING = ("orchestrator.feed", "specwire.registry.registrar")
@@ -75,6 +80,29 @@ class Failures(logging.Handler):
         return seen
 
 
+class Watch:
+    """What the services' loop computes meanwhile, in seconds of processor time: a busy machine changes none of it.
+
+    cpu: of the loop's thread, in all. turn: of the whole process, between two beats of the loop at most: so long a
+    neighbour waits, also where another thread does not let the loop go on.
+    """
+
+    def __init__(self) -> None:
+        self.cpu = self.turn = 0.0
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        began, last = time.thread_time(), time.process_time()
+        while not self._over.is_set():
+            await asyncio.sleep(BEAT_S)
+            now = time.process_time()
+            self.turn, last = max(self.turn, now - last), now
+        self.cpu = time.thread_time() - began
+
+    def end(self) -> None:
+        self._over.set()
+
+
 class Services:
     """Verifier, drafter and orchestrator, which lets drafters dial in, at their addresses; `figures`: the verifier's.
 
@@ -91,6 +119,7 @@ class Services:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
         self._parts = AsyncExitStack()
+        self._renderer = Renderer(RENDER_S)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
@@ -123,6 +152,7 @@ class Services:
         )
         self._serving = serving = await orchestrator.server.start(known)
         self._own(serving.stop)
+        self._parts.push_async_callback(self._renderer.stop)
         self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
         self.http = str(serving.http)
         assert verifier.metrics is not None
@@ -163,6 +193,28 @@ class Services:
             for module in SCATTERING:  # in its own thread: hypothesis wants the global one for itself
                 patched.enter_context(patch(f"{module}.random", random.Random(1)))
             yield
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Figures are there behind it."""
+        watch = Watch()
+        running = asyncio.run_coroutine_threadsafe(watch.run(), self._loop)
+        try:
+            yield watch
+        finally:
+            self._loop.call_soon_threadsafe(watch.end)
+            running.result(LIMIT_S)
+
+    def render(self, source: str, messages: list[dict[str, Any]], more: dict[str, Any]) -> str:
+        """By the chat template `source`. Raises InvalidParameter, TemplateInvalid."""
+        return self._run(self._rendered(source, messages, more))
+
+    async def _rendered(self, source: str, messages: list[dict[str, Any]], more: dict[str, Any]) -> str:
+        template = self._renderer.template(source, {"bos_token": "<s>"})
+        try:
+            return await template.render(messages, True, more)
+        finally:
+            template.close()
 
     def stop(self) -> None:
         self._run(self._parts.aclose())

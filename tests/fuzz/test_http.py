@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from starlette.routing import Route
 
 from orchestrator.http.app import routed
-from tests.fuzz.http import tell, tell_figures
-from tests.fuzz.requests import GOT, POSTED, Raw, endpoints, figures
+from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
+from tests.fuzz.requests import GOT, POSTED, Flood, Raw, endpoints, figures, floods, sources
 from tests.fuzz.services import Services, services
 
 EXAMPLES = 30
@@ -44,6 +44,42 @@ def test_whatever_it_is_sent_it_serves_on(running: Services, name: str) -> None:
         tell(running, name, raw)
 
     send()
+    running.check()
+
+
+def test_no_flood_costs_much_nor_anybody_else_a_wait(running: Services) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+    @given(floods())
+    def send(flood: Flood) -> None:
+        tell_flood(running, flood)
+
+    send()
+    running.check()
+
+
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+def test_a_million_chunks_of_a_byte(running: Services, host: str) -> None:
+    """What once took 12 s of the loop, with and without the right to ask."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    tell_flood(running, Flood(head + b"1\r\n \r\n" * 1_000_000))
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"5,", b'"ab",', b"{},"])
+def test_a_body_of_many_values(running: Services, unit: bytes) -> None:
+    """What once took 4 s of the loop, and thirty times its size."""
+    for size in (1 << 20, 15 << 20):
+        body = b'{"prompt": [' + unit * (size // len(unit)) + b"5]}"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        tell_flood(running, Flood(head.encode() + body))
+
+
+def test_no_chat_template_harms_anybody_else(running: Services) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+    @given(sources)
+    def render(source: str) -> None:
+        tell_template(running, source)
+
+    render()
     running.check()
 
 
