@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from deploy.commands import COMMANDS
 from deploy.config_file import SettingInvalid
 from deploy.settings import Options
+from specwire.rpc.process import visible
 
 INTERRUPTED = 128 + 2
+LINE_END = "\n"
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,6 +23,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """What was typed, or stands in a file, may hold escape sequences: they are shown."""
+        super().exit(status, f"{visible(message.removesuffix(LINE_END), lines=False)}{LINE_END}" if message else None)
 
     def refuse(self, unknown: list[str]) -> NoReturn:
         """Arguments that nobody has a use for; with the option that the first one is like."""

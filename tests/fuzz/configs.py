@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+import deploy.cli
 import deploy.edge
 import orchestrator.cli
 from deploy.commands import CONFIGURABLE
@@ -23,6 +25,7 @@ from deploy.settings import Options
 from deploy.speculative import ELSEWHERE, KNOWN, speculative_of
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_service import model_options
+from specwire.rpc.process import say as say_line
 from tests.fuzz.messages import Values
 from tests.fuzz.requests import ODD, ODD_ONE, junk
 
@@ -132,6 +135,59 @@ def _said(error: ValueError) -> Counter[str]:
     assert str(error), "an error that says nothing"
     assert not isinstance(error, UnicodeError), f"an error that names no field: {error}"
     return Counter({type(error).__name__.upper(): 1})
+
+
+# Escape sequences, and characters that command a terminal or reorder what it shows.
+ESCAPES = [
+    "\x1b]0;X\x07",
+    "\x1b[2J",
+    "\x9b31m",
+    "\x90",
+    "\r",
+    "\b" * 5,
+    "\x7f",
+    "\n",
+    "\u202e",
+    "\u2066",
+    "\udc9b",
+    "\x00",
+]
+COMMANDING = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
+controls: Values = st.lists(st.one_of(st.sampled_from(ESCAPES), st.text(max_size=3)), max_size=4).map("".join)
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """What somebody may type, or paste: options with anything in their values, and options that there are none of."""
+    command = draw(st.sampled_from([*sorted(NAMES), "generate", "chat", "no-such"]))
+    names = st.sampled_from([*NAMES.get(command, ["choice"]), "no-such"])
+    given = draw(st.lists(st.tuples(names, st.one_of(controls, scalars)), max_size=3))
+    words = [f"--{name}={value}" for name, value in given]
+    return [command, *words, *draw(st.sampled_from([["--no-such"], [], ["m"]])), draw(controls)]
+
+
+def type_line(words: list[str]) -> Counter[str]:
+    """What a terminal gets for it, if it is refused before anything is started, commands nothing."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        end = _typed(words)
+    found = COMMANDING.search(said.getvalue())
+    assert found is None, f"{words}: {said.getvalue()!r}"
+    return Counter({end: 1})
+
+
+def _typed(words: list[str]) -> str:
+    try:
+        args = deploy.cli.parse(words)
+        build, caught = BUILDERS.get(words[0], (lambda _: None, ValueError))
+    except SystemExit as end:
+        return f"EXIT_{end.code}"
+    try:
+        build(args)
+    except caught as error:
+        say_line(f"specwire {words[0]}: error: {error}")
+        return type(error).__name__.upper()
+    return "OK"
 
 
 @st.composite

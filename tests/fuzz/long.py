@@ -112,6 +112,7 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
         ("keys of the registry in Redis", registry.cases, partial(registry.try_all, log.url)),
         ("the registry beside services that use it", registry.cases, partial(registry.meet, running, log.url)),
         ("config file and environment", configs.written(), configs.read),
+        ("command lines with control characters", configs.command_lines(), configs.type_line),
         ("--speculative-config", configs.speculative(), configs.say),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from tests.fuzz.configs import Written, read, say, speculative, written
+from tests.fuzz.configs import Written, command_lines, read, say, speculative, type_line, written
 
 EXAMPLES = 100
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -14,6 +14,12 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 @given(written())
 def test_files_and_environments(case: Written) -> None:
     read(case)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
+@given(command_lines())
+def test_command_lines(words: list[str]) -> None:
+    type_line(words)
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
