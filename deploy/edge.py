@@ -8,12 +8,15 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import grpc
+
 import draft_service.server
 import orchestrator.server
 from deploy.local_drafter import LocalDrafter
-from deploy.options import DEFAULT_LISTEN
-from deploy.stack import check_all_free
+from deploy.options import DEFAULT_LISTEN, StackError
+from deploy.stack import check_all_free, vocabulary_of
 from orchestrator.cli import add_serving_arguments, serving_options
+from orchestrator.link import Info
 from orchestrator.options import (
     NO_HTTP,
     OrchestratorOptions,
@@ -21,14 +24,21 @@ from orchestrator.options import (
     and_http,
 )
 from orchestrator.store.opening import MEMORY, without_password
+from orchestrator.target import vocabulary_mismatch
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
 from specwire.registry.options import add_registry_arguments
+from specwire.rpc.channel import open_channel
 from specwire.rpc.listening import check_listen, drain_grace
 from specwire.rpc.model_service import DTYPES, ModelServiceOptions, add_runtime_argument
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
+from specwire.v1.common_pb2 import GetModelInfoRequest
+from specwire.v1.verify_pb2_grpc import VerifyServiceStub
+
+# For a verifier to say what it serves before the draft model is loaded.
+ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ async def start(options: EdgeOptions) -> RunningEdge:
     serving = options.serving
     wanted = [("listen", serving.listen), ("http", serving.http), ("metrics", serving.metrics)]
     check_all_free((name, address) for name, address in wanted if address)
+    await _check_vocabulary(options)
     share_interpreter()
     async with AsyncExitStack() as parts:
         figures = Registry()
@@ -86,6 +97,32 @@ async def start(options: EdgeOptions) -> RunningEdge:
         running.orchestrator.registry.include(figures)
         local.join(running.orchestrator)
         return RunningEdge(running, parts.pop_all())
+
+
+async def _check_vocabulary(options: EdgeOptions) -> None:
+    """StackError where every named verifier has other tokens than the draft model: so none of it need be loaded.
+
+    Those that do not answer at once are waited for later.
+    """
+    serving, drafter = options.serving, await asyncio.to_thread(vocabulary_of, options.drafting.model)
+    if drafter is None or not serving.verifiers:
+        return
+    targets = await asyncio.gather(
+        *(_described(address, serving, drafter.tokenizer_hash) for address in serving.verifiers)
+    )
+    mismatches = [target and vocabulary_mismatch(target, drafter) for target in targets]
+    if mismatches[0] is not None and all(mismatches):
+        raise StackError(mismatches[0])
+
+
+async def _described(address: str, serving: OrchestratorOptions, known: str) -> Info | None:
+    try:
+        async with open_channel(address, serving.peer_tls, serving.peer_token) as channel:
+            asked = GetModelInfoRequest(known_tokenizer_hash=known)
+            info: Info = await VerifyServiceStub(channel).GetModelInfo(asked, timeout=ANSWER_S)
+            return info
+    except grpc.RpcError:
+        return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,16 @@ def hub_cache() -> Path:
     return Path(os.path.expandvars(Path(named).expanduser()))
 
 
+def file_here(model: str, name: str) -> Path | None:
+    """One of the files of a directory, or of a model that was fetched before; None where it is not on this machine."""
+    folder, kept = Path(model).expanduser(), hub_cache() / f"models--{model.replace('/', '--')}"
+    with suppress(OSError):
+        if not folder.is_dir():
+            folder = kept / "snapshots" / (kept / "refs" / "main").read_text().strip()
+        return folder / name if (folder / name).is_file() else None
+    return None
+
+
 class Fetching:
     """What is fetched of `models` from now on. Directories and scripted models are fetched from nowhere."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -11,21 +12,26 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
+from deploy.fetching import file_here
 from deploy.hosts import Host
 from deploy.options import VERIFIER, StackError, StackOptions
 from deploy.plain_host import PlainHost
 from deploy.ray_cluster import RayCluster
 from deploy.redis_server import RedisServer, check_redis
+from orchestrator.link import Info
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store.durability import durability_of
 from orchestrator.store.opening import MEMORY, without_password
+from orchestrator.target import vocabulary_mismatch
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.process import one_line
 from specwire.rpc.server import bound
+from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 
 Report = Callable[[str], None]
 
 HEALTH_LIMIT = 10.0
+TOKENIZER = "tokenizer.json"
 RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine has its model to load again
 
 
@@ -70,6 +76,8 @@ class Stack:
     async def _start(self, directory: Path, report: Report) -> None:
         check_all_free(self.options.addresses())
         self._check_durability()
+        drafts = [drafter.model for drafter in self.options.drafters().values()]
+        await asyncio.to_thread(check_vocabularies, self.options.target, drafts)
         async with asyncio.TaskGroup() as starts:
             redis = starts.create_task(self._start_redis(directory, report))
             services = starts.create_task(self._start_services(directory, report))
@@ -172,6 +180,36 @@ def _first_cause(error: Exception) -> BaseException:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def check_vocabularies(target: str, drafts: Iterable[str]) -> None:
+    """StackError where a draft model has other tokens than the target, as far as their files here tell.
+
+    It takes no weights to know. Of models that are yet to be fetched the orchestrator learns it from the services.
+    """
+    known = vocabulary_of(target)
+    for draft in drafts:
+        drafter = vocabulary_of(draft) if known is not None and draft != target else None
+        if known is not None and drafter is not None and (mismatch := vocabulary_mismatch(known, drafter)) is not None:
+            raise StackError(mismatch)
+
+
+def vocabulary_of(model: str) -> Info | None:
+    """As a service of the model would describe it; None where its tokenizer is not here, or broken."""
+    file = file_here(model, TOKENIZER)
+    if file is None:
+        return None
+    try:
+        text = file.read_bytes()
+        tokens = vocabulary_map(text, 0)
+    except (OSError, TokenizerError):
+        return None  # for the service to say
+    return Info(
+        model=model,
+        vocabulary=max(tokens) + 1,
+        vocabulary_fingerprint=vocabulary_fingerprint(tokens),
+        tokenizer_hash=hashlib.sha256(text).hexdigest(),
+    )
 
 
 async def _await_healthy(address: str) -> None:

@@ -1,0 +1,77 @@
+"""What a stack says before a model is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import demo_pair
+import verify_service.server
+from deploy import edge, stack
+from deploy.edge import EdgeOptions
+from deploy.options import StackError, StackOptions
+from orchestrator.options import OrchestratorOptions
+from specwire.rpc.model_service import ModelServiceOptions
+
+TARGET, DRAFT = str(demo_pair.TARGET), str(demo_pair.DRAFT)
+MISMATCH = "^vocabulary mismatch: drafter .* ids\\), target .* both need the same tokenizer$"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> str:
+    """A model of two words, whose weights could not even be loaded."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    folder.joinpath("tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str())
+    folder.joinpath("model.safetensors").write_bytes(b"none")
+    return str(folder)
+
+
+async def test_unlike_vocabularies_are_told_before_weights_load(foreign: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    for more in ((foreign,), (DRAFT, foreign)):
+        options = StackOptions(TARGET, more[0], more_drafts=more[1:], listen="127.0.0.1:0", ray=False)
+        with pytest.raises(StackError, match=MISMATCH):
+            await stack.start(options, tmp_path, said.append)
+    assert said == []  # nothing was started
+
+
+def without_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def with_a_broken_one(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("nonsense")
+
+
+@pytest.mark.parametrize("changed", [without_a_tokenizer, with_a_broken_one])
+def test_what_is_not_known_yet_is_left_to_the_services(changed: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DRAFT, tmp_path / "draft"))
+    changed(folder)
+    for draft in (str(folder), "maker/not-fetched", "scripted:7", DRAFT, TARGET):
+        stack.check_vocabularies(TARGET, [draft])
+
+
+def test_a_model_that_was_fetched_is_known(foreign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--maker--words"
+    shutil.copytree(foreign, kept / "snapshots" / "12ab")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("12ab")
+    with pytest.raises(StackError, match="drafter maker/words has [0-9a-f]{12} \\(2 ids\\)"):
+        stack.check_vocabularies(TARGET, ["maker/words"])
+
+
+async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:
+    verifier = await verify_service.server.start(ModelServiceOptions("scripted:7"))
+    try:
+        serving = OrchestratorOptions((verifier.address,))
+        with pytest.raises(StackError, match=MISMATCH):
+            await edge.start(EdgeOptions(ModelServiceOptions(foreign), serving))
+    finally:
+        await verifier.stop()
