@@ -245,21 +245,18 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         target_threads=args.target_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,
-        ngram=speculative.ngram,
+        ngram=bool(speculative.ngram),
         ray=not args.no_ray,
         plan=speculative.plan,
     )
 
 
 def _speculative(args: argparse.Namespace) -> Speculative:
-    """What the flags say: --speculative-config, or else --draft, --no-draft and --no-ngram."""
-    if args.speculative_config is None:
-        return Speculative(drafter=not args.no_draft, ngram=not args.no_ngram)
-    for flag, given in (("--draft", args.draft), ("--no-draft", args.no_draft), ("--no-ngram", args.no_ngram)):
-        if given:
-            raise InvalidParameter(SPECULATIVE, f"says what {flag} says, too: leave one of them out")
-    wanted = speculative_of(args.speculative_config)
-    if wanted.drafter and not wanted.draft and args.target is not None:
+    """What the flags say together: --speculative-config, --draft, --no-draft and --no-ngram."""
+    said = Speculative() if args.speculative_config is None else speculative_of(args.speculative_config)
+    wanted = said.with_flags(bool(args.draft), args.no_draft, args.no_ngram)
+    needs_draft = said.drafter or said.plan != "auto"
+    if needs_draft and not (said.draft or args.draft) and args.target is not None:
         raise InvalidParameter(
             SPECULATIVE, "model is missing: a target that is named needs a draft model that is named"
         )

@@ -2,17 +2,19 @@
 
     method                        draft_model: a draft model proposes; ngram: the verifier, from the text itself (vLLM)
     model                         of the drafter (vLLM)
-    num_speculative_tokens        so many are drafted at a time, whatever pays: the plan lockstep:K (vLLM)
+    num_speculative_tokens        a drafter drafts so many at a time: the plan lockstep:K (vLLM)
     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)
     assistant_confidence_threshold  0 only: no stop (transformers, OpenVINO GenAI)
 
-Without a number the controller chooses it. Whatever else is given is refused by name.
+Without a number the controller chooses it. How many of the drafted tokens are tested is the verifier's choice in any
+case: fewer, or none, while they do not pay; and the n-grams of the verifier are not bound by the number. Whatever else
+is given is refused by name.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from specwire.core.plan import InvalidPlan, parse_plan
@@ -38,12 +40,29 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """draft: the draft model, None for whichever the target has. plan: see `specwire.core.plan.parse_plan`."""
+    """drafter, ngram: whether these propose; None where nothing is said of it.
 
-    drafter: bool = True
-    ngram: bool = True
+    draft: the draft model, None for whichever the target has. plan: see `specwire.core.plan.parse_plan`.
+    """
+
+    drafter: bool | None = None
+    ngram: bool | None = None
     draft: str | None = None
     plan: str = "auto"
+
+    def with_flags(self, draft: bool, no_draft: bool, no_ngram: bool) -> Speculative:
+        """What the flags --draft, --no-draft and --no-ngram leave open is as said here. Raises InvalidParameter."""
+        if draft and self.draft is not None:
+            _refuse("model", "says what --draft says, too: leave one of them out")
+        if draft and self.drafter is False:
+            _refuse("method", f"{NGRAM} is without the drafter that --draft names: leave one of them out")
+        if no_draft and (self.drafter or self.plan != "auto"):
+            _refuse("draft model", "contradicts --no-draft: leave one of them out")
+        if no_ngram and self.ngram:
+            _refuse("method", f"{NGRAM} contradicts --no-ngram: leave one of them out")
+        return replace(
+            self, drafter=not no_draft and self.drafter is not False, ngram=not no_ngram and self.ngram is not False
+        )
 
 
 def speculative_of(text: str) -> Speculative:
@@ -63,8 +82,11 @@ def speculative_of(text: str) -> Speculative:
         for name in ("model", "num_speculative_tokens", "num_assistant_tokens"):
             if name in fields:
                 _refuse(name, "is a draft model's: with the method ngram the verifier chooses what to propose")
-        return Speculative(drafter=False)
-    return Speculative(True, method is None, model, "auto" if count is None else f"lockstep:{count}")
+        return Speculative(drafter=False, ngram=True)
+    plan = "auto" if count is None else f"lockstep:{count}"
+    if method is None:
+        return Speculative(plan=plan)
+    return Speculative(drafter=True, ngram=False, draft=model, plan=plan)
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.schema import ClusterConfig
@@ -12,6 +14,7 @@ from deploy.options import StackError
 from specwire.rpc.process import say
 
 START_TIMEOUT_S = 600.0
+RAY_AUTH_MODE = "RAY_AUTH_MODE"
 # Beyond the grace of a service that drains.
 DRAIN_MARGIN_S = 30.0
 
@@ -52,12 +55,30 @@ def drain_timeout_of(args: argparse.Namespace, config: ClusterConfig | None) -> 
     return max((group.grace for group in config.groups), default=0.0) + DRAIN_MARGIN_S if config else DRAIN_MARGIN_S
 
 
+def ray_token() -> tuple[str, str]:
+    """The token that Ray's clusters may demand, and where it is from, for people; empty where there is none.
+
+    From the places where Ray looks for it. Ray itself shows a token to a cluster that runs only if it is told to.
+    """
+    if os.environ.get(RAY_AUTH_MODE, "token") != "token":
+        return "", ""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token, "$RAY_AUTH_TOKEN"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text(encoding="utf-8").strip(), str(file)
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+
+
 def carried_out(command: str, what: Callable[[], int]) -> int:
     """Run it; returns the exit code, with one line on stderr for whatever keeps it from being done."""
     prefix = f"specwire {command}: error:"
     if importlib.util.find_spec("ray") is None:
         say(f"{prefix} Ray is not installed: install the extra specwire[ray]")
         return 1
+    if ray_token()[0]:
+        os.environ.setdefault(RAY_AUTH_MODE, "token")  # Ray reads it when it is imported, as `what` does
     try:
         return what()
     except InvalidConfig as error:

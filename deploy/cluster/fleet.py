@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from deploy.cluster.command import ray_token
 from deploy.cluster.numbered import Numbered
 from deploy.cluster.place import Place
 from deploy.cluster.planning import Change, ReplicaName, replica_name
@@ -28,6 +32,8 @@ ASK_LIMIT_S = 5.0
 # One that does not answer for so long cannot be told to drain.
 REACH_LIMIT_S = 20.0
 KNOCK_LIMIT_S = 5.0
+# Of Ray's control plane; asked only for whether it lets us in.
+ANY_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 # For what an autoscaler is in the middle of.
 HOLD_LIMIT_S = 30.0
 # Calls to a replica while another one waits for its start, or its end.
@@ -200,13 +206,40 @@ def connected(address: str, namespace: str) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Ray itself takes minutes to say that nobody is there. Raises StackError."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    """Ray itself takes minutes to say that nobody is there, or that it wants another token. Raises StackError."""
+    target = address.removeprefix("ray://")
+    if address == "auto":
+        target = os.environ.get("RAY_ADDRESS", "") or _of_this_machine()
+    host, _, port = target.rpartition(":")
     if host and port.isascii() and port.isdecimal():
         try:
             socket.create_connection((host, int(port)), KNOCK_LIMIT_S).close()
         except (OSError, OverflowError) as error:
             raise StackError(f"no Ray cluster at {address}: {one_line(error)}") from None
+        _show_token(target)
+
+
+def _of_this_machine() -> str:
+    """Where Ray notes the cluster that was started last; "" if it does not."""
+    try:
+        return Path("/tmp/ray/ray_current_cluster").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _show_token(target: str) -> None:
+    """StackError if the cluster demands another token than there is."""
+    token, source = ray_token()
+    shown = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(target) as channel:
+        ask = channel.unary_unary(ANY_METHOD, bytes, bytes)
+        try:
+            ask(b"", timeout=KNOCK_LIMIT_S, metadata=shown)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                given = f"refuses the token of {source}" if token else "demands a token"
+                remedy = "have RAY_AUTH_TOKEN_PATH name a file with what `ray get-auth-token` prints on its head"
+                raise StackError(f"the Ray cluster at {target} {given}: {remedy}") from None
 
 
 def _options(group: Group, name: ReplicaName) -> dict[str, Any]:

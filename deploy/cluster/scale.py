@@ -7,7 +7,7 @@ import argparse
 from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out, drain_timeout_of
 from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.planning import plan
-from deploy.cluster.schema import ClusterConfig
+from deploy.cluster.schema import MOST_REPLICAS, ORCHESTRATORS, ClusterConfig, Group
 from deploy.options import StackError
 
 
@@ -34,9 +34,21 @@ def _count_of(word: str, config: ClusterConfig) -> tuple[str, int]:
     if group is None:
         known = ", ".join(group.name for group in config.groups)
         raise InvalidConfig("POOL=N", f"there is no pool {name!r}; there are {known}")
-    if not group.least <= int(text) <= group.most:
-        raise InvalidConfig(f"pools.{name}", f"has from {group.least} to {group.most} replicas, not {text}")
-    return name, int(text)
+    count = int(text) if len(text) < len(str(MOST_REPLICAS)) + 1 else MOST_REPLICAS + 1
+    if not group.least <= count <= group.most:
+        raise InvalidConfig(*_bounds(group, text))
+    return name, count
+
+
+def _bounds(group: Group, wanted: str) -> tuple[str, str]:
+    """The key whose value bounds the group, and why `wanted` does not fit."""
+    if group.name == ORCHESTRATORS:
+        return f"{ORCHESTRATORS}.count", f"is {group.most}, not {wanted}: change it in the file, and deploy that"
+    key = f"pools.{group.name}"
+    if not group.scales:
+        why = f"its file gives it no max_replicas above {group.least}: add max_replicas, and deploy the file again"
+        return key, f"has {group.least} replicas and cannot be scaled to {wanted}, for {why}"
+    return key, f"has from {group.least} (min_replicas) to {group.most} (max_replicas) replicas, not {wanted}"
 
 
 def _run(args: argparse.Namespace) -> int:

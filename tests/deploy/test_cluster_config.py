@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from deploy import cli
-from deploy.cluster.command import drain_timeout_of
+from deploy.cluster import fleet
+from deploy.cluster.command import carried_out, drain_timeout_of, ray_token
 from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.scale import counts_of
 from deploy.cluster.scaling import Rule
@@ -167,13 +173,92 @@ def test_a_wrong_file_ends_the_command_before_there_is_any_ray(
         assert err.count("\n") == 1
 
 
+TOKEN = "0123456789abcdef" * 4
+
+
+@contextmanager
+def guarded() -> Iterator[str]:
+    """A control plane as Ray's, at this address: it knows no method, and says nothing to who has another token."""
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if dict(context.invocation_metadata()).get("authorization") != f"Bearer {TOKEN}":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken: Authentication token is missing")
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+
+    service, _, method = fleet.ANY_METHOD.strip("/").partition("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[grpc.method_handlers_generic_handler(service, handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0.0).wait()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user without any token of Ray's."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "")  # so that what is set meanwhile does not stay
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_ray_that_demands_a_token_is_told_in_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray itself says for a minute that the token is missing or incorrect."""
+    remedy = "have RAY_AUTH_TOKEN_PATH name a file with what `ray get-auth-token` prints on its head\n"
+    with guarded() as address:
+        assert cli.main(["status", "--ray-address", address]) == 1
+        said = capsys.readouterr().err
+        assert said == f"specwire status: error: the Ray cluster at {address} demands a token: {remedy}"
+        file = home / ".ray" / "auth_token"
+        file.parent.mkdir()
+        file.write_text(TOKEN[::-1])
+        assert cli.main(["undeploy", "--ray-address", address]) == 1
+        said = capsys.readouterr().err
+        assert said == f"specwire undeploy: error: the Ray cluster at {address} refuses the token of {file}: {remedy}"
+        file.write_text(f"{TOKEN}\n")
+        fleet._show_token(address)  # is let in
+
+
+def test_a_token_is_found_where_ray_looks_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ray_token() == ("", "")
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("of the home\n")
+    assert ray_token() == ("of the home", str(home / ".ray" / "auth_token"))
+    (home / "file").write_text("of a file")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(home / "file"))
+    assert ray_token() == ("of a file", str(home / "file"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of a variable")
+    assert ray_token() == ("of a variable", "$RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert ray_token() == ("", "")
+
+
+def test_a_token_is_shown_without_being_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows one to a cluster that runs only where this variable says so."""
+    carried_out("status", lambda: 0)
+    assert "RAY_AUTH_MODE" not in os.environ
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    carried_out("status", lambda: 0)
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
 @pytest.mark.parametrize(
     ("word", "named"),
     [
         ("large", "POOL=N: must be a pool and a whole number, not 'large'"),
         ("large=-1", "POOL=N: .* not 'large=-1'"),
         ("larger=1", "POOL=N: there is no pool 'larger'; there are large, small, orchestrators"),
-        ("large=5", "pools.large: has from 1 to 4 replicas, not 5"),
+        ("large=5", r"pools.large: has from 1 \(min_replicas\) to 4 \(max_replicas\) replicas, not 5"),
+        ("large=" + "9" * 5000, "pools.large: has from 1 .* replicas, not 999"),
+        (
+            "small=3",
+            "pools.small: has [12] replicas and cannot be scaled to 3, .* add max_replicas, and deploy the file",
+        ),
+        ("orchestrators=7", "orchestrators.count: is [0-9]+, not 7: change it in the file, and deploy that"),
     ],
 )
 def test_what_cannot_be_scaled_is_named(word: str, named: str) -> None:

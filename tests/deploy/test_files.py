@@ -141,6 +141,35 @@ def test_pods_fit_what_is_around_them(file: Path) -> None:
                 check_container(container, file)
 
 
+@pytest.mark.parametrize("file", manifests(), ids=named)
+def test_pods_may_do_no_more_than_they_need(file: Path) -> None:
+    """What the namespace's label lets in, and no key to Kubernetes but for Ray's head, whose autoscaler needs one."""
+    if "overlays" in file.parts:
+        return  # patches of what is held here already
+    for each in documents(file):
+        for pod in [found for found in mappings(each) if isinstance(found.get("containers"), list)]:
+            names = {container["name"] for container in pod["containers"]}
+            assert pod.get("automountServiceAccountToken", True) is (names == {"ray-head"}), names
+            context = pod["securityContext"]
+            assert (context["runAsNonRoot"], context["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+            assert context["runAsUser"] > 0
+            for container in pod["containers"]:
+                check_confined(container["securityContext"])
+        for options in [found["autoscalerOptions"] for found in mappings(each) if "autoscalerOptions" in found]:
+            check_confined(options["securityContext"])
+
+
+def check_confined(context: dict[str, Any]) -> None:
+    assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (False, {"drop": ["ALL"]})
+
+
+def test_the_namespace_lets_in_confined_pods_only() -> None:
+    labels = documents(KUBERNETES / "common/namespace.yaml")[0]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    for folder in ("base", "ray", "rayservice"):
+        assert "../common" in documents(KUBERNETES / folder / "kustomization.yaml")[0]["resources"]
+
+
 def check_container(container: dict[str, Any], file: Path) -> None:
     for amounts in container["resources"].values():
         assert all(QUANTITY.fullmatch(str(amount)) for amount in amounts.values())
@@ -281,7 +310,8 @@ def test_compose_is_whole() -> None:
     services = COMPOSE["services"]
     known = {"image", "command", "restart", "stop_grace_period", "depends_on", "volumes", "networks", "healthcheck"}
     for service in services.values():
-        assert service.keys() <= known | {"ports"}
+        assert service.keys() <= known | {"ports", "user", "cap_drop", "security_opt"}
+        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
         assert set(service["networks"]) <= COMPOSE["networks"].keys()
         assert set(service.get("depends_on", {})) <= services.keys()
         assert all(services[name].get("healthcheck") for name in service.get("depends_on", {}))

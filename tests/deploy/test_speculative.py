@@ -16,10 +16,10 @@ from specwire.core.sampling import InvalidParameter
     ("config", "meant"),
     [
         ({}, Speculative()),
-        ({"method": "ngram"}, Speculative(drafter=False)),
-        ({"method": "ngram", "num_speculative_tokens": None}, Speculative(drafter=False)),
-        ({"method": "draft_model", "model": "m"}, Speculative(ngram=False, draft="m")),
-        ({"model": "m", "num_speculative_tokens": 5}, Speculative(ngram=False, draft="m", plan="lockstep:5")),
+        ({"method": "ngram"}, Speculative(drafter=False, ngram=True)),
+        ({"method": "ngram", "num_speculative_tokens": None}, Speculative(drafter=False, ngram=True)),
+        ({"method": "draft_model", "model": "m"}, Speculative(True, False, "m")),
+        ({"model": "m", "num_speculative_tokens": 5}, Speculative(True, False, "m", "lockstep:5")),
         ({"num_assistant_tokens": 4, "assistant_confidence_threshold": 0}, Speculative(plan="lockstep:4")),
         ({"num_assistant_tokens": 4, "num_speculative_tokens": 4}, Speculative(plan="lockstep:4")),
     ],
@@ -67,15 +67,41 @@ def test_a_stack_is_made_of_it() -> None:
     assert (options.draft, options.ngram, options.plan) == (None, True, "auto")
 
 
+NUMBER, MODEL = '{"num_speculative_tokens": 4}', '{"model": "m"}'
+DRAFT_METHOD, NGRAM_METHOD = '{"method": "draft_model"}', '{"method": "ngram"}'
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("config", "words", "draft", "ngram", "plan"),
     [
-        (["--draft", "d"], "says what --draft says, too"),
-        (["--no-draft"], "says what --no-draft says, too"),
-        (["--no-ngram"], "says what --no-ngram says, too"),
-        (["--target", "t"], "model is missing"),
+        (NUMBER, ["--draft", "d"], "d", True, "lockstep:4"),
+        (NUMBER, ["--draft", "d", "--no-ngram"], "d", False, "lockstep:4"),
+        (DRAFT_METHOD, ["--draft", "d"], "d", False, "auto"),
+        (DRAFT_METHOD, ["--draft", "d", "--no-ngram"], "d", False, "auto"),
+        (NGRAM_METHOD, ["--no-draft"], None, True, "auto"),
+        ("{}", ["--draft", "d", "--no-ngram"], "d", False, "auto"),
+        ("{}", [], None, True, "auto"),
     ],
 )
-def test_it_stands_for_the_flags(words: list[str], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        stack_options(options_of("--speculative-config", "{}", *words))
+def test_flags_say_what_it_leaves_open(
+    config: str, words: list[str], draft: str | None, ngram: bool, plan: str
+) -> None:
+    options = stack_options(options_of("--target", "t", "--speculative-config", config, *words))
+    assert (options.draft, options.ngram, options.plan) == (draft, ngram, plan)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "message"),
+    [
+        (MODEL, ["--draft", "d"], "model says what --draft says, too"),
+        (NGRAM_METHOD, ["--draft", "d"], "method ngram is without the drafter that --draft names"),
+        (NUMBER, ["--no-draft"], "draft model contradicts --no-draft"),
+        (DRAFT_METHOD, ["--no-draft"], "draft model contradicts --no-draft"),
+        (NGRAM_METHOD, ["--no-ngram"], "method ngram contradicts --no-ngram"),
+        (NUMBER, ["--target", "t"], "model is missing"),
+        (DRAFT_METHOD, ["--target", "t"], "model is missing"),
+    ],
+)
+def test_it_and_flags_do_not_contradict_each_other(config: str, words: list[str], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"speculative-config: {message}"):
+        stack_options(options_of("--speculative-config", config, *words))
