@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
 from orchestrator.http.endpoint import Answering, Endpoint
-from orchestrator.http.errors import failure_of
+from orchestrator.http.errors import failure_of, request_name
 from orchestrator.http.info import Info
 from orchestrator.http.looking import Looking
 from orchestrator.http.metrics import Metrics
@@ -51,8 +51,8 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
 class RequestIds:
     """ASGI middleware: each answer has an x-request-id, its request's own where that is a name, else one that is drawn.
 
-    It is for people and logs. What a request is repeated by is another one (`orchestrator.http.completions`), for
-    proxies add this header by themselves.
+    A failure of ours is logged with it. What a request is repeated by is another one
+    (`orchestrator.http.completions`), for proxies add this header by themselves.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -61,6 +61,8 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Headers(scope=scope).get(REQUEST_ID, "")
         name = asked if NAMED.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+
+        request_name.set(name)
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":

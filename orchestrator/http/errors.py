@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextvars import ContextVar
 
 import grpc
 from starlette.exceptions import HTTPException
@@ -19,6 +20,9 @@ from specwire.core.invalid import ContextExceeded, InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
 
 logger = logging.getLogger(__name__)
+
+# Of the request that is being answered: its x-request-id.
+request_name: ContextVar[str] = ContextVar("request_name", default="")
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -98,7 +102,7 @@ def failure_of(error: Exception) -> Failure:
             code = "method_not_allowed" if error.status_code == 405 else "not_found"
             return Failure(error.status_code, str(error.detail), INVALID, None, code)
         case _:
-            logger.error("an HTTP request failed", exc_info=error)
+            logger.error("HTTP request %s failed", request_name.get(), exc_info=error)
             status, kind, code = INTERNAL
             return Failure(status, NEUTRAL_MESSAGE, kind, None, code)
 

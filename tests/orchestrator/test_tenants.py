@@ -11,12 +11,13 @@ import pytest
 import orchestrator.pool
 import orchestrator.server
 import verify_service.server
-from orchestrator.access import Access
+from orchestrator.access import Access, rules_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
 from orchestrator.tenants import ANONYMOUS, Allowances, check_owner, new_session_id
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.limits import Stopping
+from specwire.core.rules import GUESSING_RULES, Rule
 from specwire.core.sampling import InvalidParameter, Sampling
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
@@ -268,3 +269,13 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
 def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
         OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]  # any field, by name
+
+
+def test_rules_by_name() -> None:
+    assert rules_of(None) is None
+    assert rules_of("greedy, coupled") == GUESSING_RULES
+    for given in ("", "greedy,", "greedy,guess", "threshold(0.1)"):
+        with pytest.raises(InvalidParameter, match="^--rules: must be names of greedy, coupled, rejection, block,"):
+            rules_of(given)
+    assert OrchestratorOptions(("v:1",)).rules == frozenset(Rule)
+    assert OrchestratorOptions(("v:1",), accept_drafters=True).rules == GUESSING_RULES

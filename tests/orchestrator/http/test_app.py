@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.http import info
 from orchestrator.options import HttpAccess
 from tests.orchestrator.http.front import COMPLETIONS, Front, another
 from tests.orchestrator.stack import PROMPT
@@ -42,6 +43,18 @@ def test_what_is_no_name_is_not_echoed(door: Front, odd: str) -> None:
 def test_a_stream_has_a_name(door: Front) -> None:
     answer = door.client.post(COMPLETIONS, json={**WISH, "stream": True}, headers={"X-Request-Id": "s"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "s")
+
+
+def test_a_failure_of_ours_is_logged_under_that_name(
+    door: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> str:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(info, "installed_version", fail)
+    answer = door.client.get("/version", headers={"X-Request-Id": "theirs"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert [record.getMessage() for record in caplog.records] == ["HTTP request theirs failed"]
 
 
 def test_a_request_id_in_that_header_repeats_nothing(door: Front) -> None:

@@ -48,6 +48,16 @@ def test_blocking(door: Front) -> None:
     assert (chat.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
 
 
+def test_a_full_context_is_known_by_its_code(door: Front) -> None:
+    with client_of(door) as client, pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "5 " * 5000}], service_tier="flex", store=True
+        )
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert "maximum context length" in str(caught.value)
+    assert (caught.value.request_id or "").startswith("req_")
+
+
 def test_blocking_streams(door: Front) -> None:
     with client_of(door) as client:
         texts, usage = [], None
