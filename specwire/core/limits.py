@@ -48,6 +48,9 @@ class Stopping:
             )
         if len(self.stop_ids) > MOST_STOP_IDS:
             raise InvalidParameter("stop_ids", f"at most {MOST_STOP_IDS} are allowed, not {len(self.stop_ids)}")
+        for token in self.stop_ids:
+            if not 0 <= token < 1 << 32:
+                raise InvalidParameter("stop_ids", f"must be ids from 0 to {(1 << 32) - 1}, not {token}")
 
 
 @dataclass(frozen=True, slots=True)

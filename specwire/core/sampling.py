@@ -162,6 +162,8 @@ def _check_bias(biases: tuple[tuple[int, float], ...]) -> None:
         raise InvalidParameter("logit_bias", f"at most {MOST_BIASES} ids are allowed, not {len(biases)}")
     before = -1
     for token, bias in biases:
+        if token >= 1 << 32:
+            raise InvalidParameter("logit_bias", f"must be of ids from 0 to {(1 << 32) - 1}, not {token}")
         if token <= before:
             raise InvalidParameter("logit_bias", f"ids must rise from 0 and be distinct, not {before}, {token}")
         if not -GREATEST_BIAS <= bias <= GREATEST_BIAS:  # nor NaN

@@ -12,6 +12,7 @@ from deploy.sampling_options import add_sampling_arguments, sampling_options
 from specwire.client.requests import generate_request
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.constraints import constraint_from_wire
+from specwire.rpc.convert import sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
 
 
@@ -24,6 +25,39 @@ def request_of(*words: str) -> generation_pb2.GenerateRequest:
 
 def asked(*words: str) -> Any:
     return constraint_from_wire(request_of(*words).sampling)
+
+
+NUMBERS = ("0", "1", "-1", "-0.0", "2.5", "5e-324", "1e-310", "1e308", "1e400", "nan", "inf", "-inf", "1" * 30, "x", "")
+OPTIONS = {
+    **{f"--{name}={{}}": name for name in ("max-tokens", "min-tokens", "temperature", "top-k", "top-p", "min-p")},
+    **{f"--{name}-penalty={{}}": f"{name}-penalty" for name in ("repetition", "presence", "frequency")},
+    **{f"--{name}={{}}": name for name in ("seed", "priority", "n")},
+    "--logit-bias={}=1": "logit-bias",
+    "--logit-bias=7={}": "logit-bias",
+    "--stop-id={}": "stop-id",
+    "--rule=threshold({})": "rule",
+}
+
+
+def refused(words: str) -> str:
+    """The option that is wrong; "" where the service takes what is asked for, too."""
+    try:
+        request = request_of(words)
+    except argparse.ArgumentError as error:
+        return str(error.argument_name).removeprefix("--")
+    except InvalidParameter as error:
+        return error.field.replace("_", "-")
+    sampling_from_wire(request.sampling, default_seed=0)
+    stopping_from_wire(request.stopping)
+    return ""
+
+
+@pytest.mark.parametrize(("option", "name"), OPTIONS.items())
+def test_a_number_is_refused_before_anything_starts_or_by_nobody(option: str, name: str) -> None:
+    """What a service would refuse is refused here, so that nobody waits for a stack to be told."""
+    found = [refused(option.format(number)) for number in NUMBERS]
+    also = {"max-tokens": {"min-tokens"}, "stop-id": {"stop-ids"}, "n": {"-n/--n"}}
+    assert {"", name} <= set(found) <= {"", name} | also.get(name, set())
 
 
 def test_a_default_of_tokens_is_as_many_as_fit() -> None:
