@@ -71,6 +71,8 @@ class Looking:
                 "target": {"model": served.name, "vocabulary": served.target.info.vocabulary},
                 "context": served.target.context,
                 "durability": orchestrator.store.durability,
+                "log_trouble": orchestrator.log.trouble,
+                "unready": orchestrator.unready,
                 "verifiers": [_verifier(each) for each in pool.verifiers],
                 "drafters": [_peer(each) for each in pool.drafters],
                 "running": len(running),

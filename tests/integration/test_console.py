@@ -22,6 +22,8 @@ LIMIT_MS = 60_000
 # Four draft tokens at a time, whatever pays: what there is to see does not hang on how busy the machine is.
 AT_WORK = json.dumps({"model": "scripted:7:agree=0.8:delay_ms=2", "num_speculative_tokens": 4})
 PAIR = ("--target", "scripted:7:delay_ms=40", "--speculative-config", AT_WORK)
+# Its text repeats itself.
+COPYING = "scripted:7:vocab=64:memory=1:delay_ms=20"
 KINDS = ("accepted", "recovered", "bonus", "direct")
 # The W3C's least contrast of text (WCAG 2.2, 1.4.3), and how it is computed.
 LEAST_CONTRAST = 4.5
@@ -88,6 +90,14 @@ def told(page: Page) -> str:
     return page.locator("#inspector").text_content() or ""
 
 
+def test_who_comes_first_is_told_what_this_is(page: Page) -> None:
+    state(page, "ready")
+    assert "the target, decides every token" in (page.locator("#about").text_content() or "")
+    legend = page.locator("#legend li").all_text_contents()
+    assert [line.split(":")[0] for line in legend] == list(KINDS)
+    assert all(page.locator(f"#legend .{kind}").is_visible() for kind in KINDS)
+
+
 def test_a_prompt_becomes_the_text_that_grpc_has(page: Page, ready: dict[str, str]) -> None:
     state(page, "ready")
     with Client(ready["address"]) as client:
@@ -102,6 +112,12 @@ def test_a_prompt_becomes_the_text_that_grpc_has(page: Page, ready: dict[str, st
     assert page.locator("#legend .accepted b").text_content() == str(kinds["accepted"])
     assert page.locator("#timeline .decided").count() == len(done.tokens)
     assert page.locator("#timeline .decided.accepted").count() == kinds["accepted"]
+    assert page.locator("#about").is_hidden()
+    tested = kinds["accepted"] + kinds["recovered"]
+    assert page.locator("#by_drafter").text_content() == f"{kinds['accepted']} of {tested}"
+    assert page.locator("#by_ngram").text_content() == "none tested"
+    forwards = page.locator("#timeline .forward").count()
+    assert page.locator("#saved").text_content() == str(len(done.tokens) - forwards)
 
 
 def test_charts_and_timeline_show_what_happened(page: Page) -> None:
@@ -145,7 +161,7 @@ def test_a_token_tells_its_story(page: Page) -> None:
     chains = set()
     for index in range(accepted.count()):
         accepted.nth(index).hover()
-        chains |= set(re.findall(r"chain (\d+) of drafter 1verdict \d+ of \d+ accepted", told(page)))
+        chains |= set(re.findall(r"chain (\d+) of drafter 1verdict \d+ of \d+ tested accepted", told(page)))
     assert chains
     page.focus("#on .tokens")
     page.keyboard.press("End")
@@ -163,6 +179,28 @@ def test_beside_drafting_off_the_text_is_the_same(page: Page) -> None:
     assert page.locator("#off .tokens span.accepted").count() == 0
     assert page.locator("#rates polyline").count() == 2
     page.uncheck("#compare")
+
+
+def test_what_is_copied_from_the_text_has_a_lane_and_a_sentence(opened: Browser) -> None:
+    """Where no drafter has a part in it, the page tells who had."""
+    words = ("up", "--no-ray", "--json", "--listen", "127.0.0.1:0", "--target", COPYING, "--no-draft")
+    with running(*words) as stack, opened.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.goto(json.loads(stack.line())["http"])
+        page.check("#compare")
+        ask(page, 200)
+        state(page, "done")
+        accepted, tested = (page.locator("#by_ngram").text_content() or "").split(" of ")
+        assert 0 < int(accepted) <= int(tested)
+        assert page.locator("#by_drafter").text_content() == "none tested"
+        saved = int(page.locator("#saved").text_content() or "")
+        assert f"{saved} forwards saved ({saved} by n-grams) of 200" in (page.locator("#versus").text_content() or "")
+        assert page.locator("#plan").text_content() == f"nothing drafts; n-grams saved {saved} forwards"
+        assert page.locator("#timeline .own .draft.accepted").count() == int(accepted)
+        assert page.locator("#timeline .silent").text_content() == "nothing drafts"
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.wait(END_LIMIT) == 0, stack.said()
 
 
 def test_what_drafters_guess_stands_behind_the_text(page: Page) -> None:

@@ -1,6 +1,6 @@
 // The page: takes what is asked, runs sessions, shows them while they come.
 
-import { figures, legend } from "./figures.js";
+import { figures, legend, savers } from "./figures.js";
 import { look } from "./services.js";
 import { Session } from "./session.js";
 import { Refused, follow } from "./stream.js";
@@ -55,6 +55,7 @@ function begin(beside) {
   plain = current = null;
   texts.on.clear();
   texts.off.clear();
+  of("about").hidden = true;
   of("off").hidden = !beside;
   of("texts").classList.toggle("two", beside);
   of("versus").textContent = "";
@@ -76,7 +77,8 @@ async function run(session, place, asked) {
 function compare() {
   const same = shown.points.join("") === plain.points.join("");
   const times = shown.tokensPerSecond / plain.tokensPerSecond;
-  of("versus").textContent = `${times.toFixed(2)} times the speed without drafting; the texts are ${same ? "identical" : "different"}.`;
+  const ended = `${times.toFixed(2)} times the speed without drafting: ${savers(shown)} of ${shown.tokens.length}`;
+  of("versus").textContent = `${ended}; the texts are ${same ? "identical" : "different"}.`;
 }
 
 // Showing

@@ -1,15 +1,15 @@
 // The charts and numbers beside a session's text.
 
 import { bars, columns, curves } from "./charts.js";
-import { discipline } from "./session.js";
+import { SOURCES, discipline } from "./session.js";
 
 // Charts of forwards show so many of the newest; lines more than columns.
 const NEWEST = 200;
 const LEGEND = [
-  ["accepted", "accepted draft tokens"],
-  ["recovered", "recovered"],
-  ["bonus", "bonus"],
-  ["direct", "direct"],
+  ["accepted", "accepted: a draft token that passed"],
+  ["recovered", "recovered: the target's own in place of a refused one"],
+  ["bonus", "bonus: the target's own behind an accepted run"],
+  ["direct", "direct: the target's own, nothing was proposed"],
 ];
 
 // of: an element by its id. session: what the figures are of; shown, plain: with drafting, and without.
@@ -23,13 +23,19 @@ export function figures(of, session, shown, plain) {
   delays(of, judged, last);
   batch(of, judged, last);
   of("per_forward").textContent = session.judged.length ? session.tokensPerForward.toFixed(2) : "–";
+  of("saved").textContent = session.judged.length ? `${session.saved}` : "–";
+  for (const kind of ["DRAFTER", "NGRAM"]) {
+    const { tested, accepted } = session.sources[kind];
+    of(`by_${kind.toLowerCase()}`).textContent = tested ? `${accepted} of ${tested}` : session.judged.length ? "none tested" : "–";
+  }
   of("first").textContent = session.firstUs ? `${((session.firstUs - session.startedUs) / 1000).toFixed(0)} ms` : "–";
 }
 
 function acceptance(of, session) {
   const shares = session.places.map(({ tested, accepted }, i) => ({ label: `${i + 1}`, value: accepted / tested, title: `place ${i + 1}: ${accepted} of ${tested}` }));
   bars(of("places"), shares);
-  const tested = session.places.reduce((sum, one) => sum + one.tested, 0), held = session.places.reduce((sum, one) => sum + one.accepted, 0);
+  const all = Object.values(session.sources);
+  const tested = all.reduce((sum, one) => sum + one.tested, 0), held = all.reduce((sum, one) => sum + one.accepted, 0);
   of("acceptance").value = tested ? `${((100 * held) / tested).toFixed(0)} %` : "";
 }
 
@@ -41,7 +47,7 @@ function controller(of, session, judged, last) {
     title: `window of ${one.tested}, ${one.accepted} accepted\n${one.plan || "nothing drafts"}`,
   }));
   columns(of("windows"), items, 4);
-  of("plan").textContent = session.plans.at(-1)?.plan ?? (last ? "nothing drafts" : "no session yet");
+  of("plan").textContent = planned(session, last);
   of("plans").replaceChildren(...session.plans.slice(0, -1).reverse().slice(0, 20).map(earlier));
 
   function earlier({ atUs, plan }) {
@@ -67,6 +73,26 @@ function batch(of, judged, last) {
   });
   columns(of("occupancy"), items, 4);
   of("batch").value = last ? `${last.sessions} session${last.sessions === 1 ? "" : "s"}` : "";
+}
+
+// What drafters are told, and what the verifier's own sources save beside them.
+function planned(session, last) {
+  const own = ["NGRAM", "PREDICTION"].filter((kind) => session.sources[kind].saved);
+  const saved = own.map((kind) => `${SOURCES[kind]} saved ${forwards(session.sources[kind].saved)}`);
+  if (!last) return "no session yet";
+  const plan = session.plans.at(-1)?.plan;
+  return [plan ? `drafters ${plan}` : "nothing drafts", ...saved].join("; ");
+}
+
+// Who saved the forwards, for a sentence.
+export function savers(session) {
+  const by = Object.keys(SOURCES).filter((kind) => session.sources[kind].saved);
+  const told = by.map((kind) => `${session.sources[kind].saved} by ${SOURCES[kind]}`);
+  return `${forwards(session.saved)} saved${told.length ? ` (${told.join(", ")})` : ""}`;
+}
+
+function forwards(count) {
+  return `${count} forward${count === 1 ? "" : "s"}`;
 }
 
 export function legend(of, session) {

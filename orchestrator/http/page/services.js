@@ -14,9 +14,11 @@ export async function look(of, busy, say) {
 
 async function asked(of, busy, say) {
   try {
-    show(of, await status(of("key").value));
-    if (ours && !busy()) say("ready");
-    ours = false;
+    const known = await status(of("key").value);
+    show(of, known);
+    const trouble = known.unready;
+    if (!busy() && (trouble || ours)) say(trouble ?? "ready", trouble ? "bad" : "");
+    ours = Boolean(trouble);
   } catch (error) {
     if (busy()) return;
     ours = true;
@@ -30,7 +32,7 @@ function show(of, known) {
   of("parts").replaceChildren(
     ...known.verifiers.map((one) => part("verifier", one, one.draining ? "draining" : "up")),
     ...known.drafters.map((one) => part(`drafter ${one.model}`, one, "up")),
-    row(["session log", known.durability, "", "", ""]),
+    log(known),
   );
   of("sessions").replaceChildren(...known.sessions.map((one) => row([one.id, one.state, `${one.tokens}`, one.plan])));
   of("idle").hidden = known.sessions.length > 0;
@@ -40,6 +42,12 @@ function part(name, one, state) {
   const sessions = one.slots ? `${one.sessions} of ${one.slots}` : `${one.sessions}`;
   const made = row([name, one.up ? state : "down", sessions, milliseconds(one.round_trip_us), milliseconds(one.forward_us)]);
   made.className = one.up ? state : "down";
+  return made;
+}
+
+function log({ durability, log_trouble }) {
+  const made = row(["session log", log_trouble || durability, "", "", ""]);
+  made.className = log_trouble ? "down" : "up";
   return made;
 }
 

@@ -2,6 +2,9 @@
 
 // Clocks that differ by more than they did before are another verifier's.
 const OTHER_CLOCK_US = 5e6;
+// Whoever proposes draft tokens, by the name on the wire.
+export const SOURCES = { DRAFTER: "drafters", NGRAM: "n-grams", PREDICTION: "the request's prediction" };
+const isJudged = (outcome) => outcome === "accepted" || outcome === "recovered";
 
 export class Session {
   constructor() {
@@ -13,6 +16,8 @@ export class Session {
     this.most = 0; // tokens of one verdict
     this.plans = [];
     this.places = []; // by place in the window: {tested, accepted}
+    // What became of draft tokens, and the forwards that were saved, by who proposed them.
+    this.sources = Object.fromEntries(Object.keys(SOURCES).map((kind) => [kind, { tested: 0, accepted: 0, saved: 0 }]));
     this.counts = { accepted: 0, recovered: 0, bonus: 0, direct: 0 };
     this.startedUs = null;
     this.firstUs = null;
@@ -63,19 +68,30 @@ export class Session {
   }
 
   #judge(told) {
-    const accepted = told.outcomes.filter((one) => one === "accepted").length;
-    const verdict = { ...told, accepted: Math.min(accepted, told.tested), clock: this.#clockOf(told), chain: null };
+    // Behind a refused token, and behind the text's end, nothing was tested; one behind the window came during the forward.
+    const reached = told.outcomes.slice(0, told.tested).filter(isJudged), late = told.outcomes.slice(told.tested).filter(isJudged);
+    const accepted = reached.filter((one) => one === "accepted").length;
+    const verdict = { ...told, accepted, reached: reached.length, clock: this.#clockOf(told), chain: null };
+    this.#count(verdict.kind || "DRAFTER", reached, verdict.tested ? verdict.tokens.length - 1 : 0);
+    this.#count("DRAFTER", late, 0);
     if (verdict.kind === "DRAFTER") verdict.chain = this.#chainOf(verdict);
     this.judged.push(verdict);
     this.most = Math.max(this.most, verdict.tokens.length);
     if (verdict.plan && verdict.plan !== this.plans.at(-1)?.plan) this.plans.push({ atUs: verdict.at_us, plan: verdict.plan });
-    const tested = Math.min(verdict.tested, verdict.accepted + 1);
-    for (let place = 0; place < tested; place++) {
+    for (let place = 0; place < verdict.reached; place++) {
       const known = (this.places[place] ??= { tested: 0, accepted: 0 });
       known.tested += 1;
       known.accepted += place < verdict.accepted ? 1 : 0;
     }
     this.#settle(verdict);
+  }
+
+  #count(kind, outcomes, saved) {
+    const source = this.sources[kind];
+    if (!source) return;
+    source.tested += outcomes.length;
+    source.accepted += outcomes.filter((one) => one === "accepted").length;
+    source.saved += saved;
   }
 
   // How far the verifier's clock is behind ours, by the quickest of its verdicts: the others waited somewhere.
@@ -127,6 +143,10 @@ export class Session {
   get tokensPerSecond() {
     const us = this.lastUs - this.startedUs;
     return us > 0 ? (this.tokens.length * 1e6) / us : 0;
+  }
+
+  get saved() {
+    return Object.values(this.sources).reduce((sum, one) => sum + one.saved, 0);
   }
 
   get tokensPerForward() {

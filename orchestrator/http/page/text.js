@@ -90,7 +90,8 @@ export function explained(session, index, text) {
 
 function judged(verdict) {
   const forward = `in a forward of ${(verdict.forward_us / 1000).toFixed(1)} ms`;
-  return verdict.tested ? `${verdict.accepted} of ${verdict.tested} accepted, ${forward}` : `one token, ${forward}`;
+  const left = verdict.tested - verdict.reached, untested = left ? ` (${left} more were not tested)` : "";
+  return verdict.tested ? `${verdict.accepted} of ${verdict.reached} tested accepted${untested}, ${forward}` : `one token, ${forward}`;
 }
 
 function source({ outcome, verdict: { tested, kind, source, chain } }) {

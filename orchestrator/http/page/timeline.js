@@ -1,5 +1,5 @@
-// A session's proposals, verdicts and rollbacks over time: what drafters sent, the link, what the verifier computed, and
-// below each forward the tokens that it decided.
+// A session's proposals, verdicts and rollbacks over time: what drafters sent, the link, what the verifier took from the
+// text itself (n-grams) and what it computed, and below each forward the tokens that it decided.
 //
 // Proposals and verdicts stand at the instants at which they reached the orchestrator. When a draft began is told by the
 // drafter; how long a forward took, and how far it was from the one before, by the verifier.
@@ -7,7 +7,7 @@
 import { element } from "./charts.js";
 import { endedUs } from "./session.js";
 
-const TICKS = 14, DRAFTER = 26, LANE = 26, VERIFIER = 112, DECIDED = VERIFIER + LANE + 6, CELL = 6, RIGHT = 24;
+const TICKS = 14, DRAFTER = 26, LANE = 26, OWN = 104, OWN_LANE = 14, VERIFIER = 122, DECIDED = VERIFIER + LANE + 6, CELL = 6, RIGHT = 24;
 // As tall as the session's widest window and the token behind it, within bounds; higher ones are cut.
 const LEAST_CELLS = 6, MOST_CELLS = 17;
 const heightOf = (tokens) => DECIDED + Math.min(MOST_CELLS, Math.max(LEAST_CELLS, tokens)) * CELL + 4;
@@ -26,6 +26,7 @@ export function draw(box, session, zoom, current) {
   const width = Math.max(box.clientWidth, x(ended) + RIGHT), height = heightOf(session.most);
   const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
   ground(svg, width, height, began - (session.startedUs ?? began), scale);
+  if (!proposed.length) svg.append(element("text", { class: "silent", x: 4, y: DRAFTER + LANE - 9 }, silence(judged.at(-1))));
   for (const one of proposed) svg.append(...proposal(one, x, judged.at(-1)?.round_trip_us ?? 0));
   judged.forEach((one, i) => {
     const next = judged[i + 1];
@@ -50,7 +51,7 @@ function ground(svg, width, height, offset, scale) {
     svg.append(element("line", { class: "tick", x1: at, x2: at, y1: TICKS + 4, y2: height - 4 }));
     svg.append(element("text", { x: at + 3, y: TICKS }, `${i * step} ms`));
   }
-  for (const y of [DRAFTER + LANE, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
+  for (const y of [DRAFTER + LANE, OWN, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
 }
 
 const MEANINGS = { accepted: "held", refused: "refused", late: "right or wrong, too late to be tested", pending: "not tested yet" };
@@ -64,7 +65,7 @@ function proposal(one, x, roundTrip) {
   });
   const fates = one.texts.map((text, i) => `${JSON.stringify(text)} ${MEANINGS[one.fates[i]]}`).join("\n");
   block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.base + one.offset}, ${(one.draft_us / 1000).toFixed(1)} ms\n${fates}`));
-  const made = [block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: VERIFIER })];
+  const made = [block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: OWN })];
   if (one.offset === 0 && one.chain > 0) made.push(rollback(begin, DRAFTER, `the drafter rolled back to ${one.base}`));
   return made;
 }
@@ -80,11 +81,29 @@ function verdict(one, x, room, isCurrent) {
   });
   const tokens = one.texts.map((text, i) => `${JSON.stringify(text)} ${one.outcomes[i]}`).join("\n");
   block.append(element("title", {}, `forward of ${(one.forward_us / 1000).toFixed(1)} ms, window of ${one.tested}${one.tested ? ` from ${KINDS[one.kind] ?? one.kind}` : ""}\n${tokens}`));
-  const made = [block, element("line", { class: "down", x1: end, y1: VERIFIER, x2: x(one.at_us), y2: DRAFTER + LANE })];
+  const made = [block, element("line", { class: "down", x1: end, y1: OWN, x2: x(one.at_us), y2: DRAFTER + LANE })];
+  if (one.tested && one.kind !== "DRAFTER") made.push(own(one, begin, Math.max(2, end - begin)));
   if (one.outcomes.includes("recovered")) {
     made.push(rollback(end, VERIFIER, `the verifier rolled back to ${one.position + one.outcomes.indexOf("recovered")}`));
   }
   return made;
+}
+
+// What the verifier itself proposed for a forward, which stands below it: a cell for each token.
+function own(one, begin, width) {
+  const block = element("g", { class: "own" }), cell = width / one.tested;
+  for (let i = 0; i < one.tested; i++) {
+    const fate = i < one.accepted ? "accepted" : i < one.reached ? "refused" : "late";
+    block.append(element("rect", { class: `draft ${fate}`, x: begin + i * cell, y: OWN + 2, width: Math.max(1, cell - 0.5), height: OWN_LANE, rx: Math.min(2, cell / 3) }));
+  }
+  block.append(element("title", {}, `${one.tested} tokens from ${KINDS[one.kind] ?? one.kind}: ${one.accepted} of ${one.reached} tested accepted`));
+  return block;
+}
+
+// Why the drafters' lane is empty.
+function silence(last) {
+  if (!last) return "";
+  return last.plan ? `drafters ${last.plan}` : "nothing drafts";
 }
 
 const KINDS = { DRAFTER: "a drafter", NGRAM: "the text itself", PREDICTION: "the request's prediction" };
@@ -98,6 +117,6 @@ function rollback(x, y, what) {
 // The lanes' names, which stay where they are while the rest is scrolled.
 export function names(svg) {
   svg.setAttribute("viewBox", `0 0 62 ${heightOf(0)}`);
-  const lanes = [["drafter", DRAFTER + LANE / 2], ["link", (DRAFTER + LANE + VERIFIER) / 2], ["verifier", VERIFIER + LANE / 2], ["decided", DECIDED + 12]];
+  const lanes = [["drafter", DRAFTER + LANE / 2], ["link", (DRAFTER + LANE + OWN) / 2], ["n-grams", OWN + 7], ["verifier", VERIFIER + LANE / 2], ["decided", DECIDED + 12]];
   svg.replaceChildren(...lanes.map(([name, y]) => element("text", { class: "name", x: 0, y: y + 4 }, name)));
 }
