@@ -11,10 +11,10 @@ from pathlib import Path
 
 import demo_pair
 from deploy import near_tie
-from deploy.comparison import Pair, as_object, counts, report
+from deploy.comparison import NAME_WIDTH, Pair, as_object, counts, report
 from deploy.entry import run_owned
 from deploy.options import StackError, StackOptions, add_stack_arguments, stack_options
-from deploy.render import dim, legend, painter, wants_colour
+from deploy.render import dim, legend, painter, shortened, wants_colour
 from deploy.starting import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=120, metavar="N", help="of a completion (default: %(default)s)"
     )
-    parser.add_argument("--prompts", metavar="F", help="JSON list of {name, text} (default: held out from training)")
+    parser.add_argument(
+        "--prompts", metavar="F", help="JSON list of texts, or of {name, text} (default: held out from training)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
     add_stack_arguments(parser)
 
@@ -60,12 +62,21 @@ def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
         return demo_pair.held_out_prompts()[: args.count]
     try:
         rows = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
-        prompts = [demo_pair.Prompt(**row) for row in rows]
+        prompts = [_prompt_of(row) for row in rows]
     except (OSError, ValueError, TypeError) as error:
         raise InvalidParameter("prompts", f"{args.prompts} cannot be used: {error}") from None
     if not prompts:
         raise InvalidParameter("prompts", f"{args.prompts} holds none")
     return prompts[: args.count]
+
+
+def _prompt_of(row: object) -> demo_pair.Prompt:
+    """TypeError says what it is not."""
+    if isinstance(row, str):
+        row = {"name": shortened(row, NAME_WIDTH), "text": row}
+    if not isinstance(row, dict) or row.keys() != {"name", "text"} or not all(isinstance(v, str) for v in row.values()):
+        raise TypeError(f"{shortened(json.dumps(row), NAME_WIDTH)} is neither a text nor an object of name and text")
+    return demo_pair.Prompt(**row)
 
 
 async def _demo(

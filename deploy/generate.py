@@ -37,6 +37,9 @@ from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
+# As the name of a file.
+STDIN = "-"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -51,7 +54,7 @@ class Request:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue (default: what is piped in)")
     parser.add_argument("--prompt-file", metavar="F", help="read the prompt from a file, - for stdin")
     add_sampling_arguments(parser)
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
@@ -91,9 +94,12 @@ def check_timeout(seconds: float) -> None:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    if (args.prompt is None) == (args.prompt_file is None):
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    if args.prompt is not None and args.prompt_file is not None:
         raise InvalidParameter("prompt", "give either PROMPT or --prompt-file")
-    prompt = args.prompt if args.prompt_file is None else _read(args.prompt_file)
+    if args.prompt is None and args.prompt_file is None and not piped:
+        raise InvalidParameter("prompt", "give PROMPT or --prompt-file, or pipe the prompt in")
+    prompt = _read(args.prompt_file or STDIN) if args.prompt is None else args.prompt
     if not prompt:
         raise InvalidParameter("prompt", "must not be empty")
     return str(prompt)
@@ -101,7 +107,7 @@ def _prompt(args: argparse.Namespace) -> str:
 
 def _read(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == STDIN else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidParameter("prompt_file", f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -88,6 +88,12 @@ def number(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def shortened(text: str, width: int) -> str:
+    """Return its first words, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned columns: the first to the left, the others to the right; the first row is the head."""
     rows = [[visible(cell, lines=False) for cell in row] for row in rows]

@@ -38,4 +38,4 @@ async def stream(address: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(stream(sys.argv[1], sys.argv[2]))
+    sys.exit(asyncio.run(stream(*sys.argv[1:])) if len(sys.argv) == 3 else f"usage: {sys.argv[0]} ADDRESS PROMPT")

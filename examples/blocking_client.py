@@ -1,4 +1,4 @@
-"""Stream a completion without asyncio: ADDRESS PROMPT. Prints how the target's work was spared."""
+"""Stream a completion without asyncio: ADDRESS PROMPT. Prints how many of the target's forwards were saved."""
 
 import sys
 
@@ -17,8 +17,11 @@ def stream(address: str, prompt: str, max_tokens: int = 60) -> None:
             elif event.HasField("finished"):
                 stats = event.finished.stats
                 print(event.finished.text)
-                print(f"{stats.output_tokens} tokens in {stats.target_forwards} forwards", file=sys.stderr)
+                figures = f"forwards: {stats.target_forwards}, saved: {stats.forwards_saved}"
+                print(f"tokens: {stats.output_tokens}, {figures}", file=sys.stderr)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} ADDRESS PROMPT")
     stream(sys.argv[1], sys.argv[2])

@@ -8,6 +8,10 @@ const definition = loadSync("specwire/v1/generation.proto", { includeDirs: [root
 const { GenerationService } = loadPackageDefinition(definition).specwire.v1;
 
 const [address, prompt] = process.argv.slice(2);
+if (!address || prompt === undefined) {
+  console.error("usage: node client.js ADDRESS PROMPT");
+  process.exit(2);
+}
 const service = new GenerationService(address, credentials.createInsecure());
 const call = service.Generate(
   { text: prompt, stopping: { max_tokens: 60 } },

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy import cli, demo, generate
 from deploy.commands import COMMANDS
 from specwire.telemetry.process import installed_version
 
@@ -70,7 +73,6 @@ def test_each_command_has_help_without_torch_and_ray() -> None:
     ("arguments", "message"),
     [
         (("",), "prompt: must not be empty"),
-        ((), "prompt: give either PROMPT or --prompt-file"),
         (("x", "--prompt-file", "y"), "prompt: give either PROMPT or --prompt-file"),
         (("--prompt-file", "no/such"), "prompt_file: no/such cannot be read: No such file or directory"),
         (("x", "--max-tokens", "-1"), "max_tokens: must be at least 1, not -1"),
@@ -185,7 +187,32 @@ def test_a_prompt_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFix
     assert error.endswith("prompt is not UTF-8 at byte 2")
 
 
-@pytest.mark.parametrize("content", ["[]", "{", "[1]", '[{"name": "x"}]'])
+def test_a_prompt_may_be_piped_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    generate.add_arguments(parser)
+    monkeypatch.setattr("sys.stdin", io.StringIO("def f():"))
+    assert generate.request_of(parser.parse_args(["--address", "127.0.0.1:1"])).prompt == "def f():"
+    monkeypatch.setattr("sys.stdin", io.StringIO("def f():"))
+    assert generate.request_of(parser.parse_args(["given", "--address", "127.0.0.1:1"])).prompt == "given"
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "prompt: must not be empty" in refused(capsys, "generate")
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert "prompt: give PROMPT or --prompt-file, or pipe the prompt in" in refused(capsys, "generate")
+
+
+def test_prompts_may_be_mere_texts(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    (tmp_path / "prompts.json").write_text(json.dumps(["def f(n):\n" + "x" * 60, {"name": "b", "text": "c"}]))
+    args = parser.parse_args(["--prompts", str(tmp_path / "prompts.json")])
+    first, second = demo.prompts_of(args)
+    assert (first.name, first.text) == ("def f(n): " + "x" * 23 + "...", "def f(n):\n" + "x" * 60)
+    assert (second.name, second.text) == ("b", "c")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "[1]", '[{"name": "x"}]', '[{"name": "x", "text": 1}]'])
 def test_unusable_prompts(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompts.json").write_text(content)
     assert "prompts.json" in refused(capsys, "demo", "--prompts", str(tmp_path / "prompts.json"))

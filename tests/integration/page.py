@@ -41,7 +41,6 @@ MODEL = "scripted:7"
 DRAFT = "scripted:7:agree=0.8"
 READY = re.compile(r" ready(?: on |, joined )")
 READY_S, COMMAND_S, END_S = 90.0, 60.0, 30.0
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 class PageFailed(AssertionError):
@@ -236,7 +235,6 @@ def furnish(folder: Path) -> None:
     """What the pages' commands name, as a page finds it: the one before may have written over it."""
     if not (folder / "bin").exists():
         _furnish_once(folder)
-    (folder / "chatml.jinja").write_text(TEMPLATE)
     (folder / "keys").touch(0o600)
     (folder / "keys").write_text("somebody a-token-of-some-length-0123456789\n")
     authority = Authority()
@@ -251,6 +249,7 @@ def _furnish_once(folder: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m deploy "$@"\n')
     command.chmod(0o755)
     (folder / "demo_pair").symlink_to(ROOT / "demo_pair")
+    (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "models").mkdir()
     (folder / "models" / "large").symlink_to(ROOT / "demo_pair" / "target")
     (folder / "models" / "small").symlink_to(ROOT / "demo_pair" / "draft")

@@ -83,6 +83,14 @@ def test_in_node(address: str, text: str) -> None:
     assert said_by("node", str(NODE / "client.js"), address, PROMPT) == text
 
 
+@pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])
+def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
+    command = [sys.executable, "-m", f"examples.{name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"usage: {ROOT / 'examples' / name}.py ADDRESS PROMPT\n"
+
+
 def test_errors_are_told(address: str) -> None:
     """A status, in one line, and an exit code."""
     done = subprocess.run(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +17,14 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient
 from specwire.rpc.model_service import ModelServiceOptions
-from specwire.rpc.tls import ClientTls
+from specwire.rpc.tls import ClientTls, ServerTls
 from tests.certificates import Authority
+from tests.documents import ROOT, blocks_of
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain
 
 OURS, OTHERS = Authority(), Authority("another authority")
 LIMIT_S = 120.0
+FILES = ("ca.pem", "server.pem", "server.key", "edge.pem", "edge.key")
 
 
 @asynccontextmanager
@@ -50,6 +55,26 @@ async def test_every_hop_is_encrypted() -> None:
             await running.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
     assert done.stats.accepted > 10
+
+
+async def test_certificates_made_as_the_page_says_serve_both_ends(tmp_path: Path) -> None:
+    """docs/EDGE.md's commands: a server on this machine, and a client that has to show a certificate."""
+    (recipe,) = (block for block in blocks_of(ROOT / "docs" / "EDGE.md") if block.text.startswith("openssl"))
+    await asyncio.to_thread(subprocess.run, ["sh", "-ec", recipe.text], cwd=tmp_path, capture_output=True, check=True)
+    ca, *pairs = ((tmp_path / name).read_bytes() for name in FILES)
+    served, shown = ServerTls(pairs[0], pairs[1], client_ca=ca), ClientTls(ca, pairs[2], pairs[3])
+    verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=served), patient=True)
+    try:
+        running = await orchestrator.server.start(
+            OrchestratorOptions((verifier.address,), (), peer_tls=shown, tls=served)
+        )
+        try:
+            async with AsyncClient(running.address, tls=shown) as client:
+                assert (await client.complete(PROMPT, max_tokens=4, timeout=LIMIT_S)).tokens
+        finally:
+            await running.stop(0.0)
+    finally:
+        await verifier.stop(0.0)
 
 
 async def test_a_peer_that_is_not_trusted_ends_the_start_at_once() -> None:

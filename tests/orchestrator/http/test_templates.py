@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,15 @@ def test_as_transformers_renders_them(source: str, asking: bool) -> None:
     values: dict[str, Any] = {**TOKENS, **more}
     theirs = render_jinja_template([TALK], chat_template=source, add_generation_prompt=asking, **values)
     assert ChatTemplate(source, TOKENS).render(TALK, asking, more) == next(iter(theirs))[0]
+
+
+def test_the_template_that_comes_along_is_chatml() -> None:
+    """docs/HTTP.md names it."""
+    source = (Path(__file__).resolve().parents[3] / "examples" / "chatml.jinja").read_text()
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\nthere"}]
+    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\nthere<|im_end|>\n"
+    assert ChatTemplate(source, {}).render(talk, False, {}) == expected
+    assert ChatTemplate(source, {}).render(talk, True, {}) == expected + "<|im_start|>assistant\n"
 
 
 def test_the_day_is_todays() -> None:
