@@ -35,6 +35,11 @@ try:
     litellm.completion(model="openai/none", messages=talk["messages"], **common)
 except litellm.NotFoundError as error:
     print("not found")
+for field, value in (("messages", [{"role": "user", "content": words * 3000}]), ("max_tokens", 5000)):
+    try:
+        litellm.completion(**{**talk, field: value})
+    except litellm.ContextWindowExceededError as error:
+        print("too long")
 """
 
 LLM_MODELS = """
@@ -61,12 +66,12 @@ def said_by(*command: str, **environment: str) -> str:
 
 
 def test_litellm(door: Front) -> None:
-    """A chat, its stream, a completion, an error by its class; without asking the network for prices."""
+    """A chat, its stream, a completion, errors by their classes; without asking the network for prices."""
     python = str(CLIENTS / "python")
     arguments = (f"{door.url}/v1", WORDS, MODEL, str(TOKENS))
     said = said_by(python, "-c", LITELLM, *arguments, LITELLM_LOCAL_MODEL_COST_MAP="True")
-    lines = [line for line in said.splitlines() if line[:1].isdigit() or line == "not found"]
-    assert lines == [f"{WHOLE}: {TOKENS}", WHOLE, WHOLE, "not found"]
+    lines = [line for line in said.splitlines() if line[:1].isdigit() or line in ("not found", "too long")]
+    assert lines == [f"{WHOLE}: {TOKENS}", WHOLE, WHOLE, "not found", "too long", "too long"]
 
 
 def test_llm(door: Front, tmp_path: Path) -> None:
