@@ -121,8 +121,6 @@ async def test_a_template_that_does_not_compile() -> None:
 
 async def test_a_template_that_takes_too_much_is_told() -> None:
     async with chatml("{{ 'a' * 8000000000 if messages[0].content == 'Hi' }}") as style:
-        with pytest.raises(
-            InvalidParameter, match=r"^messages: the chat template took more computing or memory than it may"
-        ):
+        with pytest.raises(InvalidParameter, match=r"^messages: the chat template took more computing"):
             await Conversation(style).turn("Hi")
         assert (await Conversation(style).turn("More")).prompt == ""

@@ -53,6 +53,22 @@ def test_a_silent_stream_is_kept_alive_by_a_time(capsys: pytest.CaptureFixture[s
             assert said.startswith(f"specwire {command}: error: sse-keep-alive: must be above 0 and at most")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--http-host", "http://x", "http-host: must be a host's name without a port, or *, not 'http://x'"),
+        ("--http-origin", "x.example", "http-origin: must be SCHEME://HOST[:PORT] or *, not 'x.example'"),
+        ("--http-body", "5", "http-body: must be from 1024 to 1073741824 bytes, not 5"),
+    ],
+)
+def test_who_may_call_by_http_is_checked_first(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("up", "orchestrate", "edge"):
+        told = refused(capsys, command, *COMMANDS[command], option, value)
+        assert told == f"specwire {command}: error: {said}"
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert cli.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
