@@ -44,6 +44,7 @@ class Completions:
 
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
+        newer = "max_completion_tokens" in fields.names()
         messages = take_messages(fields)
         add_prompt = fields.flag("add_generation_prompt", default=True)
         more = take_template_values(fields)
@@ -54,8 +55,10 @@ class Completions:
         try:
             return await self._answer(call, ChatShape(), wish, served, [prompt])
         except InvalidParameter as error:
-            failure = failure_of(error)
-            failure.param = "messages" if failure.param == "prompt" else failure.param  # which was made of them
+            failure, asked = failure_of(error), {"prompt": "messages"}
+            if newer:
+                asked["max_tokens"] = "max_completion_tokens"
+            failure.param = asked.get(failure.param or "", failure.param)  # what the session's own was made of
             raise failure from None
 
     async def complete(self, call: Call) -> ASGIApp:

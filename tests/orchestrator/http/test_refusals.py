@@ -144,7 +144,8 @@ def test_a_model_without_a_template_cannot_chat(door: Front) -> None:
         (COMPLETIONS, {"prompt": [5] * 4000, "max_tokens": 97}, "max_tokens"),
         (COMPLETIONS, {"prompt": [5] * 4096, "stream": True}, "prompt"),
         (CHAT, {"messages": [{"role": "user", "content": "5 " * 4096}]}, "messages"),
-        (CHAT, {"messages": TALK, "max_completion_tokens": 4096}, "max_tokens"),
+        (CHAT, {"messages": TALK, "max_completion_tokens": 4096}, "max_completion_tokens"),
+        (CHAT, {"messages": TALK, "max_tokens": 4096}, "max_tokens"),
     ],
 )
 def test_a_full_context_is_told_as_clients_look_for_it(
