@@ -47,7 +47,7 @@ def _bounds(group: Group, wanted: str) -> tuple[str, str]:
     key = f"pools.{group.name}"
     if not group.scales:
         why = f"its file gives it no max_replicas above {group.least}: add max_replicas, and deploy the file again"
-        return key, f"has {group.least} replicas and cannot be scaled to {wanted}, for {why}"
+        return key, f"cannot be scaled from {group.least} to {wanted}: {why}"
     return key, f"has from {group.least} (min_replicas) to {group.most} (max_replicas) replicas, not {wanted}"
 
 
