@@ -61,6 +61,7 @@ class SessionDriver:
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
     readers here, but not in the log.
     missing: for people, why no verifier takes a session; "" where one might.
+    `newest_fence`: of the session, as far as is known here.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     """
 
@@ -86,6 +87,7 @@ class SessionDriver:
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.abandoned = False
+        self.newest_fence = fence
         self.patience_with_others = LEASE_S
         self._tally = tally or Tally()
         self._span = span
@@ -116,6 +118,7 @@ class SessionDriver:
         `scanner` has seen the output. retention: the log's, in seconds. The session waits for a verifier: `place` it.
         """
         self.fence = fence
+        self.newest_fence = max(fence, self.newest_fence)
         self.failure = None
         self._scanner = scanner
         text = Text([*self.record.prompt, *self.output.tokens])
@@ -223,6 +226,19 @@ class SessionDriver:
     def on_refused(self, code: grpc.StatusCode, message: str) -> None:
         self.failure = self.failure or (code, message)
         self.apply(ev.VerifierRefused(self.session.attach, message))
+
+    def on_newer_fence(self, fence: int) -> None:
+        """A verifier has seen a newer owner: the log says who that is.
+
+        It may say that the session is ours, where it has lost a claim and its clock is behind: then it is claimed anew,
+        above that fence.
+        """
+        self.newest_fence = max(fence, self.newest_fence)
+        if self._on_fenced is None:
+            self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: a verifier has seen the newer one {fence}")
+        elif self.session.state is not State.FENCED and self.output.end is None:
+            self.let_go()
+            self._on_fenced(self)
 
     def on_draft(self, proposal: Proposal, draft_us: int) -> None:
         self.apply(ev.ProposalArrived(proposal))

@@ -28,6 +28,7 @@ class Followed(Protocol):
     """A session that readers read here. See SessionDriver."""
 
     readers: Readers
+    newest_fence: int
     patience_with_others: float
 
 
@@ -103,6 +104,7 @@ class Follower:
                 raise missing(self._session_id)
             return None
         self._answered, self._fence = self._now(), log.fence
+        self._driver.newest_fence = max(self._driver.newest_fence, log.fence)
         self._pause = min(MOST_POLL_S, LONGER * self._pause)
         if log.skipped + len(log.tokens) > self._replay.seen:
             self._grown, self._pause = self._answered, POLL_S

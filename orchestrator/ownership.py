@@ -34,12 +34,22 @@ from specwire.telemetry.logs import of_session
 
 logger = logging.getLogger(__name__)
 
+MICROSECONDS = 1_000_000
+
 
 def must_end(log: StoredSession) -> FinishReason | None:
     """How a session that still runs in the log is to end before anything else is decided; None if it may go on."""
     if log.cancelled:
         return FinishReason.CANCELLED
     return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
+
+
+def floor(driver: SessionDriver) -> int:
+    """What a claim's fence must exceed: every fence of the session that is known here, and this host's clock.
+
+    The log may have lost a claim, and the clock that it gives fences by may be behind: that of a replica's host.
+    """
+    return max(driver.newest_fence, int(time.time() * MICROSECONDS))
 
 
 class Ownership:
@@ -94,7 +104,7 @@ class Ownership:
                 if not (self._can_drive(log.record) or end or must_end(log)):
                     message = f"session_id: {self._missing(log.record)}"
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, message)
-                log = await self._store.claim(log.record.session_id, self._owner)
+                log = await self._store.claim(log.record.session_id, self._owner, floor(driver))
         await self._show(driver, replay, log, end)
 
     def follow(self, driver: SessionDriver) -> None:
@@ -164,7 +174,7 @@ class Ownership:
             elif tail.reason is not None:
                 self._finish(driver, replay, tail.reason, tail.text_length)
             else:
-                await self._show(driver, replay, await self._claim(session_id))
+                await self._show(driver, replay, await self._claim(driver))
         except OtherText as error:
             driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
         except NobodyDrives as error:
@@ -175,12 +185,12 @@ class Ownership:
             if self._followers.get(session_id) is follower:
                 del self._followers[session_id]
 
-    async def _claim(self, session_id: str) -> StoredSession:
+    async def _claim(self, driver: SessionDriver) -> StoredSession:
         """The log under our fence. A claim of unknown outcome is repeated: a newer fence does no harm."""
         give_up = asyncio.get_running_loop().time() + self._store_timeout
         while True:
             try:
-                return await self._store.claim(session_id, self._owner)
+                return await self._store.claim(driver.record.session_id, self._owner, floor(driver))
             except StoreUnavailable:
                 if asyncio.get_running_loop().time() > give_up:
                     raise

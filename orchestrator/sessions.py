@@ -249,6 +249,8 @@ class Orchestrator:
         shown = log.record.session_id[:SHOWN_CHARACTERS]
         span = begin("specwire.session", Side.SERVER, traceparent, session=shown, position=log.length)
         driver = self._driver(log.record, log.fence, span)
+        if left is not None:
+            driver.newest_fence = max(driver.newest_fence, left.newest_fence)
         try:
             await self._ownership.join(driver, log, take_over, end)
         except BaseException:

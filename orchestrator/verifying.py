@@ -28,7 +28,9 @@ from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
 RETRY = 1.0
-# Verifiers that a session may lose in a row without a token.
+# Fences are microseconds of a clock (`orchestrator.store.scripts`); what lies behind the year 2112 is none.
+BELIEVED_FENCE = 1 << 52
+# Verifiers that a session may lose in a row without a token, and newer fences that they may name.
 MOST_LOSSES = 4
 
 
@@ -46,6 +48,7 @@ class Owner(Protocol):
     def apply(self, event: ev.Event) -> None: ...
     def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None: ...
     def on_refused(self, code: grpc.StatusCode, message: str) -> None: ...
+    def on_newer_fence(self, fence: int) -> None: ...
     def fail(self, code: grpc.StatusCode, message: str) -> None: ...
     def end_here(self, code: grpc.StatusCode, message: str) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
@@ -81,6 +84,7 @@ class Verifying:
         self._ledger_us = 0
         self._is_new = True  # no verifier has fed any of it
         self._losses = 0
+        self._superseded = 0
         self._patience = options.peer_timeout
 
     def note_elsewhere(self) -> None:
@@ -152,13 +156,17 @@ class Verifying:
         if event.attach != self._owner.session.attach:
             self._owner.apply(event)  # void
             return
+        self._superseded = 0
         self._stats.count_verdict(event, verdict.tested, verdict.source, verdict.met)
         self.forgive()
         self._owner.on_decided(event, verdict)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._owner.session.state is State.OPENING
-        if code is grpc.StatusCode.UNAVAILABLE and opening:
+        if self._owner.fence < refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
+            self._superseded += 1
+            self._owner.on_newer_fence(refused.fence)
+        elif code is grpc.StatusCode.UNAVAILABLE and opening:
             # It is about to stop, and others may take the session.
             expected = self.peer is not None and self.peer.draining
             self._try_again(0.0 if expected else RETRY)

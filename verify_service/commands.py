@@ -150,11 +150,15 @@ Command = Tick | Begun | LinkLost | Scoring | TurnAway | Stop
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A session (or a Score: handle 0) that the engine refused or dropped."""
+    """A session (or a Score: handle 0) that the engine refused or dropped.
+
+    fence: the newer one, where that is why.
+    """
 
     handle: int
     code: Code
     message: str
+    fence: int = 0
 
 
 class Decided(NamedTuple):

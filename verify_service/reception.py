@@ -154,7 +154,7 @@ class Reception:
         if opening.generation >= (fence, attach):
             return None
         message = f"fence: ({opening.fence}, {opening.attach}) is older than ({fence}, {attach}), seen for this session"
-        return Refusal(opening.handle, Code.FAILED_PRECONDITION, message)
+        return Refusal(opening.handle, Code.FAILED_PRECONDITION, message, fence)
 
     def _serve(self, link: int, opening: Opening) -> Refusal | None:
         """Where the session is held already, its older connection is told so, and what is of use is taken over."""
@@ -163,7 +163,8 @@ class Reception:
             return self._admit(link, opening)
         if held.attached:
             message = f"fence: superseded by {opening.generation} of this session"
-            self.report(held.link).refused.append(Refusal(held.handle, Code.FAILED_PRECONDITION, message))
+            refusal = Refusal(held.handle, Code.FAILED_PRECONDITION, message, opening.fence)
+            self.report(held.link).refused.append(refusal)
         if held.waiting or not held.session.ready:
             self.release(held)
             return self._admit(link, opening)

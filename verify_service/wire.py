@@ -129,7 +129,9 @@ def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
 
 
 def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
-    return common_pb2.Refused(handle=refusal.handle, code=int(refusal.code), message=refusal.message)
+    return common_pb2.Refused(
+        handle=refusal.handle, code=int(refusal.code), message=refusal.message, fence=refusal.fence
+    )
 
 
 def _opened(admitted: Admitted) -> verify_pb2.Opened:

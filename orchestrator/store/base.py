@@ -185,8 +185,8 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def claim(self, session_id: str, owner: str) -> StoredSession:
-        """Become the owner, with a new fence; the log as it now stands. Raises MissingSession.
+    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+        """Become the owner, with a new fence above `floor`; the log as it now stands. Raises MissingSession.
 
         Right at any time, also while the former owner runs: from now on that one can append nothing (Fenced). A session
         that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`. What cannot be

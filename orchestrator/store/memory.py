@@ -65,8 +65,8 @@ class MemoryStore:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
         self._requests: dict[tuple[str, str], _Binding] = {}
-        # Of deleted sessions: the fence that nobody reaches, and until when it stands.
-        self._deleted: dict[str, tuple[int, float]] = {}
+        # Of deleted sessions: until when that is known.
+        self._deleted: dict[str, float] = {}
         # By model, of each running session the instant at which it is missed.
         self._rolls: dict[str, dict[str, float]] = {}
         self._looked = 0.0
@@ -101,9 +101,9 @@ class MemoryStore:
             record, fence, owner, text, list(outcomes), list(logprobs), ttl_s, kept, claimed=now, expires=now + ttl_s
         )
 
-    async def claim(self, session_id: str, owner: str) -> StoredSession:
+    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         log = self._log(session_id)
-        log.fence, log.owner, log.claimed = self._next_fence(log.fence), owner, self._clock()
+        log.fence, log.owner, log.claimed = self._next_fence(max(log.fence, floor)), owner, self._clock()
         if log.reason is None:
             self._touch(log)
         return self._snapshot(log)
@@ -123,10 +123,7 @@ class MemoryStore:
         check_append(0, tokens, outcomes, logprobs)
         self._forget_expired(LOOK_S)
         held = self._held(record.session_id)
-        if held is None and not self._is_deleted(record.session_id):
-            self._deleted.pop(record.session_id, None)
-        newest = held.fence if held else self._deleted.get(record.session_id, (0, 0.0))[0]
-        if newest > fence:
+        if self._is_deleted(record.session_id) or (held is not None and held.fence > fence):
             raise fenced(record.session_id, fence)
         if held is None or held.fence < fence:
             fresh = self._log_of(record, tokens, outcomes, logprobs, fence, ttl_s, owner, retention_s)
@@ -185,7 +182,7 @@ class MemoryStore:
             return
         log = self._log(session_id)
         del self._logs[session_id]
-        self._deleted[session_id] = self._next_fence(log.fence), self._clock() + log.ttl_s
+        self._deleted[session_id] = self._clock() + log.ttl_s
         await self.release_request(log.record.tenant, log.record.request_id, session_id)
 
     async def bind_request(
@@ -249,14 +246,14 @@ class MemoryStore:
         self._looked = now
         self._logs = {key: log for key, log in self._logs.items() if log.expires > now}
         self._requests = {key: bound for key, bound in self._requests.items() if bound.expires > now}
-        self._deleted = {key: left for key, left in self._deleted.items() if left[1] > now}
+        self._deleted = {key: until for key, until in self._deleted.items() if until > now}
 
     def _held(self, session_id: str) -> _Log | None:
         log = self._logs.get(session_id)
         return None if log is None or log.expires <= self._clock() else log
 
     def _is_deleted(self, session_id: str) -> bool:
-        return self._deleted.get(session_id, (0, 0.0))[1] > self._clock()
+        return self._deleted.get(session_id, 0.0) > self._clock()
 
     def _binding(self, key: tuple[str, str]) -> _Binding | None:
         held = self._requests.get(key)

@@ -109,7 +109,7 @@ class RedisStore:
             raise SessionExists(f"session {record.session_id} has a log")
         return int(_bytes(reply[1]))
 
-    async def claim(self, session_id: str, owner: str) -> StoredSession:
+    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         """What cannot be read is not claimed: its owner, if it lives, has it all, and must stay the owner."""
         keys = session_keys(session_id)
         for _ in range(MOST_CLAIMS):
@@ -118,7 +118,7 @@ class RedisStore:
                 raise missing(session_id)
             await self._whole(session_id, seen)
             record, fence, *_ = cast("list[bytes]", seen[1])
-            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record)
+            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, floor)
             if reply[0] == Answer.MISSING:
                 raise missing(session_id)
             if reply[0] != Answer.CHANGED:

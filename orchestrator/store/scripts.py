@@ -46,6 +46,8 @@ class Answer(IntEnum):
 # What Lua makes of a damaged lifetime.
 LIFETIME_MS = 3_600_000
 NO_DIGEST = "-"
+# What a deleted session's log stands under: no owner gets there, whatever clock gave it its fence.
+LAST_FENCE = (1 << 53) - 1
 SECRET_KEY = "specwire:secret"
 
 
@@ -69,7 +71,8 @@ def ping_key(number: int) -> str:
 
 
 # What is written is worked out before anything is written: what a damaged value breaks has changed nothing then.
-# fence = max(old + 1, Redis time in microseconds): it rises, and it does so even where Redis lost the old one.
+# fence = max(old + 1, Redis time in microseconds): it rises, and it does so even where Redis lost the old one, unless
+# its clock is behind by then: so whoever claims says what it knows, and what its own clock says.
 NEXT_FENCE = """
 local function whole(text)
   local number = tonumber(text)
@@ -181,13 +184,15 @@ expire_all(ARGV[4])
 return {{0}}
 """
 
-# ARGV: owner, the fence and the record that were read. Reply: the snapshot under the new fence, {CHANGED} where others
-# stand by now, or {MISSING}: a lost log is not claimed, its tokens are unknown.
+# ARGV: owner, the fence and the record that were read, what the new fence is to exceed beside the old one. Reply: the
+# snapshot under the new fence, {CHANGED} where others stand by now, or {MISSING}: a lost log is not claimed, its tokens
+# are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
 local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[2] then return {{7}} end
-redis.call('HSET', KEYS[1], 'fence', next_fence(held[2]), 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
+local newest = math.max(whole(held[2]) or 0, whole(ARGV[4]) or 0)
+redis.call('HSET', KEYS[1], 'fence', next_fence(newest), 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
 redis.call('HDEL', KEYS[1], 'damaged')
 if not held[4] then expire_all(held[3]) end
 return snapshot()
@@ -262,15 +267,14 @@ return {0}
 """
 
 # Reply: {OK, record, empty where it was deleted before} or {MISSING}. It frees memory, so it may go on without any. The
-# fence that stays is newer than any owner's: none can append or recreate.
+# fence that stays is the last one: no owner can append or recreate.
 DELETE = f"""{NEXT_FENCE}{EXPIRE_ALL}
 if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then return {{1}} end
-local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'state')
-if held[4] == 'deleted' then return {{0, ''}} end
-local fence = next_fence(held[2])
+local held = redis.call('HMGET', KEYS[1], 'record', 'ttl_ms', 'state')
+if held[3] == 'deleted' then return {{0, ''}} end
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-redis.call('HSET', KEYS[1], 'state', 'deleted', 'fence', fence)
-redis.call('PEXPIRE', KEYS[1], lifetime(held[3]))
+redis.call('HSET', KEYS[1], 'state', 'deleted', 'fence', '{LAST_FENCE}')
+redis.call('PEXPIRE', KEYS[1], lifetime(held[2]))
 return {{0, held[1] or ''}}
 """
 

@@ -160,6 +160,31 @@ async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> No
     await played.driver.close()
 
 
+@pytest.mark.parametrize("fence", [None, 1 << 60])
+async def test_a_verifier_that_names_ever_newer_fences_is_given_up(fence: int | None) -> None:
+    """Nor is what can be no fence believed."""
+    played = await scene()
+    driver, claims = played.driver, []
+
+    def claim(fenced: SessionDriver) -> None:
+        claims.append(fenced.newest_fence)
+        fenced.drive(fenced.newest_fence + 1, LetterScanner(()), 60.0)
+        fenced.verifying.wait()
+        played.place(fenced)
+
+    driver._on_fenced = claim
+    for _ in range(10):
+        if driver.session.state is State.OPENING:
+            named = driver.fence + 1 if fence is None else fence
+            driver.verifying.on_refused_by_verifier(
+                common_pb2.Refused(code=code_number(grpc.StatusCode.FAILED_PRECONDITION), message="old", fence=named)
+            )
+    await until(lambda: driver.output.end is not None)
+    assert len(claims) == (verifying.MOST_LOSSES if fence is None else 0)
+    assert driver.failure == (grpc.StatusCode.FAILED_PRECONDITION, "old")
+    await driver.close()
+
+
 async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifying, "RETRY", 0.01)
     played = await scene(peer_timeout=0.2)

@@ -30,6 +30,7 @@ class Session:
     def __init__(self) -> None:
         self.readers = Readers(Timers(), 0.0, lambda: True, lambda: None)
         self.readers.count = 1
+        self.newest_fence = 0
         self.patience_with_others: float = LEASE_S
 
 
@@ -120,6 +121,17 @@ async def test_all_is_read_where_it_may_have_changed() -> None:
     await now.log.recreate(RECORD, [3, 7, 2, 2], [D] * 4, now.fence + 1, TTL_S, "other")
     with pytest.raises(OtherText):
         await now.result()
+
+
+async def test_a_claim_that_the_log_lost_is_remembered() -> None:
+    now = await scene()
+    await now.append(3)
+    fence = (await now.log.claim("s", "other", 1 << 51)).fence
+    await now.goes_on()
+    now.log._logs["s"].fence = now.fence
+    await now.append(4)
+    assert now.session.newest_fence == fence
+    now.task.cancel()
 
 
 async def test_a_log_that_lost_its_end_is_waited_for() -> None:

@@ -99,6 +99,27 @@ async def test_a_claim_tells_how_long_the_log_keeps_what_has_ended(store: Sessio
     assert (await store.claim(session_id, "second")).retention_s == 7.0
 
 
+async def test_a_claim_s_fence_is_above_all_that_the_claimer_knows(store: SessionStore) -> None:
+    """Whatever the log's clock says, and whatever claim it has lost."""
+    session_id, first = await started(store, "floor")
+    ahead = first + 3_600_000_000
+    assert (await store.claim(session_id, "second", ahead)).fence == ahead + 1
+    assert (await store.claim(session_id, "third", first)).fence == ahead + 2
+
+
+async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> None:
+    """A claim may have been lost whose fence a quicker clock gave."""
+    session_id, fence = await started(store, "gone")
+    await store.delete(session_id)
+    ahead = fence + 3_600_000_000
+    with pytest.raises(Fenced):
+        await store.append(session_id, ahead, 3, (7,), (A,))
+    with pytest.raises(Fenced):
+        await store.recreate(record_of(session_id), (7,), (A,), ahead, TTL)
+    with pytest.raises(DeletedSession):
+        await store.read(session_id)
+
+
 async def test_a_session_is_created_once(store: SessionStore) -> None:
     session_id, _ = await started(store, "twice")
     with pytest.raises(SessionExists, match=session_id):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import pytest
+from redis import Redis
 
 from deploy.generate import summary
 from orchestrator import following, server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import StoredSession
+from orchestrator.store.memory import MemoryStore
+from orchestrator.store.scripts import session_keys
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
 from specwire.client.requests import Options
@@ -97,6 +101,43 @@ async def watched(address: str, **request: object) -> list[int]:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         stream = stub.Watch(generation_pb2.WatchRequest(**request), timeout=LIMIT_S)  # type: ignore[arg-type]  # any field, by name
         return [token async for response in stream for token in response.chunk.tokens]
+
+
+async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_no_session(redis: RedisServer) -> None:
+    """A failover has lost a claim, and the clock of the new primary's host is days behind."""
+    async with pair(redis) as both:
+        started, events = await both.begin(10, request_id="lost claim")
+        session_id = started.session_id
+        former, lost = await both.fence(session_id), 1_000_000_000_000
+        with Redis(unix_socket_path=str(redis.socket)) as raw:
+            meta, *_ = session_keys(session_id)
+            raw.hset(meta, "fence", str(former + lost))
+            driver = both.stack.orchestrator.orchestrator.sessions[session_id]
+            async with asyncio.timeout(LIMIT_S):
+                while driver.fence <= former + lost or driver.session.state is not State.RUNNING:
+                    await anext(events)
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
+            raw.hset(meta, "fence", str(former))
+        seen = await watched(both.other.address, session_id=session_id, take_over=True)
+        assert await both.fence(session_id) > driver.fence
+        await events.aclose()
+    assert seen == plain(TARGET, PROMPT, LENGTH)
+
+
+async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's clock is behind: what it gives is the old fence and one more."""
+    async with stack(SLOW_TARGET) as running:
+        events = running.client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
+        started = await anext(events)
+        assert isinstance(started, Started)
+        await anext(events)
+        now, store = time.time(), running.orchestrator.orchestrator.store
+        assert isinstance(store, MemoryStore)
+        driver = running.orchestrator.orchestrator.sessions[started.session_id]
+        monkeypatch.setattr(store, "_clock", lambda: 5.0)
+        store._logs[started.session_id].fence += 1  # somebody has claimed it, and is us again
+        assert await tokens_of(events)
+        assert driver.fence > now * 1_000_000
 
 
 async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer) -> None:
@@ -201,8 +242,8 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
         leaving, claimed, answer = both.other.orchestrator, asyncio.Event(), asyncio.Event()
         claim = leaving.store.claim
 
-        async def late(session_id: str, owner: str) -> StoredSession:
-            log = await claim(session_id, owner)
+        async def late(session_id: str, owner: str, floor: int) -> StoredSession:
+            log = await claim(session_id, owner, floor)
             claimed.set()
             await answer.wait()
             return log

@@ -285,9 +285,9 @@ def test_newest_generation_wins_and_an_older_one_is_refused() -> None:
     rig.open(2, PROMPT, session_id="s", fence=3, attach=1, link=1, allowance=quiet)
     rig.open(3, PROMPT, session_id="s", fence=2, attach=9)
     rig.run()
-    assert [(each.handle, each.code) for each in rig.refused] == [
-        (1, Code.FAILED_PRECONDITION),
-        (3, Code.FAILED_PRECONDITION),
+    assert [(each.handle, each.code, each.fence) for each in rig.refused] == [
+        (1, Code.FAILED_PRECONDITION, 3),
+        (3, Code.FAILED_PRECONDITION, 3),
     ]
     rig.tick(link=1, closes=(2,))
     rig.open(4, PROMPT, session_id="s", fence=3, attach=0)
