@@ -33,6 +33,7 @@ from tests.simulation.occasions import (
     late_openings,
     left_behind,
     links_cut_and_a_slow_log,
+    log_lost_under_way,
     short_and_well_drafted,
     taken_over,
 )
@@ -274,7 +275,7 @@ MISTAKES = [
     Mistake(append_repeated, "the log holds what cannot be", has("acks_lost")),
     Mistake(unknown_outcome_taken_for_success, "durable, acknowledged", has("effects_lost", "log_down")),
     Mistake(fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=taken_over),
-    Mistake(lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", has("log_emptied", "log_behind")),
+    Mistake(lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", scenarios=log_lost_under_way),
     Mistake(same_fence_granted_twice, "was granted before", scenarios=taken_over),
     Mistake(credit_ignored, "a verifier decided, its credit"),
     Mistake(stale_attach_accepted, "generation served", scenarios=late_openings),

@@ -184,6 +184,12 @@ def cancelled_elsewhere(seed: int) -> Scenario:
     )
 
 
+def log_lost_under_way(seed: int) -> Scenario:
+    """Its owner lives, and nothing else fails: the session goes on."""
+    asks = (Ask(0.5, 0, (3, 4), 110, request_id="a"),)
+    return Scenario(seed, forward=0.1, asks=asks, faults=(Fault(1.5 + seed % 10 / 10, "log_emptied", "", 0.3),))
+
+
 def cancelled_elsewhere_and_lost(seed: int) -> Scenario:
     """The log is lost with the wish, before the session's owner has heard of it."""
     lost = Fault(1.0 + seed % 10 / 25, "log_emptied", "", 0.3)
