@@ -209,14 +209,25 @@ return snapshot()
 TAIL = READ.replace("return snapshot()", "return snapshot(tonumber(ARGV[1]))")
 
 # As READ, with a write that changes nothing: WAIT covers what stood before the connection's last write, so that once it
-# is satisfied replicas have all that was read.
-READ_SETTLED = READ.replace(
-    "return snapshot()",
-    """local seen = snapshot()
-redis.call('PEXPIRE', KEYS[1], math.max(1, redis.call('PTTL', KEYS[1])))
-return seen""",
+# is satisfied replicas have all that was read. What somebody left without a time to live gets one.
+READ_SETTLED = READ.replace("return snapshot()", "return settled(snapshot())").replace(
+    SNAPSHOT,
+    SNAPSHOT
+    + EXPIRE_ALL
+    + """
+local function settled(seen)
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 then
+    local ended = redis.call('HEXISTS', KEYS[1], 'reason') == 1
+    expire_all(redis.call('HGET', KEYS[1], ended and 'retention_ms' or 'ttl_ms'))
+  else
+    redis.call('PEXPIRE', KEYS[1], math.max(1, left))
+  end
+  return seen
+end
+""",
 )
-TAIL_SETTLED = READ_SETTLED.replace("snapshot()\n", "snapshot(tonumber(ARGV[1]))\n")
+TAIL_SETTLED = READ_SETTLED.replace("settled(snapshot())", "settled(snapshot(tonumber(ARGV[1])))")
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes

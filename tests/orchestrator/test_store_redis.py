@@ -448,6 +448,31 @@ async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
     assert raw.pttl(meta) > 0
 
 
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("arguments", [(), (1,)], ids=["whole", "tail"])
+async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
+    server: RedisServer, raw: Redis, ended: bool, arguments: tuple[int, ...]
+) -> None:
+    """It is read with a write, of the lifetime that it has."""
+    store = await open_store(server.url)
+    assert isinstance(store, RedisStore)
+    fence = await store.create(record_of("s"), TTL, retention_s=5.0)
+    await store.append("s", fence, 3, (7,), (A,))
+    if ended:
+        await store.finish("s", fence, 4, (), (), FinishReason.EOS, 1)
+    keys = session_keys("s")
+    for key in keys:
+        raw.persist(key)
+    script = store.TAIL_SETTLED if arguments else store.READ_SETTLED
+    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    least, most = (4_000, 5_000) if ended else (59_000, 60_000)
+    assert all(least < raw.pttl(key) <= most for key in keys)
+    raw.pexpire(keys[0], 7_000)
+    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    assert 6_000 < raw.pttl(keys[0]) <= 7_000
+    await store.close()
+
+
 async def test_a_roll_holds_sessions_only(store: SessionStore, raw: Redis) -> None:
     raw.zadd(roll_key("w"), {b"\xff": 0, b"no session": 0, b"s-1": 0})
     await store.call_roll("w", ["s-2"], TTL, TTL)
