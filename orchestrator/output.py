@@ -70,7 +70,8 @@ class Output:
         self.text = ""
         self.end: End | None = None
         self.timings: Timings | None = None
-        # Per token, what of its text was released when it came: the rest is withheld as a stop string's possible start.
+        # Per token, what of the text is released once it is there; the rest is withheld as a stop's possible start.
+        # Not what was released with those that came with it: elsewhere others may, and readers come from there.
         self._released: list[int] = []
         self._changed: asyncio.Future[None] | None = None
 
@@ -80,7 +81,7 @@ class Output:
         self.logprobs.extend(emit.logprobs)
         self.text_ends.extend(emit.text_ends)
         self.text += emit.text
-        self._released.extend(min(end, len(self.text)) for end in emit.text_ends)
+        self._released.extend(emit.released)
         self.timings = timings
         self.wake()
 

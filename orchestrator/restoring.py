@@ -59,7 +59,8 @@ class Replay:
         self.seen = index + 1
         if index == len(self.output.tokens):
             position = self.output.prompt_length + index
-            self.output.add(Emit(position, (token,), (outcome,), release.text, release.text_ends, logprobs))
+            shown = release.text, release.text_ends, release.released
+            self.output.add(Emit(position, (token,), (outcome,), *shown, logprobs))
 
     def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
         """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""

@@ -82,13 +82,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Hand durable tokens and the text that they release to the client."""
+    """Hand durable tokens and the text that they release to the client. `text_ends`, `released`: see `Release`."""
 
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
     text: str
     text_ends: tuple[int, ...]
+    released: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 

@@ -275,7 +275,8 @@ class Session:
         tokens, outcomes = tuple(each.token for each in kept), tuple(each.outcome for each in kept)
         logprobs = tuple(each.logprobs for each in kept if each.logprobs is not None)
         if kept:
-            emit = Emit(self.durable, tokens, outcomes, release.text, release.text_ends[: release.kept], logprobs)
+            ends, released = release.text_ends[: release.kept], release.released[: release.kept]
+            emit = Emit(self.durable, tokens, outcomes, release.text, ends, released, logprobs)
         end = self._emit_end()
         append = Append(self.durable, tokens, outcomes, end.end if end else None, logprobs)
         self.in_flight = InFlight(append, emit, end)

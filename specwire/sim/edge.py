@@ -67,6 +67,7 @@ class Stats:
 class _Released(NamedTuple):
     text: str
     text_ends: tuple[int, ...]
+    released: tuple[int, ...]
     kept: int
     stopped_at: None = None
 
@@ -77,7 +78,7 @@ class NoText:
     length = 0
 
     def push(self, tokens: Sequence[int]) -> _Released:
-        return _Released("", (0,) * len(tokens), len(tokens))
+        return _Released("", (0,) * len(tokens), (0,) * len(tokens), len(tokens))
 
     def finish(self) -> str:
         return ""

@@ -18,12 +18,14 @@ class Release:
 
     text: may be empty.
     text_ends: one per kept token, where its text ends in the whole output, in code points, counting what is held back.
+    released: one per kept token, how much of the whole output is released once it is there, whatever comes with it.
     kept: how many of the tokens belong to the output; less than all only when a stop string was completed.
     stopped_at: the output's length in code points, once a stop string was completed.
     """
 
     text: str
     text_ends: tuple[int, ...]
+    released: tuple[int, ...]
     kept: int
     stopped_at: int | None
 
@@ -51,12 +53,14 @@ class OutputText:
         """Add tokens up to the one that completes a stop string; after that none is kept."""
         pieces: list[str] = []
         ends: list[int] = []
+        released: list[int] = []
         for token in tokens:
             if self.stopped_at is not None:
                 break
             pieces.append(self._scan(self._detokenizer.push(token)))
             ends.append(self._decoded)
-        return Release("".join(pieces), tuple(ends), len(ends), self.stopped_at)
+            released.append(self._scanner.released)
+        return Release("".join(pieces), tuple(ends), tuple(released), len(ends), self.stopped_at)
 
     def peek(self, tokens: Sequence[int]) -> Release:
         """What `push` would release if nothing had to be withheld as a stop string's possible beginning.

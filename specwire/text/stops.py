@@ -54,6 +54,11 @@ class StopScanner:
                 return self._stop(index + 1 - completed)
         return self._release(len(self._held) - max(matcher.matched for matcher in self._matchers)), None
 
+    @property
+    def released(self) -> int:
+        """Code points of the output that have been released by now."""
+        return self._released
+
     def flush(self) -> str:
         """The text held back, at the end of the output."""
         return "" if self.stopped_at is not None else self._release(len(self._held))

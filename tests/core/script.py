@@ -68,6 +68,7 @@ class Oracle:
 class Release:
     text: str
     text_ends: tuple[int, ...]
+    released: tuple[int, ...]
     kept: int
     stopped_at: int | None
 
@@ -87,13 +88,15 @@ class LetterScanner:
 
     def push(self, tokens: Sequence[int]) -> Release:
         ends: list[int] = []
+        released: list[int] = []
         for token in tokens:
             if self.stopped_at is not None:
                 break
             self.text += LETTERS[token]
             ends.append(len(self.text))
             self.stopped_at = first_stop(self.text, self.stops)
-        return Release(self._release(self._safe()), tuple(ends), len(ends), self.stopped_at)
+            released.append(max(self._released, self._safe()))
+        return Release(self._release(self._safe()), tuple(ends), tuple(released), len(ends), self.stopped_at)
 
     def peek(self, tokens: Sequence[int]) -> Release:
         trial = copy(self)

@@ -48,7 +48,7 @@ def test_decided_then_durable_then_emitted() -> None:
     subject = running()
     assert subject.handle(verdict(2, 1)) == [fx.Append(2, (1,), (D,), None)]
     assert (subject.durable, subject.emitted, len(subject.text)) == (2, 2, 3)
-    assert subject.handle(ev.Appended()) == [fx.Emit(2, (1,), (D,), "a", (1,))]
+    assert subject.handle(ev.Appended()) == [fx.Emit(2, (1,), (D,), "a", (1,), (1,))]
     assert (subject.durable, subject.emitted) == (3, 3)
 
 

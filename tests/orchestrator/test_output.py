@@ -6,19 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from orchestrator.output import MOST_REPORTED, Cursor, Output, Piece
+from orchestrator.restoring import Replay
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.preview import Provisional
+from specwire.text import OutputText
+from tests.text.tokenizers_for_tests import byte_level
 
 D = Outcome.DIRECT
 
 
 def test_text_that_was_withheld_is_not_lost_to_a_reader_that_comes_back() -> None:
     output = Output(2)
-    output.add(Emit(2, (5, 6), (D, D), "a", (1, 2)))  # "b" may begin a stop string
-    output.add(Emit(4, (7,), (D,), "bc", (3,)))
+    output.add(Emit(2, (5, 6), (D, D), "a", (1, 2), (1, 1)))  # "b" may begin a stop string
+    output.add(Emit(4, (7,), (D,), "bc", (3,), (3,)))
     back = output.cursor_at(4)
     assert (back.tokens, back.characters) == (2, 1)
     assert output.since(back).text == "bc"
@@ -26,15 +29,32 @@ def test_text_that_was_withheld_is_not_lost_to_a_reader_that_comes_back() -> Non
 
 def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
     output = Output(2)
-    output.add(Emit(2, (5, 6), (D, D), "ab", (1, 2)))
+    output.add(Emit(2, (5, 6), (D, D), "ab", (1, 2), (1, 2)))
     assert [output.cursor_at(at).characters for at in (2, 3, 4)] == [0, 1, 2]
+
+
+def test_a_piece_that_ends_within_an_append_has_the_text_that_others_would_release() -> None:
+    """Of one append of many tokens a reader gets MOST_REPORTED, the last of which may begin a stop string."""
+    (a, *_), (b, *_) = byte_level().encode("a").ids, byte_level().encode("b").ids
+    letters = [a] * (MOST_REPORTED - 1) + [b, a]
+    told = tuple(TokenLogprobs(-1.0) for _ in letters)
+    release = OutputText(byte_level(), ("bb",)).push(letters)
+    driven, elsewhere = Output(2), Output(2)
+    shown = release.text, release.text_ends, release.released
+    driven.add(Emit(2, tuple(letters), (D,) * len(letters), *shown, told))
+    replay = Replay(elsewhere, OutputText(byte_level(), ("bb",)))
+    asyncio.run(replay.extend(letters, (D,) * len(letters), told))
+    first = driven.since(Cursor())
+    assert len(first.tokens) == MOST_REPORTED
+    rest = elsewhere.since(elsewhere.cursor_at(first.position + len(first.tokens)))
+    assert first.text + rest.text == release.text == driven.text
 
 
 async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
     output, count = Output(1), 2 * MOST_REPORTED + 5
     tokens, ends = tuple(range(count)), tuple(range(1, count + 1))
     told = tuple(TokenLogprobs(-float(token)) for token in tokens)
-    output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, told))
+    output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, ends, told))
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
     pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, Piece)]
     assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]
@@ -72,7 +92,7 @@ async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_n
     guesses.say(2, 5)
     assert await following(reader) == guesses.newest
     guesses.say(2, 5, 6)
-    output.add(Emit(2, (5,), (D,), "a", (1,)))
+    output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
     guesses.say(3, 6, 7)
     newest = guesses.say(3, 6, 7, 8)
     piece = await following(reader)
@@ -93,7 +113,7 @@ async def test_what_is_not_news_is_not_told() -> None:
     await asyncio.sleep(0)
     guesses.say(2)  # nothing, after nothing
     await asyncio.sleep(0)
-    output.add(Emit(2, (5,), (D,), "a", (1,)))
+    output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
     guesses.say(3)
     assert isinstance(await waiting, Piece)
     newest = guesses.say(3, 6)

@@ -14,6 +14,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
 from specwire.text import OutputText
+from specwire.text.output import Release
 from tests.text.tokenizers_for_tests import byte_level
 
 PROMPT_LENGTH = 2
@@ -30,6 +31,11 @@ def scanner() -> OutputText:
     return OutputText(byte_level(), STOPS)
 
 
+def emit(start: int, tokens: list[int], release: Release) -> Emit:
+    shown = release.text, release.text_ends, release.released
+    return Emit(PROMPT_LENGTH + start, tuple(tokens), tuple(outcomes_of(tokens)), *shown)
+
+
 class Shown:
     """An output as a driver fills it, append by append, up to a stop string; `ends`: text by tokens, at each append."""
 
@@ -41,8 +47,7 @@ class Shown:
             release = self.scanner.push(tokens[start:end])
             kept = tokens[start : start + release.kept]
             if kept:
-                outcomes = tuple(outcomes_of(kept))
-                self.output.add(Emit(PROMPT_LENGTH + start, tuple(kept), outcomes, release.text, release.text_ends))
+                self.output.add(emit(start, kept, release))
                 text += self.output.since(reader).text
                 self.ends[len(self.output.tokens)] = text
 
@@ -67,6 +72,8 @@ def test_a_reader_goes_on_where_its_text_ended(original: Shown) -> None:
     restored.finish(replay.end(FinishReason.LENGTH, original.scanner.length))
     assert (restored.text, restored.text_ends) == (log.text, log.text_ends)
     assert (restored.tokens, restored.outcomes) == (log.tokens, log.outcomes)
+    for position in range(PROMPT_LENGTH, PROMPT_LENGTH + len(log.tokens) + 1):
+        assert log.cursor_at(position) == restored.cursor_at(position)
     for output in (log, restored):
         for tokens, text in original.ends.items():
             cursor = output.cursor_at(PROMPT_LENGTH + tokens)
@@ -82,8 +89,7 @@ def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown,
     first = scanner()
     release = first.push(whole.tokens[:known])
     if known:
-        head, outcomes = tuple(whole.tokens[:known]), tuple(whole.outcomes[:known])
-        output.add(Emit(PROMPT_LENGTH, head, outcomes, release.text, release.text_ends))
+        output.add(emit(0, whole.tokens[:known], release))
     replay = Replay(output, scanner())
     for end in range(known, len(whole.tokens) + 1):
         asyncio.run(replay.extend(whole.tokens[:end], whole.outcomes[:end]))
