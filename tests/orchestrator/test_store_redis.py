@@ -41,7 +41,7 @@ from tests.orchestrator.test_store import record_of
 
 A = Outcome.ACCEPTED
 TTL = 60.0
-TIMEOUT = 0.3
+TIMEOUT = 1.0
 LIMIT_S = 20.0
 
 

@@ -10,7 +10,7 @@ from orchestrator.appender import Appender
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Output
 from orchestrator.peers import Peer
-from orchestrator.store import Appended, Fenced, StoreUnavailable
+from orchestrator.store import Appended, Fenced, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.client.resuming import Resumption
@@ -158,6 +158,13 @@ def lost_log_begun_anew(patch: Patch) -> None:
 
 
 def same_fence_granted_twice(patch: Patch) -> None:
+    """Nor does it count what the claimer knows."""
+    original = MemoryStore.claim
+
+    async def deaf(self: MemoryStore, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+        return await original(self, session_id, owner)
+
+    patch.setattr(MemoryStore, "claim", deaf)
     patch.setattr(MemoryStore, "_next_fence", lambda self, old: max(1, old))
 
 
