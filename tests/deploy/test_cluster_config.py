@@ -256,7 +256,7 @@ def test_a_token_is_shown_without_being_asked_for(home: Path, monkeypatch: pytes
         ("large=" + "9" * 5000, "pools.large: has from 1 .* replicas, not 999"),
         (
             "small=3",
-            "pools.small: has [12] replicas and cannot be scaled to 3, .* add max_replicas, and deploy the file",
+            "pools.small: cannot be scaled from [12] to 3: .* add max_replicas, and deploy the file",
         ),
         ("orchestrators=7", "orchestrators.count: is [0-9]+, not 7: change it in the file, and deploy that"),
     ],
