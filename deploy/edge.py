@@ -107,12 +107,10 @@ async def _check_vocabulary(options: EdgeOptions) -> None:
     serving, drafter = options.serving, await asyncio.to_thread(vocabulary_of, options.drafting.model)
     if drafter is None or not serving.verifiers:
         return
-    targets = await asyncio.gather(
-        *(_described(address, serving, drafter.tokenizer_hash) for address in serving.verifiers)
-    )
-    mismatches = [target and vocabulary_mismatch(target, drafter) for target in targets]
-    if mismatches[0] is not None and all(mismatches):
-        raise StackError(mismatches[0])
+    asked = [_described(address, serving, drafter.tokenizer_hash) for address in serving.verifiers]
+    mismatches = [target and vocabulary_mismatch(target, drafter) for target in await asyncio.gather(*asked)]
+    if all(mismatches):
+        raise StackError(str(mismatches[0]))
 
 
 async def _described(address: str, serving: OrchestratorOptions, known: str) -> Info | None:
