@@ -33,12 +33,15 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
+        target = None
         if request.n > 1:  # before the prompt is copied for each of them
             target = await self._generating.target_for(request, tenant)
             check_size(request.text or request.tokens.ids, target)
         singles = single_requests(request)
         (seed,) = await self._generating.seeds.of(request, tenant)
-        streams = [self._generating.generate(each, tenant, left, seed, traceparent=parent) for each in singles]
+        streams = [
+            self._generating.generate(each, tenant, left, seed, traceparent=parent, target=target) for each in singles
+        ]
         async with aclosing(merged(streams)) as parts:
             async for choice, part in parts:
                 yield replies.generate_response(part, choice)

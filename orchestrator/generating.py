@@ -28,6 +28,7 @@ from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
 from specwire.core.preview import Provisional
+from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Metadata
 from specwire.telemetry.tracing import Side, Span, begin
@@ -64,6 +65,7 @@ class Generating:
         reached: tuple[int, int] | None = None,
         trace: Trace | None = None,
         traceparent: str = "",
+        target: Target | None = None,
     ) -> AsyncGenerator[replies.Part, None]:
         """A session's events, from its start to its end. It is cancelled when the caller closes this.
 
@@ -73,11 +75,10 @@ class Generating:
             hash of the text before it. See `orchestrator.watching`.
         trace: is told what happens in the session from now on; must not block.
         traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
+        target: of a request that makes several sessions, one for all of them; None takes `target_for` the request.
         """
-        target = await self.target_for(request, tenant)
-        before = await tokens_of(request.parent, tenant, target.info.vocabulary_fingerprint, self._orchestrator.store)
-        record = await record_of(request, target, tenant, seed, before)
-        driver = await self._traced(record, time_left, traceparent)
+        target = target or await self.target_for(request, tenant)
+        driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
         if reached is not None or request.take_over:  # whoever drove it may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
         guess = _guess(driver, target) if request.provisional else None
@@ -104,6 +105,27 @@ class Generating:
                 raise no_session(request.parent, "parent")
             return pool.target_named(pool.models.name_of(parent.record))
         return pool.target_named(request.model)
+
+    async def _driver_for(
+        self,
+        request: pb.GenerateRequest,
+        target: Target,
+        tenant: str,
+        seed: int,
+        time_left: float | None,
+        traceparent: str,
+    ) -> SessionDriver:
+        """The session. What this version of the model would refuse may have begun under its id with another one."""
+        vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
+        try:
+            before = await tokens_of(request.parent, tenant, vocabulary, store)
+            record = await record_of(request, target, tenant, seed, before)
+        except (InvalidParameter, StatusError):
+            driver = await self._repeats.begun(request, tenant)
+            if driver is None:
+                raise
+            return driver
+        return await self._traced(record, time_left, traceparent)
 
     async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
         """The session, with a span of its own if it begins here."""

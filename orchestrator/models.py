@@ -68,7 +68,7 @@ class Models:
         except TokenizerError as error:
             return str(error)
         if known:
-            logger.info("another version of %s: %s rather than %s", info.model, offered, served)
+            logger.warning("another version of %s: %s rather than %s", info.model, offered, served)
         return None
 
     def all(self) -> list[Target]:

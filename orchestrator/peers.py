@@ -192,7 +192,9 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     def on_up(self, info: Info) -> None:
         self._lost_at = None
         self.draining = False
-        self.identity = Identity.of(info)
+        before, self.identity = self.identity, Identity.of(info)
+        if self.identity != before:
+            self.experience = Experience()  # what was learnt is of another model
         super().on_up(info)
 
     def on_down(self) -> None:

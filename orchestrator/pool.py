@@ -25,6 +25,7 @@ from specwire.core.states import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
 from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.model_info import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +164,12 @@ class Pool:
     # What fits
 
     def _accept_target(self, info: Info) -> str | None:
-        """Why a verifier that was named must not be used here, or None."""
-        return self._learn(info, versions=False)
+        """Why a verifier that was named must not be used here, or None.
+
+        It has to equal those that are known by its name, unless all of them have changed: then they were meant to.
+        """
+        known = {target.identity for target in self.models.named(info.model)}
+        return self._learn(info, versions=known.isdisjoint(each.identity for each in self.verifiers))
 
     def _accept_version(self, info: Info) -> str | None:
         """Why a verifier that is registered must not be used here, or None."""
@@ -172,6 +177,9 @@ class Pool:
 
     def _learn(self, info: Info, versions: bool) -> str | None:
         refusal = self.models.learn(info, versions)
+        for verifier in self.verifiers if refusal is None else ():
+            if verifier.identity == Identity.of(info):
+                verifier.refusal = None  # it came with it before that was wanted
         for drafter in self.drafters:
             drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
         return refusal

@@ -14,14 +14,17 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.driver import SessionDriver
+from orchestrator.requests import MOST_REQUEST_ID, digest_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.statuses import store_statuses
 from orchestrator.store import Bound, DeletedSession, SessionRecord
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.tenants import check_owner
-from specwire.core.sampling import InvalidParameter
+from specwire.core.limits import Stopping
+from specwire.core.sampling import InvalidParameter, Sampling
 from specwire.rpc.errors import StatusError
-from specwire.telemetry.tracing import Span
+from specwire.telemetry.tracing import NO_SPAN, Span
+from specwire.v1 import generation_pb2 as pb
 
 # Times that an id may turn out to stand for a session that is gone meanwhile.
 ATTEMPTS = 3
@@ -60,6 +63,21 @@ class Repeats:
         return await self._joined(bound, span) or await self._orchestrator.open(
             replace(record, session_id=bound.session_id), deadline, span
         )
+
+    async def begun(self, request: pb.GenerateRequest, tenant: str) -> SessionDriver | None:
+        """The session that the request has begun under its id, if it has one and did. Raises as `session_for`."""
+        if not request.request_id or len(request.request_id) > MOST_REQUEST_ID:
+            return None
+        asked = SessionRecord(
+            "",
+            (),
+            Sampling(),
+            Stopping(1),
+            tenant=tenant,
+            request_id=request.request_id,
+            request_digest=digest_of(request),
+        )
+        return await self._joined_if_bound(asked, NO_SPAN)
 
     async def _claim_id(self, record: SessionRecord) -> Bound:
         """What the id stands for: the new session, one that is there, or one that is just beginning somewhere."""

@@ -79,7 +79,12 @@ class Completions:
         seeds = await generating.seeds.of(wish.template, call.tenant, len(prompts))
         asked = zip(requests, [seed for seed in seeds for _ in range(wish.n)], reached, strict=True)
         more = (call.tenant, wish.timeout)
-        events = merged([generating.generate(each, *more, seed, at, traceparent=parent) for each, seed, at in asked])
+        events = merged(
+            [
+                generating.generate(each, *more, seed, at, traceparent=parent, target=served.target)
+                for each, seed, at in asked
+            ]
+        )
         echoed = [_echo(each, served) if wish.echo else "" for each in requests]
         answer = Answer(shape, wish, served, echoed, places)
         if wish.stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 
 import orchestrator.server
 import verify_service.server
+from orchestrator.models import identity_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
@@ -19,6 +21,7 @@ from specwire.client.requests import Options
 from specwire.core.limits import FinishReason
 from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
+from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.orchestrator.test_watching import watched
@@ -203,3 +206,64 @@ async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_noth
                 await watched(there.address, session_id=started.session_id, take_over=True)
             assert no.value.code() is grpc.StatusCode.UNAVAILABLE
             assert isinstance(await anext(events), Chunk)  # and its owner goes on
+
+
+async def test_named_verifiers_that_all_change_are_a_new_version(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One after the other, at their addresses: the first is refused until the other one has changed, too."""
+    one, other = await parts.verifier(TARGET), await parts.verifier(TARGET)
+    running = await parts.orchestrator(one, other)
+    client, pool = await parts.client(running), running.orchestrator.pool
+    ended = plain(TARGET, PROMPT, 12)
+    await one.stop(0.0)
+    await parts.verifier(f"{TARGET}:end={WORD}", listen=one.address)
+    await until(lambda: pool.verifiers[0].refusal is not None)
+    assert len((await Shown().read(client, PROMPT, max_tokens=LENGTH)).tokens) == LENGTH
+    await other.stop(0.0)
+    await parts.verifier(f"{TARGET}:end={WORD}", listen=other.address)
+    await until(lambda: all(each.up for each in pool.verifiers))
+    assert f"another version of scripted:7: EOS ids [{WORD}] rather than [0]" in caplog.text
+    shown = await Shown().read(client, PROMPT, max_tokens=LENGTH)
+    assert (shown.tokens, shown.reason) == (ended, FinishReason.EOS)
+
+
+async def test_who_repeats_a_call_joins_what_would_not_fit_now(parts: Parts) -> None:
+    with RedisServer() as redis:
+        large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
+        here = await parts.orchestrator(large, redis_url=redis.url)
+        there = await parts.orchestrator(small, redis_url=redis.url)
+        client, elsewhere = await parts.client(here), await parts.client(there)
+        asked: dict[str, Any] = {"max_tokens": 400, "request_id": "mine", "temperature": 0.0}
+        async with aclosing(client.generate(PROMPT, **asked)) as events:
+            started = await anext(events)
+            assert isinstance(started, Started)
+            async with aclosing(elsewhere.generate(PROMPT, **asked)) as repeated:
+                joined = await anext(repeated)
+                assert isinstance(joined, Started)
+                assert joined.session_id == started.session_id
+        never = await Shown().read(elsewhere, PROMPT, max_tokens=400, request_id="another")
+        assert never.error is not None
+        assert never.error.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_all_choices_of_a_request_are_of_one_version(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes between the first and the last of them."""
+    running = await parts.orchestrator(await parts.verifier(), await parts.verifier(f"{SLOW}:agree=0.999999"))
+    pool = running.orchestrator.pool
+    refused = pool.verifiers[1]
+    assert refused.info is not None
+    assert pool._accept_version(refused.info) is None
+    versions = pool.models.named("scripted:7")
+    turns = itertools.cycle(versions)
+    monkeypatch.setattr(pool, "target_named", lambda model="": next(turns))
+    request = generation_pb2.GenerateRequest(
+        tokens=generation_pb2.TokenIds(ids=PROMPT), n=6, stopping=common_pb2.Stopping(max_tokens=4)
+    )
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        stream = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=LIMIT_S)
+        begun = [each.started.session_id async for each in stream if each.HasField("started")]
+    records = [running.orchestrator.sessions[each].record for each in begun]
+    assert len(records) == 6
+    assert len(versions) == 2
+    assert len({identity_of(each) for each in records}) == 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,11 +18,15 @@ from tokenizers.models import WordLevel
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from orchestrator.models import KEPT_S, Models
+from orchestrator.models import KEPT_S, Models, identity_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
+from orchestrator.store import SessionRecord
 from orchestrator.tokenizers import Tokenizers
 from specwire.client import AsyncClient, SpecwireError
+from specwire.core.limits import Stopping
+from specwire.core.sampling import Sampling
+from specwire.rpc.errors import StatusError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2
 from tests.orchestrator.stack import PROMPT, TURNS, plain
@@ -195,3 +201,47 @@ async def test_a_long_tokenizer_is_read_beside_the_event_loop() -> None:
     known = Shown()
     assert await known.learn(described("long", "aa", text)) is None
     assert known.models.named("long")[0].tokenizer.get_vocab_size() == 20_000
+
+
+async def test_what_a_version_differs_in_is_said() -> None:
+    known = Shown()
+    first = described("llama", "aa")
+    first.eos_ids.extend([2, 0])
+    assert await known.learn(first, versions=False) is None
+    same = described("llama", "aa")
+    same.eos_ids.extend([0, 2, 2])
+    same.context, same.runtime, same.device = 4096, "openvino", "cuda:0"
+    assert await known.learn(same, versions=False) is None
+    ends = described("llama", "aa")
+    assert await known.learn(ends, versions=False) == "serves EOS ids [], but sessions here are pinned to [0, 2]"
+    text = described("llama", "aa", tokenizer("b"))
+    text.eos_ids.extend([0, 2])
+    assert re.fullmatch("serves tokenizer [0-9a-f]{12}, but .* to [0-9a-f]{12}", str(await known.learn(text, False)))
+    both = described("llama", "bb")
+    refused = "serves weights bb and EOS ids [], but sessions here are pinned to aa and [0, 2]"
+    assert await known.learn(both, versions=False) == refused
+
+
+async def test_a_session_goes_on_with_its_own_version_and_text() -> None:
+    """Also what was begun before a log kept EOS ids: with a version of its weights, rather one with its tokenizer."""
+    known = Shown()
+    infos = [described("llama", "aa", tokenizer(word)) for word in ("b", "c")]
+    for end, info in enumerate(infos):
+        info.eos_ids.append(end)
+        await known.learn(info)
+    first, second = known.models.all()
+    begun = SessionRecord("s", (1,), Sampling(), Stopping(4), weights_fingerprint="aa")
+    assert known.models.completed(begun).eos_ids == (0,)
+    old = replace(begun, tokenizer_fingerprint=infos[1].tokenizer_hash)
+    assert identity_of(known.models.completed(old)) == second.identity
+    assert known.models.tokenizer_of(old) is second.tokenizer
+    for target in (first, second):
+        record = replace(begun, tokenizer_fingerprint=target.identity.tokenizer, eos_ids=target.identity.eos_ids)
+        assert known.models.completed(record) is record
+        assert known.models.tokenizer_of(record) is target.tokenizer
+        crossed = replace(record, eos_ids=(7,))  # of a version that is not there any more
+        assert known.models.version(identity_of(crossed)) is None
+        assert known.models.tokenizer_of(crossed) is target.tokenizer
+    lost = replace(begun, tokenizer_fingerprint="ff", eos_ids=(0,))
+    with pytest.raises(StatusError, match="session_id: the session's text is of tokenizer ff, which is not served"):
+        known.models.tokenizer_of(lost)

@@ -34,6 +34,8 @@ PROMPT = tuple(index % 50 + 3 for index in range(30))
 MORE = (4, 5, 6)
 # The same text by other weights, as their fingerprints say.
 OTHER_WEIGHTS = f"{SLOW_TARGET}:agree=0.999999"
+# Another version, by its weights or by what ends its texts.
+VERSIONS = (OTHER_WEIGHTS, f"{SLOW_TARGET}:end=9")
 SALT = Access(cache_salt=b"0123456789abcdef")
 LIMIT_S = 120.0
 
@@ -180,15 +182,16 @@ async def test_an_orchestrator_may_be_there_before_everybody_else(place: Place) 
     assert list((await said(await place.client(running), PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
 
 
-async def test_new_weights_take_over_without_a_failed_request(place: Place) -> None:
-    """A session stays with the weights that it was begun with; new ones get the new; the old ones drain."""
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_new_version_takes_over_without_a_failed_request(place: Place, version: str) -> None:
+    """A session stays with the one that it was begun with; new ones get the new; the old ones drain."""
     old = await place.verifier()
     running = await place.orchestrator()
     client = await place.client(running)
     await until(verifiers_up(running, 1))
     long = asyncio.create_task(said(client, PROMPT, length=400))
     await until(lambda: len(running.orchestrator.sessions) == 1)
-    new = await place.verifier(OTHER_WEIGHTS)
+    new = await place.verifier(version)
     await until(verifiers_up(running, 2))
     assert [each.model for each in (await client.server_info()).targets] == ["scripted:7"]
     turns = [await said(client, PROMPT) for _ in range(3)]
@@ -204,7 +207,8 @@ async def test_new_weights_take_over_without_a_failed_request(place: Place) -> N
     assert all(list(turn.tokens) == plain(TARGET, PROMPT, 10) for turn in turns)
 
 
-async def test_a_session_does_not_follow_its_verifier_to_other_weights(place: Place) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_session_does_not_follow_its_verifier_to_another_version(place: Place, version: str) -> None:
     first = await place.verifier()
     running = await place.orchestrator()
     client = await place.client(running)
@@ -215,7 +219,7 @@ async def test_a_session_does_not_follow_its_verifier_to_other_weights(place: Pl
     await until(verifiers_up(running, 2))
     address, (session_id,) = first.address, running.orchestrator.sessions
     await first.stop(0.0)
-    await place.verifier(OTHER_WEIGHTS, listen=address)
+    await place.verifier(version, listen=address)
     assert list((await long).tokens) == plain(TARGET, PROMPT, 300)
     assert running.orchestrator.pool.homes.of(session_id) == same.address
 
