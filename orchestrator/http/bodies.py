@@ -25,8 +25,9 @@ BASE_BODY_BYTES, TOKEN_BYTES = 1024 * 1024, 64
 # As much as a gRPC message.
 MOST_BODY_BYTES = 16 * 1024 * 1024
 BODY_LIMIT_S = 30.0
-# Of all bodies of one tenant that are being read, or whose requests have not begun to be answered.
-MOST_TENANT_BYTES = 256 * 1024 * 1024
+# Of all bodies of one tenant that are being read, or whose requests have not begun to be answered. Parsed they take up
+# to 16 times as much.
+MOST_TENANT_BYTES = 64 * 1024 * 1024
 RETRY_S = 1.0
 # Bytes of JSON from which parsing takes long enough for other sessions to feel it.
 LONG_BODY = 64 * 1024

@@ -19,7 +19,7 @@ from tests.fuzz.services import LIMIT_S, Services
 OURS = ("internal_error", "unavailable")
 ALLOWED = {*range(200, 500), 500, 504}
 FIGURES_ALLOWED = (200, 400, 404, 405)
-# What a caller's bytes may cost in processor time, ten times of what was measured: 20 ns for a byte of JSON, 12 us for
+# What a caller's bytes may cost in processor time, ten times of what was measured: 20 ns for a byte of JSON, 10 us for
 # a chunk, half a millisecond for a request; and how long a turn of the loop may be, for a neighbour waits as long.
 BASE_COST_S, BYTE_COST_S, CHUNK_COST_S, REQUEST_COST_S = 0.5, 2e-7, 1e-4, 5e-3
 TURN_COST_S = 1.0
