@@ -96,7 +96,7 @@ def test_an_orchestrator_that_comes_back_without_its_drafter_ends_its_orphans() 
 
 def test_a_session_may_end_because_its_reader_was_cut_off_for_too_long() -> None:
     """Found by seed 4721: the library comes back after 15.7 s, and is told that readers may be away for 12 s."""
-    ask = Ask(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=20, library=True)
+    ask = Ask(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=40, library=True)
     fault = Fault(start=1.433, kind="close", target="orchestrator-0-client", seconds=15.718)
     for grace, reason in ((12.0, "CANCELLED"), (30.0, "LENGTH")):
         outcome = run(Scenario(4721, forward=0.05, buffer=2, detach_grace=grace, asks=(ask,), faults=(fault,)))
