@@ -7,11 +7,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
+FLOORS := $(VENV)/floors/.stamp
+comma  := ,
 EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-statistics test-unit test-integration test-faults test-faults-all test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
+statistics test-unit test-integration test-faults test-faults-all test-floors test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -26,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -52,6 +54,16 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENTS): tests/http_clients.txt $(STAMP)
 	$(BIN)/python -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
+	touch $@
+
+# The lowest versions that pyproject.toml permits of what it names; torch as it is in .venv: another build is gigabytes.
+$(FLOORS): pyproject.toml $(STAMP)
+	"$(PYTHON)" -m venv --clear $(VENV)/floors
+	$(VENV)/floors/bin/python -m pip install -q --no-compile --constraint constraints.txt uv hatchling editables
+	$(BIN)/python -m pip freeze | grep '^torch==' >$(VENV)/floors/torch.txt
+	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/floors/bin/uv pip install -q --native-tls --python $(VENV)/floors/bin/python --resolution lowest-direct \
+	    --constraint $(VENV)/floors/torch.txt --requirement pyproject.toml $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS)))
+	$(VENV)/floors/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
@@ -89,6 +101,14 @@ test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
 	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster" tests/integration
+
+# What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
+FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
+    tests/verify_service/test_service.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
+
+test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
+	$(VENV)/floors/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
+	$(VENV)/floors/bin/python -m pytest -q --timeout=600 tests/integration/test_stack.py
 
 # Where pauses are written, if anywhere: make test-cluster RECORD=bench/results/cluster_faults.json
 RECORD ?=

@@ -25,6 +25,7 @@ from bench.bars import Bar, at_least, at_most
 from bench.entry import terminable
 from bench.interleave import interleave
 from bench.interval import estimate
+from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from bench.report import table
 from bench.rows import RUN_LIMIT, exactly, start_stack
 from bench.runs import BenchError, Run, Sample, of_row
@@ -33,7 +34,6 @@ from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.ngram import NgramSource
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "copy.json"
@@ -222,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, default=16, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones for each (default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of both models (default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of both models (default: %(default)s)")
     line.add_argument("--no-ray", action="store_true", help="services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line
@@ -234,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, name) < 1:
             say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
             return 2
+    args.dtype = dtype_of(args.dtype)
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with terminable():

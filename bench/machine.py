@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.options import cores
+from specwire.rpc.model_service import DTYPES
+from specwire.rpc.process import say
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "ray", "redis", "numpy", "openvino-genai")
+AUTO = "auto"
+MEASURED_DTYPES = (AUTO, *DTYPES)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -24,6 +29,19 @@ def describe() -> dict[str, object]:
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": list(os.getloadavg()),
     }
+
+
+def dtype_of(asked: str) -> str:
+    """What to measure in: what was asked for, or, for AUTO, what this machine computes itself. It is said.
+
+    Asked in a process of its own: what measures does not import torch.
+    """
+    if asked != AUTO:
+        return asked
+    code = "from specwire.lm import native_dtype; print(native_dtype())"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    say(f"bench: in {found.strip()}, which this machine computes itself (--dtype says otherwise)")
+    return found.strip()
 
 
 def commit() -> str | None:

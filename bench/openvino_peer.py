@@ -19,8 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from bench.answering import Answer, Methods, Request, answer_asker
 from bench.openvino_export import export
+from bench.peer import DTYPES
+from specwire.lm.openvino_runner import PRECISIONS, computed_in
 
-PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 LONGEST_PREFILL = 1 << 16  # tokens in one forward: a prompt is not cut up
 DEVICE = "CPU"
 
@@ -56,7 +57,7 @@ class Peer:
         target, draft = Path(request["folder"], "target"), Path(request["folder"], "draft")
         export(request["target"], target)
         export(request["draft"], draft)
-        options = _options(PRECISIONS[request["dtype"]], request["threads"])
+        options = _options(PRECISIONS[computed_in(DTYPES[request["dtype"]])], request["threads"])
         drafter = openvino_genai.draft_model(draft, DEVICE, **options)
         self._pipelines = {
             "plain": openvino_genai.LLMPipeline(target, DEVICE, **options),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.model_service import DTYPES
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "main.json"
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, metavar="N", help="held-out prompts (default: 32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
-    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16)")
+    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of all rows (default: %(default)s)")
     line.add_argument("--quick", action="store_true", help="2 prompts x 8 tokens x 1 repeat unless said otherwise")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
@@ -66,9 +66,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
     prompts, tokens, repeats = (
         default if value is None else value for default, value in zip(usual, given, strict=True)
     )
-    return Settings(
+    asked = Settings(
         located(args.target), located(args.draft), prompts, tokens, repeats, args.dtype, ray=not args.no_ray
     )
+    return replace(asked, dtype=dtype_of(asked.dtype))
 
 
 def shown_model(model: str) -> str:

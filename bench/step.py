@@ -25,6 +25,7 @@ from bench import openvino_rows, step_results
 from bench.child import Child
 from bench.entry import terminable
 from bench.interleave import schedule
+from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from bench.openvino_rows import OpenvinoRow
 from bench.progress import tracked
 from bench.rows import LOAD_LIMIT, RUN_LIMIT
@@ -33,7 +34,6 @@ from bench.settings import HERE
 from bench.step_results import PEER, Cell, StepSample
 from demo_pair import TARGET, held_out_prompts
 from deploy.options import cores
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "step.json"
@@ -152,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, default=8, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="of each text (default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="(default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="(default: %(default)s)")
     line.add_argument(
         "--threads",
         type=int,
@@ -170,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, name) < least:
             say(f"bench: error: {name}: must be at least {least}, not {getattr(args, name)}")
             return 2
+    args.dtype = dtype_of(args.dtype)
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with terminable():

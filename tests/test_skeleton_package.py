@@ -1,9 +1,11 @@
 """The package and the make targets: pins, types, what a user is told."""
 
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Of the extra openvino-genai, which `make setup` leaves out.
+EXTRA_PEERS = ("openvino-genai", "openvino-tokenizers")
 INSTALLED_EXTRAS = re.findall(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")
 
 
@@ -45,6 +49,35 @@ def test_pins_are_exact_and_hold_for_any_build() -> None:
     odd = {name: version for name, version in pins().items() if not re.fullmatch(r"\d+(\.\d+)*(b\d+)?", version)}
     odd |= {name: version for name, version in pins().items() if "b" in version and "opentelemetry" not in name}
     assert odd == {}
+
+
+def test_every_floor_is_one_version_and_no_higher_than_its_pin(project: dict[str, Any]) -> None:
+    floors, pinned = dict(floors_of(project)), pins()
+    assert {name: floor for name, floor in floors.items() if numbers(pinned[name]) < numbers(floor)} == {}
+
+
+def test_the_floors_environment_has_the_lowest_versions(project: dict[str, Any]) -> None:
+    """In the environment of `make test-floors` a floor that cannot be installed would go untested. torch is as here."""
+    installed = {name: importlib.metadata.version(name) for name, _ in floors_of(project) if name not in EXTRA_PEERS}
+    if Path(sys.prefix).name == "floors":
+        others = {name: floor for name, floor in floors_of(project) if name not in (*EXTRA_PEERS, "torch")}
+        found = {name: numbers(installed[name])[: len(numbers(floor))] for name, floor in others.items()}
+        assert found == {name: numbers(floor) for name, floor in others.items()}
+    assert {name for name, floor in floors_of(project) if numbers(installed.get(name, "999")) < numbers(floor)} == set()
+
+
+def floors_of(project: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of all that pyproject.toml names but the package itself: normalised name, lowest version."""
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    found = [
+        re.fullmatch(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", line) for line in lines if not line.startswith("specwire[")
+    ]
+    assert None not in found
+    return [(normalised(each[1]), each[2]) for each in found if each is not None]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
 def test_the_orchestrator_needs_neither_torch_nor_ray(project: dict[str, Any]) -> None:

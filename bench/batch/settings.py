@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.batch.arrivals import Target
+from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
-from specwire.rpc.model_service import DTYPES, RUNTIMES
+from specwire.rpc.model_service import RUNTIMES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -104,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 9)")
     line.add_argument("--requests", type=int, metavar="N", help="of each load that arrives, 0: none (default: 64)")
-    line.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all rows (default: bfloat16)")
+    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of all rows (default: %(default)s)")
     line.add_argument("--plan", default=PLAN, metavar="PLAN", help="of the row with drafting on (default: %(default)s)")
     line.add_argument("--first-ms", type=float, default=500.0, metavar="MS", help="in time: first token (default: 500)")
     line.add_argument("--pause-ms", type=float, default=50.0, metavar="MS", help="and 95 %% of pauses (default: 50)")
@@ -119,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 def settings_of(args: argparse.Namespace) -> BatchSettings:
     """InvalidParameter names what is wrong."""
     levels, tokens, repeats, requests = ((1, 2), 8, 1, 4) if args.quick else (LEVELS, 128, REPEATS, 64)
-    return BatchSettings(
+    asked = BatchSettings(
         located(args.target),
         located(args.draft),
         levels if args.levels is None else _levels(args.levels),
@@ -133,6 +134,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
         args.target_threads,
         args.runtime,
     )
+    return replace(asked, dtype=dtype_of(asked.dtype))
 
 
 def _levels(text: str) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench import machine
+from specwire.lm import native_dtype
+from specwire.rpc.model_service import DTYPES
 
 
 def git(folder: Path, *words: str) -> str:
@@ -32,6 +34,17 @@ def test_a_commit_is_marked_where_what_runs_differs_from_it(tmp_path: Path, monk
     assert machine.commit() == head
     code.write_text("2")
     assert machine.commit() == f"{head}+"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_asked_for_is_measured(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert machine.dtype_of(dtype) == dtype
+    assert capsys.readouterr().err == ""
+
+
+def test_else_what_the_machine_computes_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert machine.dtype_of(machine.AUTO) == native_dtype()
+    assert capsys.readouterr().err.startswith(f"bench: in {native_dtype()}, which this machine computes itself")
 
 
 def test_outside_a_repository_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from bench import run
 from bench.settings import parser, settings_of
+from specwire.lm import native_dtype
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,7 @@ def test_bad_settings_are_named(
 def test_quick_is_small_and_gives_way_to_what_is_said(tmp_path: Path) -> None:
     words = ["--target", str(tmp_path), "--draft", "some/model", "--quick", "--tokens", "16"]
     settings = settings_of(parser().parse_args(words))
+    assert settings.shown()["dtype"] == native_dtype()
     assert (settings.prompts, settings.tokens, settings.repeats) == (2, 16, 1)
     assert settings.shown()["target"] == tmp_path.name
     assert settings.shown()["draft"] == "some/model"
