@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -19,6 +20,7 @@ from typing import Unpack
 
 import pytest
 
+import demo_pair
 from bench.wan.link import Link
 from deploy.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional
@@ -193,6 +195,23 @@ def test_an_interrupted_command_takes_its_guess_back(address: str) -> None:
     assert code == 128 + signal.SIGINT
     words = list(map(str, plain("scripted:7:vocab=64", 500)))
     assert on_screen(written) in [on_screen(" ".join(words[:count])) for count in range(1, 500)]
+
+
+HOSTILE = "\x1b]0;X\x07\x1b[2J\x9b1m\r"
+SHOWN = r"\x1b]0;X\x07\x1b[2J\x9b1m\x0d"
+
+
+def test_a_model_does_not_command_the_terminal() -> None:
+    """Of its text a terminal gets no control character, in colour or without; a pipe gets the text as it is."""
+    with parts() as owned:
+        verifier = owned.start("verify", str(demo_pair.TARGET), "--no-ngram").ready()
+        address = owned.start("orchestrate", "--verifier", verifier, "--redis-url", "memory:").ready()
+        asked = [sys.executable, "-m", "deploy", "generate", "x", "--address", address, "--choice", HOSTILE]
+        for colour in ([], ["NO_COLOR=1"]):
+            code, written = on_a_terminal(["env", *colour, *asked])
+            assert (code, re.sub(r"\x1b\[\d*m", "", written)) == (0, f"{SHOWN}\r\n")  # the terminal's own line end
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{HOSTILE}\n".encode())
 
 
 def test_elsewhere_only_decided_text_is_written(address: str) -> None:
