@@ -34,9 +34,10 @@ Say = Callable[[str], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Promise:
-    """say: what was said of the session. until: by the loop's clock."""
+    """say: what was said of the session. is_done: it need not be said again. until: by the loop's clock."""
 
     say: Say
+    is_done: Callable[[], bool]
     until: float
 
 
@@ -77,7 +78,7 @@ class Cancellations:
                 if lost or self._now() > give_up:
                     raise
             else:
-                self._promised[session_id] = _Promise(say, self._now() + KEPT_S)
+                self._promised[session_id] = _Promise(say, is_done, self._now() + KEPT_S)
                 return
             await asyncio.sleep(RETRY_S)
 
@@ -90,7 +91,8 @@ class Cancellations:
     async def repeat(self) -> None:
         """A log that is not there may be the next time."""
         now = self._now()
-        self._promised = {each: promise for each, promise in self._promised.items() if promise.until > now}
+        kept = ((each, promise) for each, promise in self._promised.items() if promise.until > now)
+        self._promised = {each: promise for each, promise in kept if not promise.is_done()}
         await asyncio.gather(*(self._repeat(*each) for each in list(self._promised.items())))
 
     async def _repeat(self, session_id: str, promise: _Promise) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import grpc
 import pytest
 
 from orchestrator import cancelling
 from orchestrator.cancelling import KEPT_S, Cancellations
+from orchestrator.output import Output
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, Chunk, Started
 from specwire.client.errors import SpecwireError
 from specwire.core.acceptance import Outcome
+from specwire.core.effects import EmitEnd, End
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -119,6 +122,39 @@ async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     store.silent = False
     await cancellations.repeat()
     assert await is_cancelled(store)
+
+
+@dataclass
+class Ending:
+    """A session that is driven here, and ending."""
+
+    output: Output
+    abandoned: bool = False
+
+
+async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
+    store = MemoryStore()
+    await store.create(RECORD, 60.0)
+    cancellations, driven = Cancellations(store, 5.0), Ending(Output(2))
+    await cancellations.ask("session", driven)
+    await cancellations.repeat()
+    assert cancellations._promised
+    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    await cancellations.repeat()
+    assert not cancellations._promised
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
+    """Not where it ended for readers here alone, for want of the log."""
+    driven = Ending(Output(2), abandoned)
+    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    asking = Cancellations(Silent(), 0.0).ask("session", driven)
+    if not abandoned:
+        await asking
+        return
+    with pytest.raises(StoreUnavailable):
+        await asking
 
 
 async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
