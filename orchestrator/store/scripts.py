@@ -107,6 +107,14 @@ local function add_logprobs(first, index)
 end
 """
 
+# Of a string; where somebody has put something else there, no log has that size.
+SIZE = """
+local function size(key)
+  local bytes = redis.pcall('STRLEN', key)
+  return type(bytes) == 'number' and bytes or -1
+end
+"""
+
 # APPEND to a key that does not exist creates it; an empty value would leave no key, which reads as empty. Redis asks
 # whether it is out of memory before a script's first write only, and not at all before one that frees some: so what
 # needs memory comes first.
@@ -157,15 +165,19 @@ return {{0, fence}}
 # Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
 # text, and only the newest owner's counts. Under the same fence it only adds, unless the log is damaged: should this
 # call be late, what was appended meanwhile stays. What somebody was promised who asked for the end stays, too.
-RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}{WRITE_LOG}
-local held = redis.call('HMGET', KEYS[1], 'fence', 'reason', 'cancelled', 'damaged')
+RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}{WRITE_LOG}
+local held = redis.pcall('HMGET', KEYS[1], 'fence', 'reason', 'cancelled', 'damaged')
+if held.err then
+  redis.call('DEL', KEYS[1])
+  held = {{}}
+end
 local tokens, outcomes, fence = ARGV[6], ARGV[7], ARGV[8]
 local cancelled = (held[3] == '1' or ARGV[9] == '1') and 1 or 0
 if held[1] and (whole(held[1]) or 0) > tonumber(fence) then return {{2, held[1]}} end
 
-local length = redis.call('STRLEN', KEYS[2])
+local length = size(KEYS[2])
 local count = length / 4 - ARGV[2]
-local is_whole = redis.call('STRLEN', KEYS[3]) == count and not held[4]
+local is_whole = size(KEYS[3]) == count and not held[4]
 if held[1] == fence and is_whole then
   local overlap = math.min(length, #tokens)
   if redis.call('GETRANGE', KEYS[2], 0, overlap - 1) ~= string.sub(tokens, 1, overlap) then return {{3}} end
@@ -233,14 +245,15 @@ TAIL_SETTLED = READ_SETTLED.replace("settled(snapshot())", "settled(snapshot(ton
 # Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
 # nothing. A log of which only a part is left (evicted, in an unfit Redis), or that nobody can read, has a gap from its
 # start.
-APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{ADD_LOGPROBS}
-local meta = redis.call('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
+APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}
+local meta = redis.pcall('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
   'retention_ms', 'damaged')
+if meta.err then return {{4, 0}} end
 if not meta[1] then return {{1}} end
 if meta[1] ~= ARGV[1] then return {{2, meta[1]}} end
-local length, prompt = redis.call('STRLEN', KEYS[2]), whole(meta[6])
+local length, prompt = size(KEYS[2]), whole(meta[6])
 local start, tokens, reason = ARGV[2] * 4, ARGV[3], ARGV[5] ~= '' and ARGV[5]
-if meta[8] or not prompt or redis.call('STRLEN', KEYS[3]) ~= length / 4 - prompt then return {{4, 0}} end
+if meta[8] or not prompt or size(KEYS[3]) ~= length / 4 - prompt then return {{4, 0}} end
 if start > length then return {{4, length / 4}} end
 
 -- Where the log already reaches, it must hold the same; what lies behind its end is new.

@@ -376,6 +376,22 @@ async def test_what_cannot_be_read_is_not_claimed_and_its_owner_writes_it_again(
         await append(owner, held, 10)
 
 
+@pytest.mark.parametrize("key", [META, TOKENS, OUTCOMES])
+async def test_what_a_stranger_put_in_a_log_s_place_its_owner_replaces(
+    store: SessionStore, raw: Redis, key: int
+) -> None:
+    record, held = record_of("s", sampling=Sampling(logprobs=0)), Output([], [], [])
+    owner = Appender(store, record, await store.create(record, TTL), held, "", Lifetimes(TTL, TTL), 5.0)
+    await append(owner, held, 7)
+    raw.delete(session_keys("s")[key])
+    raw.lpush(session_keys("s")[key], "no log")
+    await append(owner, held, 8)
+    log = await store.read("s")
+    assert log is not None
+    assert (log.tokens, len(log.logprobs)) == ((7, 8), 2)
+    assert all(raw.pttl(each) > 0 for each in session_keys("s"))
+
+
 async def append(owner: Appender, held: Output, token: int) -> None:
     """As the driver does it."""
     reported = TokenLogprobs(-1.0)
