@@ -269,10 +269,20 @@ UNITS = [
     *("1e9,", '"x":[', "-", "\\ud800", '"', "a: b\r\n", " ", "\t[", "9" * 50),
 ]
 AROUND = [
-    *(('{"prompt": [', "5]}"), ('{"prompt": "', '"}'), ("[", "]"), ("", ""), ('{"prompt": "5", "stop": ["', '"]}')),
-    ('{"messages": [{"role": "user", "content": "', '"}]}'),
-    ('{"messages": [{"role": "user", "content": "5"}], "chat_template_kwargs": {"x": [', "0]}}"),
-    ('{"prompt": "5", "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [', "0]}}}}"),
+    *(
+        ('{"max_tokens": 1, "prompt": [', "5]}"),
+        ('{"max_tokens": 1, "prompt": "', '"}'),
+        ("[", "]"),
+        ("", ""),
+        ('{"max_tokens": 1, "prompt": "5", "stop": ["', '"]}'),
+    ),
+    ('{"max_tokens": 1, "messages": [{"role": "user", "content": "', '"}]}'),
+    ('{"max_tokens": 1, "messages": [{"role": "user", "content": "5"}], "chat_template_kwargs": {"x": [', "0]}}"),
+    (
+        '{"prompt": "5", "max_tokens": 1, "response_format": {"type": "json_schema", '
+        '"json_schema": {"schema": {"enum": [',
+        "0]}}}}",
+    ),
 ]
 SIZES = st.sampled_from([1000, 30_000, 300_000, 1_000_000, 3_000_000])
 
