@@ -22,7 +22,7 @@ from specwire.core.acceptance import Outcome
 from specwire.core.placement import Reason
 from specwire.core.states import State
 from specwire.registry.entry import Role
-from specwire.telemetry.metrics import Family, Labels, by_label, counter, gauge, histogram
+from specwire.telemetry.metrics import Family, Labels, by_label, counter, draft_families, gauge, histogram
 
 # Where a plan's reason turns to numbers: what is before is one of few.
 NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
@@ -68,27 +68,7 @@ def _of_speculation(stats: SessionStats) -> Iterable[Family]:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", stats.tested_at[0])
-    yield by_label(
-        "counter",
-        f"{prefix}_draft_tokens_total",
-        "Draft tokens put to the target, by where they came from.",
-        "kind",
-        {kind.name.lower(): counts.proposed for kind, counts in stats.drafts.items()},
-    )
-    yield by_label(
-        "counter",
-        f"{prefix}_tested_tokens_total",
-        "Of these, those that were judged, all before them having been accepted.",
-        "kind",
-        {kind.name.lower(): counts.tested for kind, counts in stats.drafts.items()},
-    )
-    yield by_label(
-        "counter",
-        f"{prefix}_accepted_tokens_total",
-        "Of these, those that were accepted.",
-        "kind",
-        {kind.name.lower(): counts.accepted for kind, counts in stats.drafts.items()},
-    )
+    yield from draft_families(stats.drafts)
     yield by_label(
         "counter",
         f"{prefix}_accepted_tokens_per_pos_total",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specwire.core.acceptance import Outcome
 from specwire.registry.entry import Load
-from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
+from specwire.telemetry.metrics import Family, by_label, counter, draft_families, gauge, histogram
 from verify_service.engine import Engine
 from verify_service.tally import Tally
 
@@ -21,27 +21,7 @@ def _of_speculation(tally: Tally) -> Iterable[Family]:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(tally.accepted_at) if count}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", tally.windows)
-    yield by_label(
-        "counter",
-        f"{prefix}_draft_tokens_total",
-        "Draft tokens put to the target, by where they came from.",
-        "kind",
-        {kind.name.lower(): counts.proposed for kind, counts in tally.drafts.items()},
-    )
-    yield by_label(
-        "counter",
-        f"{prefix}_tested_tokens_total",
-        "Of these, those that were judged, all before them having been accepted.",
-        "kind",
-        {kind.name.lower(): counts.tested for kind, counts in tally.drafts.items()},
-    )
-    yield by_label(
-        "counter",
-        f"{prefix}_accepted_tokens_total",
-        "Of these, those that were accepted.",
-        "kind",
-        {kind.name.lower(): counts.accepted for kind, counts in tally.drafts.items()},
-    )
+    yield from draft_families(tally.drafts)
     yield by_label(
         "counter",
         f"{prefix}_accepted_tokens_per_pos_total",

@@ -9,6 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+
+from specwire.core.acceptance import DraftCounts
+from specwire.core.chain import SourceKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "specwire:"
@@ -71,6 +75,18 @@ def histogram(name: str, text: str, values: Histogram) -> Family:
 def by_label(kind: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Family:
     """One sample for each value of the label, in their order."""
     return Family(name, kind, text, [("", ((label, each),), value) for each, value in values.items()])
+
+
+def draft_families(drafts: Mapping[SourceKind, DraftCounts]) -> Iterable[Family]:
+    """What became of draft tokens, by who proposed them."""
+    told = (
+        ("draft", "Draft tokens put to the target, by where they came from.", attrgetter("proposed")),
+        ("tested", "Of these, those that were judged, all before them having been accepted.", attrgetter("tested")),
+        ("accepted", "Of these, those that were accepted.", attrgetter("accepted")),
+    )
+    for name, text, of in told:
+        values = {kind.name.lower(): of(counts) for kind, counts in drafts.items()}
+        yield by_label("counter", f"spec_decode_num_{name}_tokens_total", text, "kind", values)
 
 
 Collector = Callable[[], Iterable[Family]]
