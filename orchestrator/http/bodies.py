@@ -48,7 +48,7 @@ def most_body_bytes(context: int) -> int:
 
 def check_length(size: str, most: int) -> None:
     """What Content-Length says, before anything is read. Raises Failure."""
-    if size.isdigit() and int(size) > most:
+    if size.isdecimal() and int(size) > most:
         raise _too_large(most)
 
 

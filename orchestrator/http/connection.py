@@ -24,7 +24,8 @@ from specwire.rpc.options import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTE
 # A request's line and headers together: so much, and so long from its first byte, or the connection's beginning, on.
 MOST_HEADER_BYTES = 16 * 1024
 HEAD_LIMIT_S = 30.0
-# Chunks of one body: each costs some 10 us beside its bytes. So many, and one more for each so many bytes.
+# Chunks of one body: each costs some 5 us beside its bytes (measured; httptools would take 0.07 us, but of so few that
+# matters to nobody, and h11 is strict). So many, and one more for each so many bytes.
 FREE_CHUNKS, CHUNK_BYTES = 1024, 64
 # What a client still sends when it has been refused is thrown away for so long, and so much, so that it sees its
 # answer: a connection that is closed on bytes that nobody took is reset.

@@ -159,6 +159,8 @@ class Service:
             template = self._renderer.template(self._chat_template, {})
             try:
                 await template.compile()
+            except Busy:
+                raise TemplateInvalid("the chat template was not compiled in time") from None
             finally:
                 template.close()
 

@@ -13,7 +13,6 @@ import json
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -150,8 +149,7 @@ class RemoteTemplate:
 
     async def compile(self) -> None:
         """Raises TemplateInvalid, Busy."""
-        with suppress(InvalidParameter):
-            await self._asked(None)
+        await self._asked(None)
 
     async def render(self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> str:
         """The prompt. more: what the request gives the template beside the messages.
