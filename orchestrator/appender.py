@@ -20,6 +20,7 @@ from orchestrator.store import (
     StaleLog,
     StoreUnavailable,
 )
+from orchestrator.store.base import BEGINNING_S
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Append
 from specwire.core.logprobs import TokenLogprobs
@@ -147,6 +148,15 @@ class Appender:
             StoreError: the log does not answer.
         """
         if self._bound is None or self._now() - self._bound > self._lifetimes.running * REBIND_SHARE:
+            await self._bind()
+
+    async def confirm_bound(self) -> None:
+        """Before the end of a session that the log forgets soon: it is not to be taken for one that has yet to begin.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        if self._bound is None and self._lifetimes.ended < BEGINNING_S:
             await self._bind()
 
     async def release(self) -> None:

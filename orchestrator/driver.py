@@ -274,9 +274,10 @@ class SessionDriver:
     async def _append(self, effect: fx.Append) -> None:
         session, began = self.session, time.monotonic()
         try:
-            if effect.end is not None and self._may_be_repeated(effect.end):
+            if effect.end is not None:
                 with suppress(StoreUnavailable):
-                    await self._appender.release()
+                    repeated = self._may_be_repeated(effect.end)
+                    await (self._appender.release() if repeated else self._appender.confirm_bound())
             cancelled = await self._appender.write(effect)
         except StoreError as error:
             self._tally.append_failures += 1

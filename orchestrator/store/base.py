@@ -265,7 +265,8 @@ class SessionStore(Protocol):
     ) -> Bound:
         """Bind a request id, or keep it bound for another `ttl_s`; what it stands for: the first one bound wins.
 
-        gone: a session that has no log; what is bound to that one is free, but not within BEGINNING_S.
+        gone: a session that has no log; what is bound to that one is free, but not within BEGINNING_S, unless it was
+        bound again: that its owner does, when the session has begun.
         """
         ...
 

@@ -15,9 +15,11 @@ end
 """
 
 # KEYS: the request's key. ARGV: session id, ttl_ms, digest, a session that has no log, for how many microseconds after
-# it was bound that means nothing. Reply: {OK, the session that it stands for, its digest}.
+# it was bound that means nothing. Reply: {OK, the session that it stands for, its digest}. What is bound again has
+# begun.
 BIND = f"""{NEXT_FENCE}{HELD}
 if session == ARGV[1] then
+  if bound_us ~= '0' then redis.call('SET', KEYS[1], session .. ' ' .. digest .. ' 0', 'KEEPTTL') end
   redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
   return {{0, session, digest}}
 end

@@ -194,7 +194,7 @@ class MemoryStore:
         if held is None or (held.of.session_id == gone and now - held.bound > BEGINNING_S):
             held = _Binding(Bound(session_id, digest), now, now + ttl_s)
         elif held.of.session_id == session_id:
-            held = _Binding(held.of, held.bound, max(held.expires, now + ttl_s))
+            held = _Binding(held.of, 0.0, max(held.expires, now + ttl_s))
         self._requests[key] = held
         return held.of
 

@@ -425,6 +425,15 @@ async def test_what_a_session_without_a_log_is_bound_to_is_free_after_a_while(
     assert await store.bind_request(tenant, "r", "third", TTL, "three", "first") == Bound("second", "two")
 
 
+async def test_a_session_that_has_begun_leaves_its_request_id_at_once(store: SessionStore) -> None:
+    """Its owner has bound it again: that it has no log means that it was forgotten, not that it is about to begin."""
+    tenant = f"begun-{id(store)}"
+    for _ in range(2):
+        assert await store.bind_request(tenant, "r", "first", TTL, "one") == Bound("first", "one")
+    assert await store.bind_request(tenant, "r", "second", TTL, "two", "another") == Bound("first", "one")
+    assert await store.bind_request(tenant, "r", "second", TTL, "two", "first") == Bound("second", "two")
+
+
 async def test_a_request_id_stays_bound_as_long_as_it_is_bound_again(store: SessionStore) -> None:
     tenant = f"renewed-{id(store)}"
     await store.bind_request(tenant, "r", "first", 0.2)
