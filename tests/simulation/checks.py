@@ -80,7 +80,8 @@ class OrchestratorChecks:
         drivers = running.orchestrator.sessions.values()
         # One that is followed stays so when it has ended.
         begun = {driver.record.session_id for driver in drivers if driver.session.state is not State.FENCED}
-        known = facts.seen.setdefault(("stopping", party.process), begun | admitted)
+        opening = set(running.orchestrator.roster._opening)
+        known = facts.seen.setdefault(("stopping", party.process), begun | admitted | opening)
         facts.require(begun <= known, "a session was begun by an orchestrator that stops")
         facts.require(running.orchestrator.unready is not None, "it is ready for sessions, and stops")
         facts.require(not party.serving, "health checks are told that it serves, and it stops")
@@ -158,6 +159,9 @@ class OrchestratorChecks:
     def _cancelled(self, process: str, driver: SessionDriver) -> None:
         """By somebody who has the right to; or nobody has read it here for as long as readers may be away."""
         facts, session_id = self._facts, driver.record.session_id
+        if session_id in facts.books.orphaned:
+            facts.unread.add(session_id)
+            return
         if session_id in facts.ending or driver.following or not facts.new(("cancelled", process, session_id), True):
             return
         grace = self._grace if driver.record.request_id else 0.0

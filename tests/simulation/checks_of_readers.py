@@ -8,9 +8,8 @@ from specwire.core.text import hash_of
 from tests.simulation.expected import is_prefix
 from tests.simulation.facts import Facts
 from tests.simulation.hearing import Heard
+from tests.simulation.loop import EPOCH
 
-# Unix time at the loop's 0.
-EPOCH = 1.0
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 
 
@@ -26,6 +25,8 @@ class ReaderChecks:
         grows = facts.books.losses > 0 or is_prefix(before, log.tokens)
         facts.require(grows, "the log held, and now holds:", before, log.tokens)
         facts.durable[session_id] = log.tokens
+        again = log.reason is None and session_id in facts.ended and not facts.books.losses
+        facts.require(not again, "a session that had ended runs again:", facts.ended.get(session_id))
         if log.reason is not None:
             facts.ended[session_id] = log.tokens, log.reason, log.text_length
         facts.require(len(log.tokens) == len(log.outcomes), "the log lacks outcomes")
@@ -41,12 +42,14 @@ class ReaderChecks:
             facts.require(right, "the log ends:", log.tokens, log.text_length, log.reason, known)
 
     def _timely(self, log: StoredSession) -> None:
-        """Nothing is added long after the deadline, or after somebody was told that the session is cancelled."""
+        """Nothing is added long after the deadline, or after somebody was told that it is cancelled, or deleted."""
         facts, deadline = self._facts, log.record.deadline
-        passed = bool(deadline) and facts.is_late(deadline - EPOCH)
+        passed = bool(deadline) and facts.is_late(deadline - EPOCH + facts.skew)
         facts.require(not passed, "a session goes on after its deadline:", deadline - EPOCH)
         cancelled = facts.cancelled.get(log.record.session_id)
         facts.require(cancelled is None or not facts.is_late(cancelled), "it goes on, cancelled at:", cancelled)
+        deleted = facts.deleted.get(log.record.session_id)
+        facts.require(deleted is None or not facts.is_late(deleted), "it goes on, deleted at:", deleted)
 
     # A client
 

@@ -24,7 +24,7 @@ from tests.simulation.network import Network
 # Seconds: between attempts, after which a client gives up, and for a call that brings one answer.
 PAUSE = 0.4
 PATIENCE = 90.0
-ANSWER = 1.0
+ANSWER = 10.0
 NOT_REACHED = "failed to connect"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
@@ -119,7 +119,7 @@ class SimClient:
             self._asking.facts.end(session_id)
             with suppress(grpc.aio.AioRpcError):
                 await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), timeout=PATIENCE)
-                self._asking.facts.deleted.add(session_id)
+                self._asking.facts.told_deleted(session_id)
 
     def _take(self, heard: Heard, event: Any) -> None:
         kind = event.WhichOneof("event")

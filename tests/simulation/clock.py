@@ -14,11 +14,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from orchestrator.pool import Pool
 from orchestrator.store import open_store
 from specwire.rpc.channel import open_channel
 from specwire.rpc.server import Service, serve
 from tests.simulation.calls import Channel
-from tests.simulation.loop import SimLoop, current_process
+from tests.simulation.loop import EPOCH, SimLoop, current_process
 from tests.simulation.network import Network, SimRunningServer, SimServer, party_of
 from tests.simulation.store import SimStore, StoreView
 
@@ -35,9 +36,13 @@ OUTSIDE = {
 
 
 class VirtualTime:
-    """The loop's clock in the shape of the module `time`; `elapse` is for work that takes time within a callback."""
+    """The loop's clock in the shape of the module `time`; `elapse` is for work that takes time within a callback.
+
+    off: seconds by which a host's wall clock is ahead, by its party.
+    """
 
     def __init__(self, loop: SimLoop) -> None:
+        self.off: dict[str, float] = {}
         self._loop = loop
         self._elapsed = 0.0
 
@@ -48,7 +53,7 @@ class VirtualTime:
         return self._loop.time()
 
     def time(self) -> float:
-        return 1.0 + self._loop.time()
+        return EPOCH + self._loop.time() + (self.off.get(party_of(current_process()), 0.0) if self.off else 0.0)
 
     def monotonic_ns(self) -> int:
         return round(self._loop.time() * 1e9)
@@ -80,12 +85,17 @@ class SeededSecrets:
 
 
 @contextmanager
-def simulated(loop: SimLoop, network: Network, store: SimStore, random: Random) -> Iterator[VirtualTime]:
-    """While it lasts, the project's modules belong to one simulation."""
+def simulated(
+    loop: SimLoop, network: Network, store: SimStore, random: Random, versions: bool
+) -> Iterator[VirtualTime]:
+    """While it lasts, the project's modules belong to one simulation.
+
+    versions: named verifiers may differ, as those may that are registered.
+    """
     clock = VirtualTime(loop)
 
     async def view(*_: object, **__: object) -> StoreView:
-        return store.view()
+        return store.view(party_of(current_process()))
 
     async def listen(services: Sequence[Service], *_: object, **__: object) -> SimRunningServer:
         """Where the party is called: by its name."""
@@ -107,6 +117,8 @@ def simulated(loop: SimLoop, network: Network, store: SimStore, random: Random) 
         for module, name in _places():
             patches.enter_context(patch.object(module, name, inside[name]))
         patches.enter_context(patch("draft_service.dialling.say"))
+        if versions:
+            patches.enter_context(patch.object(Pool, "_accept_target", Pool._accept_version))
         sys.set_asyncgen_hooks(finalizer=loop.close_generator)
         try:
             yield clock

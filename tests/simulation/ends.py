@@ -10,9 +10,10 @@ from specwire.core.limits import FinishReason
 from tests.simulation.asks import Ask
 from tests.simulation.facts import Facts
 from tests.simulation.hearing import Heard
-from tests.simulation.scenario import LOG_FAULTS, Scenario
+from tests.simulation.scenario import HARD_LOG_FAULTS, LOG_FAULTS, LOSING, Scenario
 
-LOSING = ("log_behind", "log_emptied")
+# Seconds for which sessions are kept at least where nobody has to fear that they are forgotten.
+KEPT = 600.0
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE)
 
 
@@ -31,7 +32,7 @@ class Judge:
             elif heard.end is not None:
                 yield from self._finished(heard)
                 yield from self._logged(heard)
-            elif not (heard.left or heard.unasked) and heard.error not in self._allowed(heard):
+            elif not (heard.left or heard.unasked) and heard.error not in self._allowed(heard) | self._hard(heard):
                 yield f"{heard.ask} failed with {heard.error}: {heard.details}"
             if heard.session_id and is_foreign(self._scenario, heard.ask):
                 yield f"{heard.ask} goes on behind another tenant's session"
@@ -55,8 +56,8 @@ class Judge:
                 yield "ended by a deadline that nobody set"
         elif (tokens, text, reason) != known.ended(tokens):
             yield f"ended with {(tokens, text, reason)}, not {known.ended(tokens)}"
-        if reason in EARLY and text != self._facts.decoded(tokens):
-            yield f"ended early with {text!r}, not {self._facts.decoded(tokens)!r}"
+        if reason in EARLY and text != known.decoded(tokens):
+            yield f"ended early with {text!r}, not {known.decoded(tokens)!r}"
 
     def _logged(self, heard: Heard) -> Iterable[str]:
         """What was shown, to its end, is what the log has taken; after a loss it may have been lost, too."""
@@ -90,6 +91,20 @@ class Judge:
             codes |= {grpc.StatusCode.UNAVAILABLE} if ask.library else set()
         return codes
 
+    def _hard(self, heard: Heard) -> set[grpc.StatusCode]:
+        """Those that hardships may bring."""
+        scenario, ask, codes = self._scenario, heard.ask, set[grpc.StatusCode]()
+        kinds = {fault.kind for fault in scenario.faults}
+        if scenario.unequal:  # nobody is there who has what the session began with
+            codes |= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
+            codes |= set() if heard.session_id else {grpc.StatusCode.INVALID_ARGUMENT}
+        if min(scenario.session_ttl, scenario.retention) < KEPT:
+            codes |= {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
+            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if ask.follows is not None else set()
+        if "log_damaged" in kinds:
+            codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
+        return codes
+
     def _is_deleted(self, ask: Ask) -> bool:
         """Somebody has had it deleted, or what it goes on behind, or means to."""
         asks = self._scenario.asks
@@ -113,7 +128,9 @@ def disturbs(kind: str, target: str) -> bool:
     """Whether a fault may cost a client its request: not where only services behind the orchestrator have it."""
     if kind == "slow" or kind == "mangle":
         return False
-    if kind in LOG_FAULTS:
+    if kind in (*LOG_FAULTS, *HARD_LOG_FAULTS, "log_cut"):
         return True
+    if kind == "clock_set":
+        return False
     behind = not target.startswith("orchestrator") or target.split("-")[2:3] in (["verifier"], ["drafter"])
     return not behind

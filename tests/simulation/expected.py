@@ -22,8 +22,8 @@ from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs, report
 from specwire.core.rules import Rule
 from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
-from specwire.lm.scripted import EOS_ID, Script
-from tests.simulation.services import CONTEXT
+from specwire.lm.scripted import Script
+from tests.simulation.services import USUAL, TargetConfig
 
 # float32 on the wire, and logarithms of another library.
 LOGPROB_TOLERANCE = 1e-4
@@ -46,6 +46,7 @@ class Wish:
     sampling: Sampling
     stopping: Stopping
     stop: tuple[str, ...]
+    config: TargetConfig = USUAL
 
 
 class Expected(ABC):
@@ -56,7 +57,8 @@ class Expected(ABC):
         self._script = script
         self._tokenizer = tokenizer
         self._hashed: tuple[tuple[int, ...], int] = (), 0
-        self._ends = frozenset(() if wish.stopping.ignore_eos else (EOS_ID,)) | wish.stopping.stop_ids
+        self._eos_ids = frozenset(() if wish.stopping.ignore_eos else wish.config.eos_ids)
+        self._ends = self._eos_ids | wish.stopping.stop_ids
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -64,6 +66,9 @@ class Expected(ABC):
 
     def __repr__(self) -> str:
         return f"[{self.wish.sampling.rule} from {self.prompt}]"
+
+    def decoded(self, tokens: Tokens) -> str:
+        return self._tokenizer.decode(list(tokens))
 
     @abstractmethod
     def decided(self, text: Tokens) -> bool:
@@ -124,22 +129,22 @@ class Expected(ABC):
         """Why a verifier ends the text there."""
         if len(text) == len(self.prompt):
             return None
-        if text[-1] == EOS_ID and not self.wish.stopping.ignore_eos:
+        if text[-1] in self._eos_ids:
             return FinishReason.EOS
         if text[-1] in self.wish.stopping.stop_ids:
             return FinishReason.STOP_ID
-        full = len(text) - len(self.prompt) >= self.wish.stopping.max_tokens or len(text) >= CONTEXT
+        full = len(text) - len(self.prompt) >= self.wish.stopping.max_tokens
         return FinishReason.LENGTH if full else None
 
     def _cut(self, tokens: Tokens, reason: FinishReason | None) -> End:
         """At the stop string that is completed first; of two completed by the same character, the longer."""
-        stops, decode = self.wish.stop, self._tokenizer.decode
-        whole = decode(list(tokens))
+        stops, decoded = self.wish.stop, self.decoded
+        whole = decoded(tokens)
         ends = [end for end in range(1, len(whole) + 1) if whole[:end].endswith(stops)] if stops else []
         if not ends:
             return tuple(tokens), whole, reason
         cut = min(ends[0] - len(stop) for stop in stops if whole[: ends[0]].endswith(stop))
-        count = next(n for n in range(1, len(tokens) + 1) if len(decode(list(tokens[:n]))) >= ends[0])
+        count = next(n for n in range(1, len(tokens) + 1) if len(decoded(tokens[:n])) >= ends[0])
         return tuple(tokens[:count]), whole[:cut], FinishReason.STOP_STRING
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from orchestrator.store import SessionRecord
 from specwire.core.limits import FinishReason
 from tests.simulation.expected import Expected, Wish, expected, is_prefix
 from tests.simulation.loop import SimLoop
-from tests.simulation.services import Model, Play
-from tests.simulation.store import Books
+from tests.simulation.services import Model, Play, TargetConfig
+from tests.simulation.store import SimStore
 
 # Seconds within which a session ends after its deadline or its cancellation: a lease, and some.
 ENDS_WITHIN = 6.0
@@ -22,11 +25,12 @@ class Facts:
 
     durable: the output that the log has held, by session; what it lost with its store may be decided again. ended: it,
     the reason and the text's length, once the log has them. texts: the longest that any verifier has had, by session.
-    ending: sessions that somebody has cancelled or deleted. deleted: those whose deletion was acknowledged. cancelled:
-    those whose cancellation was, and when. delay: seconds by which what has happened may hold up an end.
+    ending: sessions that somebody has cancelled or deleted. deleted, cancelled: those whose deletion or
+    cancellation was acknowledged, and when. delay: seconds by which what has happened may hold up an end, without
+    outages of the log. skew: by which clocks may be apart.
     """
 
-    def __init__(self, loop: SimLoop, play: Play, books: Books, delay: float) -> None:
+    def __init__(self, loop: SimLoop, play: Play, store: SimStore, delay: float, skew: float) -> None:
         self.found: list[str] = []
         self.records: dict[str, SessionRecord] = {}
         self.credits: dict[str, int] = {}
@@ -34,16 +38,17 @@ class Facts:
         self.ended: dict[str, tuple[tuple[int, ...], FinishReason, int]] = {}
         self.texts: dict[str, tuple[int, ...]] = {}
         self.ending: set[str] = set()
-        self.deleted: set[str] = set()
+        self.deleted: dict[str, float] = {}
         # Cancelled because nobody read them for as long as readers may be away.
         self.unread: set[str] = set()
         self.cancelled: dict[str, float] = {}
         self.checked = self.resumed = self.shared = self.queued = self.orphans = 0
         self.loop = loop
-        self.books = books
+        self.store = store
+        self.books = store.books
+        self.skew = skew
         self._delay = delay
         self.script = play.target
-        self.tokenizer = Model(self.script, 1, 1.0).tokenizer
         self.seen: dict[Any, Any] = {}
         self._expected: dict[Wish, Expected] = {}
 
@@ -66,12 +71,15 @@ class Facts:
     def of(self, wish: Wish) -> Expected:
         known = self._expected.get(wish)
         if known is None:
-            known = self._expected[wish] = expected(wish, self.script, self.tokenizer)
+            tokenizer = tokenizer_of(self.script.vocab, wish.config)
+            known = self._expected[wish] = expected(wish, self.script, tokenizer)
         return known
 
     def of_record(self, record: SessionRecord) -> Expected:
-        self.records.setdefault(record.session_id, record)
-        return self.of(Wish(record.prompt, record.sampling, record.stopping, record.stop))
+        """Of a session: it keeps what it began with, whatever its record says later."""
+        first = self.records.setdefault(record.session_id, record)
+        config = TargetConfig.of(first, self.script.vocab)
+        return self.of(Wish(first.prompt, first.sampling, first.stopping, first.stop, config))
 
     def of_session(self, session_id: str) -> Expected | None:
         record = self.records.get(session_id)
@@ -85,18 +93,19 @@ class Facts:
 
     def is_late(self, since: float) -> bool:
         """Whether what was due then should have happened, whatever has gone wrong."""
-        return self.loop.time() > since + ENDS_WITHIN + self._delay
-
-    def decoded(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens))
+        return self.loop.time() - self.store.down_for(since) > since + ENDS_WITHIN + self._delay
 
     def is_durable(self, session_id: str, tokens: Sequence[int]) -> bool:
         """Whether the log has held this output. After it was lost, other tokens may stand where nobody had seen any."""
         return self.books.losses > 0 or is_prefix(tokens, self.durable.get(session_id, ()))
 
     def told_cancelled(self, session_id: str) -> None:
-        """A cancellation was acknowledged. By an owner that dies afterwards it may be forgotten."""
-        self.cancelled[session_id] = self.loop.time()
+        """A cancellation was acknowledged."""
+        self.cancelled.setdefault(session_id, self.loop.time())
+
+    def told_deleted(self, session_id: str) -> None:
+        """A deletion was acknowledged."""
+        self.deleted.setdefault(session_id, self.loop.time())
 
     def end(self, session_id: str) -> None:
         """Somebody asks for the session's end."""
@@ -109,3 +118,8 @@ class Facts:
         others = (known for known in self.records if again or known != session_id)
         same = (known for known in others if self.records[known].tenant == record.tenant)
         return any(is_prefix(wanted, self.texts.get(each, ())) for each in same)
+
+
+@lru_cache(maxsize=8)
+def tokenizer_of(vocabulary: int, config: TargetConfig) -> Tokenizer:
+    return Model(Play(0, vocabulary=vocabulary).target, 1, 1.0, config).tokenizer

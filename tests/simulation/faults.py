@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop
 from tests.simulation.network import DETECTION, Line, Network
-from tests.simulation.parties import Party
-from tests.simulation.scenario import LINE_FAULTS, PARTY_FAULTS, Fault
+from tests.simulation.parties import Party, VerifierParty
+from tests.simulation.scenario import HOST_FAULTS, LINE_FAULTS, PARTY_FAULTS, Fault
 from tests.simulation.store import SimStore
 
 SLOWNESS = 6.0
 LOSSES = 0.3
 OUTAGE = 0.3
+# Seconds of the log that a replica lacks when it takes over.
+LAG = 0.4
 
 
 class Faults:
@@ -26,6 +29,7 @@ class Faults:
         loop: SimLoop,
         network: Network,
         store: SimStore,
+        clock: VirtualTime,
         parties: Mapping[str, Party],
         random: Random,
         vocabulary: int,
@@ -33,6 +37,7 @@ class Faults:
         self._loop = loop
         self._network = network
         self._store = store
+        self._clock = clock
         self._parties = parties
         self._random = random
         self._vocabulary = vocabulary
@@ -50,16 +55,18 @@ class Faults:
         for line in self._network.lines.values():
             line.stalled_until = line.closed_until = 0.0
             line.mangle = untouched
-        self._store.down_until = self._store.ack_lost = self._store.effect_lost = 0.0
+        self._store.recover()
 
     def _begin(self, fault: Fault) -> None:
         act = getattr(self, f"_{fault.kind}")
         if fault.kind in PARTY_FAULTS:
             act(self._parties[fault.target], fault.seconds)
+        elif fault.kind in HOST_FAULTS:
+            act(self._parties[fault.target], fault)
         elif fault.kind in LINE_FAULTS:
             act(self._line(fault.target), fault.seconds)
         else:
-            act(fault.seconds)
+            act(fault.to or fault.seconds)
 
     def _line(self, target: str) -> Line:
         one, other = target.split("-")[:2], target.split("-")[2:]
@@ -89,6 +96,26 @@ class Faults:
     def _start_again(self, party: Party) -> None:
         party.crash()
         party.start()
+
+    def _clock_set(self, party: Party, fault: Fault) -> None:
+        """Its host's clock is wrong by so much from then on."""
+        self._clock.off[party.name] = fault.seconds
+
+    def _log_cut(self, party: Party, fault: Fault) -> None:
+        """It does not reach the log, others do."""
+        self._store.cut_until[party.name] = self._loop.time() + fault.seconds
+
+    def _update(self, party: Party, fault: Fault) -> None:
+        """A verifier is stopped, and comes back with another configuration of the same weights."""
+        assert isinstance(party, VerifierParty)
+        party.config = fault.to
+        self._stop(party, fault.seconds)
+
+    def _swap(self, party: Party, fault: Fault) -> None:
+        """Likewise, and it is killed."""
+        assert isinstance(party, VerifierParty)
+        party.config = fault.to
+        self._crash(party, fault.seconds)
 
     # Lines
 
@@ -123,7 +150,32 @@ class Faults:
     # The log
 
     def _log_down(self, seconds: float) -> None:
-        self._store.down_until = self._loop.time() + seconds
+        self._store.fail(seconds)
+
+    def _log_clock_set(self, seconds: float) -> None:
+        self._store.off = seconds
+
+    def _log_full(self, seconds: float) -> None:
+        self._store.full_until = self._loop.time() + seconds
+
+    def _effects_late(self, seconds: float) -> None:
+        self._store.effect_late = LOSSES
+        self._after(seconds, setattr, self._store, "effect_late", 0.0)
+
+    def _log_failover(self, seconds: float) -> None:
+        """A replica takes over, which lacks the latest writes; its clock is wrong by so much."""
+        self._store.save()
+        self._after(LAG, self._fail_over, seconds)
+
+    def _fail_over(self, seconds: float) -> None:
+        self._store.off = seconds
+        self._lose_log("saved")
+
+    def _log_damaged(self, key: str) -> None:
+        """Of a running session's log a key is lost, or its record makes no sense."""
+        running = self._store.running
+        if running:
+            self._store.damage(self._random.choice(running), key)
 
     def _log_slow(self, seconds: float) -> None:
         usual, self._store.delay = self._store.delay, (0.05, 0.3)

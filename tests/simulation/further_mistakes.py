@@ -1,33 +1,41 @@
-"""More known mistakes: about stopping, tenants, turns, completions, options, rules, queues, orphans, deletion."""
+"""More known mistakes: about stopping, tenants, turns, completions, options, rules, queues, orphans, deletion, and
+about what is unequal, long, partial or hostile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator import completions, generating, repeats, replies, turns
+from orchestrator import completions, generating, models, placing, pool, repeats, replies, turns
 from orchestrator.access import Access
 from orchestrator.appender import Appender
 from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
+from orchestrator.models import Models
+from orchestrator.models import identity_of as of_a_session
 from orchestrator.ownership import Ownership
+from orchestrator.peers import VerifierPeer
 from orchestrator.restoring import Replay
 from orchestrator.sessions import Orchestrator
-from orchestrator.store import StoredSession
+from orchestrator.store import StoredSession, StoreError
 from orchestrator.store.memory import MemoryStore
 from orchestrator.sweeping import Sweeper
-from specwire.core import judging
+from specwire.core import judging, placement
 from specwire.core.admission import Waiting
 from specwire.core.effects import EmitEnd
 from specwire.core.history import History
 from specwire.core.limits import Ending, FinishReason
 from specwire.lm.choose import RowSampling
 from specwire.lm.noise import Key
+from specwire.rpc.model_info import Identity
 from specwire.v1 import generation_pb2 as pb
 from tests.simulation import occasions
 from tests.simulation.mistakes import Mistake
 from tests.simulation.patches import Patch, always_awaited, always_returning, with_awaited, with_result
+from tests.simulation.store import SimStore
 from verify_service import service, waiting
 from verify_service.slots import Slots
 
@@ -210,6 +218,100 @@ def deadline_forgotten_by_the_next_owner(patch: Patch) -> None:
     with_awaited(patch, MemoryStore, "claim", endless)
 
 
+# What is unequal, long, partial or hostile
+
+
+def unlike(patch: Patch, **same: Any) -> None:
+    """Parts of what makes models equal are not looked at: they are the same for all."""
+    of_a_verifier = Identity.of
+    patch.setattr(Identity, "of", staticmethod(lambda info: replace(of_a_verifier(info), **same)))
+    for module in (models, placing, pool):
+        patch.setattr(module, "identity_of", lambda record: replace(of_a_session(record), **same))
+
+
+def verifiers_compared_by_weights_alone(patch: Patch) -> None:
+    unlike(patch, tokenizer="", eos_ids=())
+
+
+def end_of_sequence_of_the_new_verifier(patch: Patch) -> None:
+    unlike(patch, eos_ids=())
+
+
+def context_of_the_new_verifier(patch: Patch) -> None:
+    patch.setattr(
+        placement, "_fits", lambda candidate, wish: candidate.up and candidate.fingerprint == wish.fingerprint
+    )
+
+
+def former_verifier_trusted(patch: Patch) -> None:
+    always_returning(patch, VerifierPeer, "serves", True)
+
+
+def text_made_by_the_latest_tokenizer(patch: Patch) -> None:
+    patch.setattr(Models, "tokenizer_of", lambda self, record: self.all()[-1].tokenizer)
+
+
+def cancellation_acknowledged_without_the_log(patch: Patch) -> None:
+    original: Any = Cancellations.ask
+
+    async def hasty(self: Cancellations, session_id: str, driven: Any = None) -> None:
+        if driven is None:
+            await original(self, session_id)
+            return
+        with suppress(StoreError):
+            await self._store.cancel(session_id)
+
+    patch.setattr(Cancellations, "ask", hasty)
+
+
+def promise_dropped_while_the_log_is_silent(patch: Patch) -> None:
+    async def impatient(self: Cancellations, session_id: str, promise: Any) -> None:
+        with suppress(StoreError):
+            await promise.say(session_id)
+
+    patch.setattr(Cancellations, "_repeat", impatient)
+
+
+def deletion_not_promised(patch: Patch) -> None:
+    async def brief(self: Cancellations, session_id: str, driven: Any = None) -> None:
+        await self._store.delete(session_id)
+
+    patch.setattr(Cancellations, "delete", brief)
+
+
+def cut_off_counted_by_attempts(patch: Patch) -> None:
+    """Whoever attempts something is awake, but what it has may be old."""
+    patch.setattr(Appender, "_may_be_forgotten", property(lambda self: False))
+
+
+def hidden_by_a_clock_set_back(patch: Patch) -> None:
+    patch.setattr(Appender, "_since", lambda self, moment: self._clock() - moment[1])
+
+
+def damaged_log_claimed(patch: Patch) -> None:
+    """As a script does that takes the fence before anybody has read the log."""
+    original = SimStore.check
+
+    def careless(self: SimStore, name: str, args: tuple[Any, ...]) -> None:
+        log = self.memory._logs.get(str(args[0])) if args else None
+        if name == "claim" and log is not None:
+            log.fence = self.memory._next_fence(log.fence)
+        original(self, name, args)
+
+    patch.setattr(SimStore, "check", careless)
+
+
+def session_begun_without_memory(patch: Patch) -> None:
+    """As a script does whose first write frees some."""
+    original = SimStore.check
+
+    def careless(self: SimStore, name: str, args: tuple[Any, ...]) -> None:
+        if name != "create":
+            original(self, name, args)
+
+    patch.setattr(SimStore, "check", careless)
+
+
 FURTHER_MISTAKES = [
     Mistake(emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", scenarios=occasions.told_to_stop),
     Mistake(
@@ -252,4 +354,32 @@ FURTHER_MISTAKES = [
         "goes on after its deadline",
         scenarios=occasions.passed_on_before_its_deadline,
     ),
+    Mistake(
+        verifiers_compared_by_weights_alone,
+        "cannot be|the log ends|a client reads",
+        scenarios=occasions.unequal_somehow,
+    ),
+    Mistake(
+        end_of_sequence_of_the_new_verifier, "decided what cannot be|the log ends", scenarios=occasions.unequal_ends
+    ),
+    Mistake(context_of_the_new_verifier, "the log ends|INVALID_ARGUMENT", scenarios=occasions.unequal_contexts),
+    Mistake(former_verifier_trusted, "decided what cannot be|the log ends", scenarios=occasions.swapped),
+    Mistake(
+        text_made_by_the_latest_tokenizer, "text, of tokens|a client reads", scenarios=occasions.unequal_tokenizers
+    ),
+    Mistake(
+        cancellation_acknowledged_without_the_log,
+        "it goes on, cancelled",
+        scenarios=occasions.cancelled_in_an_outage,
+    ),
+    Mistake(
+        promise_dropped_while_the_log_is_silent,
+        "it goes on, cancelled",
+        scenarios=occasions.cancelled_before_an_outage,
+    ),
+    Mistake(deletion_not_promised, "it goes on, deleted", scenarios=occasions.deleted_before_a_loss),
+    Mistake(cut_off_counted_by_attempts, "had ended runs again", scenarios=occasions.ended_elsewhere_and_forgotten),
+    Mistake(hidden_by_a_clock_set_back, "had ended runs again", scenarios=occasions.forgotten_by_a_clock),
+    Mistake(damaged_log_claimed, "was refused, and has changed", scenarios=occasions.damaged_and_taken),
+    Mistake(session_begun_without_memory, "that cannot be logged", scenarios=occasions.out_of_memory),
 ]

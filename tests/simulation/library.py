@@ -55,14 +55,15 @@ class LibraryClient:
         if heard.has(self._ask.cancel_after) and not heard.cancelled:
             heard.cancelled = True
             self._asking.facts.end(heard.session_id)
-            await client.cancel(heard.session_id, timeout=PATIENCE)
-            self._asking.facts.told_cancelled(heard.session_id)
+            with suppress(SpecwireError):
+                await client.cancel(heard.session_id, timeout=PATIENCE)
+                self._asking.facts.told_cancelled(heard.session_id)
         if heard.has(self._ask.delete_after) and not heard.deleted:
             heard.deleted = True
             self._asking.facts.end(heard.session_id)
             with suppress(SpecwireError):
                 await client.delete_session(heard.session_id, timeout=PATIENCE)
-                self._asking.facts.deleted.add(heard.session_id)
+                self._asking.facts.told_deleted(heard.session_id)
 
     def _take(self, event: Event) -> None:
         heard = self._heard

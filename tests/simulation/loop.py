@@ -21,6 +21,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WORLD = "world"
+# Unix time at the loop's 0, in seconds.
+EPOCH = 1000.0
 STRAND: ContextVar[str] = ContextVar("strand", default=WORLD)
 
 

@@ -208,3 +208,117 @@ def passed_on_before_its_deadline(seed: int) -> Scenario:
     asks = (first, replace(first, start=0.6, timeout=None, library=True))
     cut = Fault(1.1, "cut", "orchestrator-0-client")
     return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, faults=(cut,))
+
+
+# Of what is unequal, long, partial or hostile
+
+
+def unequal(seed: int, *others: str) -> Scenario:
+    """Two verifiers of the same weights; the one that has the sessions dies."""
+    configs = ("", others[seed % len(others)]) if seed % 2 else (others[seed % len(others)], "")
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 40 + 40 * number, request_id=f"{number}") for number in range(3))
+    deaths = tuple(Fault(1.2 + number, "crash", f"verifier-{number}", 30.0) for number in range(seed % 4 // 2, 2))
+    return Scenario(seed, verifiers=2, forward=0.05, configs=configs, versions=True, asks=asks, faults=deaths)
+
+
+def unequal_somehow(seed: int) -> Scenario:
+    return unequal(seed, "eos", "tokenizer")
+
+
+def unequal_ends(seed: int) -> Scenario:
+    return unequal(seed, "eos")
+
+
+def unequal_contexts(seed: int) -> Scenario:
+    return unequal(seed, "context")
+
+
+def unequal_tokenizers(seed: int) -> Scenario:
+    return unequal(seed, "tokenizer")
+
+
+def swapped(seed: int) -> Scenario:
+    """The verifier is back at once, and is another one."""
+    asks = tuple(Ask(0.5, 0, (number + 1, 4), 80, request_id=f"{number}") for number in range(3))
+    swap = Fault(1.0 + seed % 10 / 20, "swap", "verifier-0", 0.3, to="eos")
+    return Scenario(seed, forward=0.05, versions=True, asks=asks, faults=(swap,))
+
+
+def failed_over(seed: int) -> Scenario:
+    """Replicas take the log over whose clocks are behind. The second lacks a claim, of whose owner it does not hear."""
+    ask = Ask(0.5, 0, (3, 4), 100, request_id="a", drafting=2)
+    late = seed % 20 / 50
+    faults = (
+        Fault(0.6, "log_failover", "", -20.0),
+        Fault(1.5, "cut", "orchestrator-0-client"),
+        Fault(1.6 + late, "log_failover", "", -20.0),
+        Fault(1.95 + late, "log_cut", "orchestrator-1", 4.0),
+        Fault(2.1 + late, "cut", "orchestrator-1-client"),
+    )
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.1, asks=(ask,), faults=faults)
+
+
+def failed_over_without_the_claimer(seed: int) -> Scenario:
+    """The replica lacks a claim whose owner dies; the verifier knows its fence."""
+    ask = Ask(0.5, 0, (3, 4), 100, request_id="a", drafting=2)
+    late = seed % 20 / 50
+    faults = (
+        Fault(1.5, "cut", "orchestrator-0-client"),
+        Fault(1.6 + late, "log_failover", "", -20.0),
+        Fault(1.95 + late, "crash", "orchestrator-1", 1000.0),
+    )
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.1, asks=(ask,), faults=faults)
+
+
+def cancelled_before_an_outage(seed: int) -> Scenario:
+    """By a reader elsewhere. Before the session's owner hears of it the log loses it, and does not answer for long."""
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
+    at = 0.95 + seed % 20 / 40
+    faults = (Fault(at - 0.3, "log_behind", "", 0.31), Fault(at, "log_down", "", 25.0))
+    asks = (first, replace(first, start=0.7, at=1, cancel_after=2))
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, faults=faults)
+
+
+def deleted_before_a_loss(seed: int) -> Scenario:
+    """Likewise, and the log comes back empty at once."""
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
+    asks = (first, replace(first, start=0.7, at=1, delete_after=2))
+    lost = Fault(0.95 + seed % 20 / 40, "log_emptied")
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, faults=(lost,))
+
+
+def cancelled_in_an_outage(seed: int) -> Scenario:
+    """Of which the session's owner is tired at last; another reader comes back after it."""
+    first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2, cancel_after=3)
+    down = Fault(1.1 + seed % 20 / 50, "log_down", "", 34.0)
+    asks = (first, replace(first, start=0.7, at=1, cancel_after=None))
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, faults=(down,))
+
+
+def ended_elsewhere_and_forgotten(seed: int) -> Scenario:
+    """An owner does not reach the log while the session is claimed, ended and forgotten there."""
+    first = Ask(0.5, 0, (3, 4), 12, request_id="a", drafting=2)
+    cut = Fault(1.0 + seed % 20 / 25, "log_cut", "orchestrator-0", 24.0)
+    asks = (first, replace(first, start=0.7, at=1))
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=asks, retention=2.0, faults=(cut,))
+
+
+def forgotten_by_a_clock(seed: int) -> Scenario:
+    """Likewise, and its owner's clock is set back meanwhile."""
+    plain = ended_elsewhere_and_forgotten(seed)
+    back = Fault(plain.faults[0].start + 5.0, "clock_set", "orchestrator-0", -30.0)
+    return replace(plain, faults=(*plain.faults, back))
+
+
+def damaged_and_taken(seed: int) -> Scenario:
+    """Two sessions are followed elsewhere when their records are damaged; then their readers want them there."""
+    asks = [Ask(0.5, 0, (number + 1, 4), 60, request_id=f"{number}", drafting=2) for number in range(2)]
+    followed = [replace(ask, start=0.7, at=1) for ask in asks]
+    damage = [Fault(1.2 + number / 100, "log_damaged", to="record") for number in range(3)]
+    cut = Fault(1.25 + seed % 10 / 20, "cut", "orchestrator-0-client")
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, asks=(*asks, *followed), faults=(*damage, cut))
+
+
+def out_of_memory(seed: int) -> Scenario:
+    asks = tuple(Ask(0.5 + number / 4, 0, (number + 1, 4), 20) for number in range(4))
+    return Scenario(seed, asks=asks, faults=(Fault(0.7, "log_full", "", 3.0),))

@@ -23,7 +23,7 @@ from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop, in_strand
 from tests.simulation.network import DETECTION, Network, SimServer
-from tests.simulation.services import DrafterStrand, EngineStrand, Model, Play
+from tests.simulation.services import CONFIGS, DrafterStrand, EngineStrand, Model, Play
 from tests.simulation.store import SimStore
 from verify_service.server import RunningVerifier
 from verify_service.service import VerifyServicer
@@ -167,12 +167,13 @@ class Party(ABC):
 
 
 class VerifierParty(Party):
-    """kept: seconds for which it keeps what lost its link."""
+    """kept: seconds for which it keeps what lost its link. config: of CONFIGS, at its next start."""
 
     def __init__(
-        self, world: World, name: str, grace: float, hardware: Hardware, kept: float, patience: Patience
+        self, world: World, name: str, grace: float, hardware: Hardware, kept: float, patience: Patience, config: str
     ) -> None:
         super().__init__(world, name, grace)
+        self.config = config
         self._hardware, self._kept, self._patience = hardware, kept, patience
         self.strand: EngineStrand | None = None
         self._servicer: VerifyServicer | None = None
@@ -185,7 +186,7 @@ class VerifierParty(Party):
     async def _run(self) -> None:
         """As verify_service.server.start."""
         hardware = self._hardware
-        lm = Model(self.world.play.target, hardware.slots, hardware.seconds)
+        lm = Model(self.world.play.target, hardware.slots, hardware.seconds, CONFIGS[self.config])
         contexts = self.context("/engine"), self.context()
         worker: Any = EngineStrand(self.world.loop, lm, *contexts, self._kept, self._patience)
         self.strand = worker

@@ -102,7 +102,7 @@ def run(scenario: Scenario) -> Outcome:
     random = Random(scenario.seed + 1)
     network, store = Network(loop, random, scenario.delay), SimStore(loop, random)
     play = Play(scenario.seed, scenario.agree, scenario.vocabulary, scenario.spread)
-    with listening() as errors, simulated(loop, network, store, random) as clock:
+    with listening() as errors, simulated(loop, network, store, random, scenario.versions) as clock:
         simulation = Simulation(scenario, World(loop, network, clock, store, play), random)
         found = simulation.run(errors)
     facts, heard = simulation.facts, simulation.hearings
@@ -133,14 +133,15 @@ class Simulation:
         self.scenario = scenario
         self.loop = world.loop
         self.world = world
-        self.facts = Facts(world.loop, world.play, world.store.books, scenario.delays)
+        self.facts = Facts(world.loop, world.play, world.store, scenario.delays, scenario.skew)
         self.checks = Checks(self.facts, scenario.detach_grace)
         world.store.report = self.facts.report
         world.store.on_written = self.checks.readers.log_written
         self.clients = self._clients()
         self.hearings: list[Heard] = [heard for client in self.clients for heard in client.hearings]
         self.parties: dict[str, Party] = {name: self._party(name) for name in scenario.parties}
-        self.faults = Faults(world.loop, world.network, world.store, self.parties, random, scenario.vocabulary)
+        hosts = world.network, world.store, world.clock, self.parties
+        self.faults = Faults(world.loop, *hosts, random, scenario.vocabulary)
 
     def _clients(self) -> list[SimClient | LibraryClient]:
         """One for each ask, in their order."""
@@ -160,7 +161,8 @@ class Simulation:
         if role == "verifier":
             patience = Patience(scenario.queue, scenario.queue_wait * 1e6)
             hardware = Hardware(scenario.slots, scenario.forward, place)
-            party = VerifierParty(*common, hardware, KEPT, patience)
+            config = scenario.configs[int(number)] if scenario.configs else ""
+            party = VerifierParty(*common, hardware, KEPT, patience, config)
         elif role == "drafter":
             dials = self._orchestrators if int(number) >= scenario.drafters else ()
             token = DRAFTERS_TOKEN if scenario.tenants > 1 else ""
@@ -184,6 +186,8 @@ class Simulation:
             access=self._access(),
             buffer=scenario.buffer,
             detach_grace=scenario.detach_grace,
+            session_ttl=scenario.session_ttl,
+            retention=scenario.retention,
             plan=scenario.plan,
             drafters_per_session=scenario.drafters_per_session,
         )
@@ -236,9 +240,10 @@ class Simulation:
         if self.facts.found or not kept or not self.world.store.running:
             return []
         self.facts.orphans += len(self.world.store.running)
-        until = self.loop.time() + ORPHANED
+        seconds = ORPHANED + self.scenario.skew
+        until = self.loop.time() + seconds
         self.loop.call_at(until, lambda: None)
-        self.loop.run_until(lambda: not self.world.store.running or self.loop.time() >= until, ORPHANED + 1)
+        self.loop.run_until(lambda: not self.world.store.running or self.loop.time() >= until, seconds + 1)
         left = [] if self.world.store.books.losses else self.world.store.running
         return [f"session {session_id} runs for ever" for session_id in left]
 

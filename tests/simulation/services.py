@@ -6,6 +6,7 @@ Forwards take virtual time. The verifier's takes in commands before and after it
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -14,13 +15,15 @@ from random import Random
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
 
 from draft_service.commands import Command as DraftCommand
 from draft_service.sessions import Sessions
+from orchestrator.store import SessionRecord
 from specwire.core.costs import StepCosts
 from specwire.core.speed import ForwardTimes
 from specwire.lm import Feed
-from specwire.lm.scripted import SPREAD, Row, Script, ScriptedLM
+from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
@@ -66,11 +69,58 @@ class Play:
         return replace(self.target, agree=self.agree)
 
 
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """What decides a text or its end beside the weights. fused: the tokenizer puts no spaces between tokens."""
+
+    eos_ids: frozenset[int] = frozenset((EOS_ID,))
+    context: int = CONTEXT
+    fused: bool = False
+
+    @classmethod
+    def of(cls, record: SessionRecord, vocabulary: int) -> TargetConfig:
+        """What the session was begun with; its limit is its own, whatever the context."""
+        told = record.eos_ids, record.tokenizer_fingerprint == PLAIN_HASHES[vocabulary]
+        return USUAL if told == ((EOS_ID,), True) else cls(frozenset(told[0] or ()), fused=not told[1])
+
+
+USUAL = TargetConfig()
+# By what an operator has changed. The first token is said often, the context is shorter than many texts.
+CONFIGS = {
+    "": USUAL,
+    "eos": TargetConfig(eos_ids=frozenset((EOS_ID, 5))),
+    "context": TargetConfig(context=64),
+    "tokenizer": TargetConfig(fused=True),
+}
+
+
+class _PlainHashes(dict[int, str]):
+    """Of the usual tokenizer's text, by the vocabulary's size."""
+
+    def __missing__(self, vocabulary: int) -> str:
+        text = ScriptedLM(Script(0, vocab=vocabulary), 1).info.tokenizer_json
+        self[vocabulary] = hashlib.sha256(text).hexdigest()
+        return self[vocabulary]
+
+
+PLAIN_HASHES = _PlainHashes()
+
+
+@lru_cache(maxsize=8)
+def fused(tokenizer_json: bytes) -> bytes:
+    """The same tokens; decoded without spaces."""
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer.decoder = Fuse()
+    return str(tokenizer.to_str()).encode()
+
+
 class Model(ScriptedLM):
     """A forward of m rows takes `seconds` times 1 + (m - 1) / 16, times `slowness`; `elapse` is told of it."""
 
-    def __init__(self, played: Script, slots: int, seconds: float) -> None:
-        super().__init__(played, slots, CONTEXT)
+    def __init__(self, played: Script, slots: int, seconds: float, config: TargetConfig = USUAL) -> None:
+        super().__init__(played, slots, config.context)
+        text = fused(self.info.tokenizer_json) if config.fused else self.info.tokenizer_json
+        self.info = replace(self.info, eos_ids=tuple(sorted(config.eos_ids)), tokenizer_json=text)
         self.seconds = seconds
         self.slowness = 1.0
         self.spent = 0.0

@@ -23,7 +23,8 @@ PLAIN = Scenario(0)
 # What a scenario is, apart from its script.
 SETTINGS = (
     "verifiers", "drafters", "dialling", "orchestrators", "slots", "delay", "buffer", "shared_host", "plan", "tenants",
-    "queue", "queue_wait", "grace", "detach_grace", "drafters_per_session", "spread",
+    "queue", "queue_wait", "grace", "detach_grace", "drafters_per_session", "spread", "session_ttl", "retention",
+    "configs", "versions",
 )  # fmt: skip
 
 
@@ -98,7 +99,8 @@ def possible(scenario: Scenario) -> bool:
     """Whether all that the script names is there."""
     named = {fault.target for fault in scenario.faults if fault.target}
     tenants = {ask.tenant for ask in scenario.asks}
-    return named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
+    there = named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
+    return there and len(scenario.configs) in (0, scenario.verifiers)
 
 
 def check_and_shrink(scenario: Scenario) -> None:

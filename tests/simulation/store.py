@@ -1,7 +1,9 @@
 """The session log behind a line that fails: every orchestrator has its own view of one in-memory store.
 
-Whatever the store's methods are, each call takes time, and its effect and its acknowledgement may be lost apart.
-`Books` records, by itself, what was granted and acknowledged: the facts that the invariants are held against.
+Whatever the store's methods are, each call takes time. Its effect may be lost, or come after its caller has given up;
+its acknowledgement may be lost. Here is also what only Redis can suffer: a clock of its own, memory that is full, logs
+of which a key is gone or damaged. `Books` records, by itself, what was granted and acknowledged: the facts that the
+invariants are held against.
 """
 
 from __future__ import annotations
@@ -9,35 +11,52 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from orchestrator.store import StoredSession, StoreError, StoreUnavailable
+from orchestrator.store import LEASE_S, DamagedLog, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from tests.simulation.loop import SimLoop
+from tests.simulation.loop import EPOCH, WORLD, SimLoop, in_strand
 
 # What a call waits for when its answer does not come.
 ANSWER_TIMEOUT = 2.0
 WRITES = ("append", "finish")
+# What needs memory; a sign of life, an append of no tokens, needs none.
+GROWING = ("create", "recreate", "claim", "append", "finish", "cancel", "bind_request", "call_roll")
+# What reads a log.
+READS = ("read", "tail", "claim")
+NEED_RECORD = ("read", "claim")
+# Seconds of silence after which neither a session's owner nor a reader comes back.
+ORPHANED_AFTER = LEASE_S + 30.0
+# The part of a log that only those need who do not own it.
+RECORD = "record"
+# Seconds after which a late effect comes, beside those that its caller waits for its answer.
+LATEST = 15.0
 
 
 @dataclass
 class Books:
     """newest: fence by session, as far as the log can know.
 
-    acknowledged: length of the log that the owner (session, fence) was told of. claims, restored: how often. losses:
-    how often the store has come back without what it had.
+    ever: all that were granted. acknowledged: length of the log that the owner (session, fence) was told of. claims,
+    restored: how often. losses: how often the store has come back without what it had. alive: when a session's owner
+    last wrote. orphaned: those whose owner was silent, by the time that has really passed, until nobody waited for it.
     """
 
     newest: dict[str, int] = field(default_factory=dict)
+    ever: set[tuple[str, int]] = field(default_factory=set)
     acknowledged: dict[tuple[str, int], int] = field(default_factory=dict)
+    alive: dict[str, float] = field(default_factory=dict)
+    orphaned: set[str] = field(default_factory=set)
     claims: int = 0
     restored: int = 0
     losses: int = 0
 
     def granted(self, session_id: str, fence: int, length: int) -> None:
         self.newest[session_id] = max(fence, self.newest.get(session_id, 0))
+        self.ever.add((session_id, fence))
         self.told(session_id, fence, length)
 
     def known(self, session_id: str, fence: int | None) -> int:
@@ -52,22 +71,87 @@ class Books:
 
 
 class SimStore:
-    """The log itself. `down_until`: nothing is answered before. `ack_lost`, `effect_lost`: chances, by call."""
+    """The log itself. `down_until`: nothing is answered before. `cut_until`: nor, before, to that orchestrator.
+
+    `full_until`: nothing more fits before. `ack_lost`, `effect_lost`, `effect_late`: chances, by call. `off`:
+    seconds by which its clock is ahead. `damaged`: sessions of whose log a key is gone, or cannot be read, by its name.
+    """
 
     def __init__(self, loop: SimLoop, random: Random) -> None:
         self.loop = loop
         self.random = random
         self.report: Callable[[str], None] = lambda _: None
         self.on_written: Callable[[StoredSession], None] = lambda _: None
-        self.memory = MemoryStore(clock=lambda: 1.0 + loop.time())
+        self.off = 0.0
+        self.memory = MemoryStore(clock=lambda: EPOCH + loop.time() + self.off)
         self.books = Books()
         self.delay = (0.0001, 0.002)
-        self.down_until = 0.0
-        self.ack_lost = self.effect_lost = 0.0
+        self.down_until = self.full_until = 0.0
+        self.cut_until: dict[str, float] = {}
+        self.ack_lost = self.effect_lost = self.effect_late = 0.0
+        self.damaged: dict[str, str] = {}
+        self._outages: list[tuple[float, float]] = []
         self._saved = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
         return {name: copy.deepcopy(value) for name, value in vars(self.memory).items() if not callable(value)}
+
+    def fail(self, seconds: float) -> None:
+        """Answer nobody for so long."""
+        now = self.loop.time()
+        self.down_until = max(self.down_until, now + seconds)
+        self._outages.append((now, now + seconds))
+
+    def recover(self) -> None:
+        """Nothing goes wrong any more. Clocks, and what is damaged, stay as they are."""
+        now = self.loop.time()
+        self._outages = [(began, min(until, now)) for began, until in self._outages]
+        self.down_until = self.full_until = self.ack_lost = self.effect_lost = self.effect_late = 0.0
+        self.cut_until.clear()
+
+    def down_for(self, since: float) -> float:
+        """Seconds, of those since then, in which it answered nobody."""
+        total, reached = 0.0, since
+        for began, until in self._outages:
+            total += max(0.0, min(until, self.loop.time()) - max(began, reached))
+            reached = max(reached, until)
+        return total
+
+    def damage(self, session_id: str, key: str) -> None:
+        """Have it lose a key of the session: `meta`, `tokens` or `outcomes`; or have its RECORD make no sense."""
+        self.books.losses += 1
+        if key == "meta":  # what is left says nothing, and is overwritten
+            del self.memory._logs[session_id]
+            self.books.newest[session_id] = 0
+            return
+        self.damaged[session_id] = key
+        if key != RECORD:
+            self._clear(session_id)
+
+    def _clear(self, session_id: str) -> None:
+        """A log of which only a part is left, or that nobody can read, has a gap from its start for its owner."""
+        log = self.memory._held(session_id)
+        if log is not None:
+            log.tokens, log.outcomes, log.logprobs = [], [], []
+
+    def notice_damage(self, name: str, session_id: str) -> None:
+        """Whoever cannot read the record says so in the log."""
+        if name in NEED_RECORD and self.damaged.get(session_id) == RECORD:
+            self.damaged[session_id] = "damaged record"
+            self._clear(session_id)
+
+    def check(self, name: str, args: tuple[Any, ...]) -> None:
+        """Raises StoreError where Redis refuses what a log in memory would take."""
+        if self.full_until > self.loop.time() and name in GROWING and (name != "append" or args[3]):
+            raise StoreUnavailable("the session log refused: OOM command not allowed")
+        damage = self.damaged.get(subject_of(args))
+        needed = NEED_RECORD if damage == RECORD else READS
+        if damage and name in needed and self.memory._held(args[0]) is not None:
+            raise DamagedLog(f"session {args[0]}: its {damage} cannot be read")
+
+    def state_of(self, session_id: str) -> tuple[object, ...] | None:
+        log = self.memory._held(session_id)
+        return None if log is None else (log.fence, log.owner, len(log.tokens), log.reason, log.cancelled)
 
     def save(self) -> None:
         """What a restart that loses the latest writes comes back with."""
@@ -80,29 +164,38 @@ class SimStore:
         self.books.losses += 1
         state = copy.deepcopy(self._saved) if kept == "saved" else _empty(self._saved)
         vars(self.memory).update(state)
+        self.damaged.clear()
         logs = self.memory._logs
         self.books.newest = {key: logs[key].fence if key in logs else 0 for key in self.books.newest}
 
     @property
     def running(self) -> list[str]:
         """Sessions that have no end in the log."""
-        return [session_id for session_id, log in self.memory._logs.items() if log.reason is None]
+        held = {session_id: self.memory._held(session_id) for session_id in self.memory._logs}
+        return [key for key, log in held.items() if log is not None and log.reason is None and key not in self.damaged]
 
-    def view(self) -> StoreView:
-        return StoreView(self)
+    def view(self, party: str) -> StoreView:
+        return StoreView(self, party)
+
+
+def subject_of(args: tuple[Any, ...]) -> str:
+    """The session that a call is about, by its first argument; "" where that is something else."""
+    first = args[0] if args else ""
+    return first if isinstance(first, str) else getattr(first, "session_id", "")
 
 
 def _empty(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: type(value)() if isinstance(value, dict) else value for name, value in state.items()}
+    return {name: type(value)() if isinstance(value, dict | bytes) else value for name, value in state.items()}
 
 
 class StoreView:
-    """Implements SessionStore for one orchestrator, whatever methods that has."""
+    """Implements SessionStore for one orchestrator, `party`, whatever methods that has."""
 
     durability = "redis"  # as far as an orchestrator can tell: it outlives the process
 
-    def __init__(self, store: SimStore) -> None:
+    def __init__(self, store: SimStore, party: str) -> None:
         self._store = store
+        self._party = party
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store.memory, name)
@@ -121,6 +214,9 @@ class StoreView:
         store = self._store
         await self._travel()
         effect, answer = store.random.random() >= store.effect_lost, None
+        if store.effect_late and store.random.random() < store.effect_late:
+            effect = False
+            in_strand(store.loop, WORLD, self._perform_late(name, args, named))
         if effect:
             try:
                 answer = await self._perform(name, args, named)
@@ -139,30 +235,58 @@ class StoreView:
         """One way, at most as long as an answer is waited for."""
         store = self._store
         await asyncio.sleep(store.random.uniform(*store.delay))
-        outage = store.down_until - store.loop.time()
+        outage = max(store.down_until, store.cut_until.get(self._party, 0.0)) - store.loop.time()
         if outage > 0:
             await asyncio.sleep(min(outage, ANSWER_TIMEOUT))
         if outage > ANSWER_TIMEOUT:
             raise StoreUnavailable("the session log does not answer: timed out")
 
+    async def _perform_late(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """The server gets to it when its caller has long given up."""
+        await asyncio.sleep(ANSWER_TIMEOUT + self._store.random.uniform(0.0, LATEST))
+        with suppress(StoreError):
+            await self._perform(name, args, named)
+
     async def _perform(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What is refused has changed nothing."""
+        store, session_id = self._store, subject_of(args)
+        store.notice_damage(name, session_id)
+        before = store.state_of(session_id)
+        try:
+            store.check(name, args)
+            return await self._perform_whole(name, args, named)
+        except StoreError:
+            after = store.state_of(session_id)
+            if after != before:
+                store.report(f"{name} was refused, and has changed {before} to {after}")
+            raise
+
+    async def _perform_whole(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Only the newest fence writes, a fence is granted once, and what is not there is not claimed."""
-        store, books = self._store, self._store.books
+        store, books, session_id = self._store, self._store.books, subject_of(args)
         if name == "claim" and args[0] not in store.memory._logs:
             answer = await store.memory.claim(*args, **named)  # which is to refuse it
             store.report(f"{args[0]} was claimed, and has no log")
             return answer
         answer = await getattr(store.memory, name)(*args, **named)
+        if name == "delete" or (name == "recreate" and store.damaged.get(session_id) != RECORD):
+            store.damaged.pop(session_id, None)
         if name in WRITES and args[1] != books.newest.get(args[0]):
             store.report(f"{name} of {args[0]} under fence {args[1]}, the newest is {books.newest.get(args[0])}")
         if name == "create":
+            if store.full_until > store.loop.time():
+                store.report("a session was begun that cannot be logged")
             self._grant(args[0].session_id, answer, len(args[0].prompt))
         elif name == "claim":
+            if store.loop.time() - books.alive.get(session_id, 0.0) > ORPHANED_AFTER:
+                books.orphaned.add(session_id)
             self._grant(args[0], answer.fence, answer.length)
             books.claims += 1
         elif name == "recreate":
             books.restored += 1
             books.newest[args[0].session_id] = max(args[3], books.newest.get(args[0].session_id, 0))
+        if name in (*WRITES, "create", "claim", "recreate"):
+            books.alive[session_id] = store.loop.time()
         if name in WRITES or name == "recreate":
             log = await store.memory.read(args[0] if name in WRITES else args[0].session_id)
             if log is not None:
@@ -170,9 +294,10 @@ class StoreView:
         return answer
 
     def _grant(self, session_id: str, fence: int, length: int) -> None:
-        if fence <= self._store.books.newest.get(session_id, 0):
+        books = self._store.books
+        if fence <= books.newest.get(session_id, 0) or (session_id, fence) in books.ever:
             self._store.report(f"fence {fence} of {session_id} was granted before")
-        self._store.books.granted(session_id, fence, length)
+        books.granted(session_id, fence, length)
 
     def _record(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         """The acknowledgement is about to reach the caller."""
