@@ -12,7 +12,8 @@ who is missed, and looks into the log of each:
 
 To end it is to claim it: should its owner live after all, or two orchestrators find it at once, the newest fence wins,
 and the other one's say is void. A log that did not answer makes every owner silent, so nobody is missed before the log
-has answered for a lease, nor before this process has been awake for as long.
+has answered for a lease, nor before this process has been awake for as long. So does a clock of the log's that jumps:
+who seems to be silent is looked at again after a moment, in which an owner that lives says something.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ ROUND_S = CALLED_WITHIN_S / 3
 ROUND_LIMIT_S = 30.0
 # Seconds after which a session that was missed, and not ended, is told to somebody again.
 AGAIN_S = LEASE_S
+# Seconds in which an owner that lives gives a sign of life: one and a half renewals, and some.
+CONFIRM_S = 0.6 * LEASE_S
 # Sessions in one round: their logs are read whole.
 MOST_AT_ONCE = 32
 
@@ -144,20 +147,36 @@ class Sweeper:
     async def _look_for_missed(self, roll: str, driven: set[str]) -> None:
         if asyncio.get_running_loop().time() < self._quiet_until:
             return
-        for session_id in await self.store.missed(roll, AGAIN_S, MOST_AT_ONCE):
-            if session_id not in driven and await self._is_over(session_id):
+        missed = [each for each in await self.store.missed(roll, AGAIN_S, MOST_AT_ONCE) if each not in driven]
+        due = [session_id for session_id in missed if await self._is_due(roll, session_id)]
+        if due:
+            await asyncio.sleep(CONFIRM_S)
+        for session_id in due:
+            if await self._is_over(session_id):
                 await self.store.strike(roll, [session_id])
+
+    async def _is_due(self, roll: str, session_id: str) -> bool:
+        """Whether the session is to end now, by what the log says; one that is over is struck off."""
+        log = await self._running(session_id)
+        if log is None:
+            await self.store.strike(roll, [session_id])
+        return log is not None and self.due(log) is not None
 
     async def _is_over(self, session_id: str) -> bool:
         """Whether the session has ended by now, or is gone."""
-        try:
-            log = await self.store.read(session_id)
-        except (DeletedSession, DamagedLog):
-            return True
-        if log is None or log.reason is not None:
+        log = await self._running(session_id)
+        if log is None:
             return True
         reason = self.due(log)
         return reason is not None and await self._end(log, reason)
+
+    async def _running(self, session_id: str) -> StoredSession | None:
+        """Its log; None if it has ended, or nobody can read it."""
+        try:
+            log = await self.store.read(session_id)
+        except (DeletedSession, DamagedLog):
+            return None
+        return log if log is not None and log.reason is None else None
 
     def due(self, log: StoredSession) -> FinishReason | None:
         """How a session that runs in the log is to end now; None: its owner lives, or somebody may come for it."""

@@ -77,6 +77,11 @@ class Scene:
         return await self.log.missed("w", 0.0, 99)
 
 
+@pytest.fixture(autouse=True)
+def _confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "CONFIRM_S", 0.0)
+
+
 # Instants that stay on their side of now, however long after collection a test runs.
 PAST, FAR = 1.0, 1e11
 
@@ -137,6 +142,20 @@ async def test_who_ended_in_a_log_that_has_lost_it_is_not_struck_off() -> None:
     now.sweeper.note_end("w", "ours")
     assert await now.after(1.0) == []
     assert await now.after(1000.0) == [("ours", FinishReason.CANCELLED)]
+
+
+async def test_who_speaks_after_a_jump_of_the_log_s_clock_lives() -> None:
+    """By that clock its owner was silent for long; it is about to give its next sign of life."""
+
+    class Jumped(Log):
+        async def read(self, session_id: str) -> StoredSession | None:
+            found = await super().read(session_id)
+            await self.append(session_id, fence, 3, (), ())
+            return found
+
+    now = Scene(log=Jumped())
+    fence = await now.begun("lives")
+    assert await now.after(1000.0) == []
 
 
 async def test_who_cannot_be_ended_here_is_told_again() -> None:
