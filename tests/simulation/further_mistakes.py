@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator import completions, generating, models, placing, pool, repeats, replies, turns
+import grpc
+
+from orchestrator import completions, generating, models, ownership, placing, pool, repeats, replies, sweeping, turns
 from orchestrator.access import Access
 from orchestrator.appender import Appender
 from orchestrator.cancelling import Cancellations
@@ -301,6 +303,23 @@ def damaged_log_claimed(patch: Patch) -> None:
     patch.setattr(SimStore, "check", careless)
 
 
+def fences_by_the_log_s_clock_alone(patch: Patch) -> None:
+    always_returning(patch, ownership, "floor", 0)
+
+
+def stale_at_the_verifier_for_good(patch: Patch) -> None:
+    fences_by_the_log_s_clock_alone(patch)
+
+    def hopeless(self: SessionDriver, fence: int) -> None:
+        self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}")
+
+    patch.setattr(SessionDriver, "on_newer_fence", hopeless)
+
+
+def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
+    patch.setattr(sweeping, "CONFIRM_S", 0.0)
+
+
 def session_begun_without_memory(patch: Patch) -> None:
     """As a script does whose first write frees some."""
     original = SimStore.check
@@ -381,5 +400,12 @@ FURTHER_MISTAKES = [
     Mistake(cut_off_counted_by_attempts, "had ended runs again", scenarios=occasions.ended_elsewhere_and_forgotten),
     Mistake(hidden_by_a_clock_set_back, "had ended runs again", scenarios=occasions.forgotten_by_a_clock),
     Mistake(damaged_log_claimed, "was refused, and has changed", scenarios=occasions.damaged_and_taken),
+    Mistake(fences_by_the_log_s_clock_alone, "was granted before", scenarios=occasions.failed_over),
+    Mistake(stale_at_the_verifier_for_good, "superseded", scenarios=occasions.failed_over_without_the_claimer),
+    Mistake(
+        living_sessions_swept_after_a_jump_of_the_clock,
+        "cancelled by nobody",
+        scenarios=occasions.long_lived_and_a_jump,
+    ),
     Mistake(session_begun_without_memory, "that cannot be logged", scenarios=occasions.out_of_memory),
 ]

@@ -176,6 +176,12 @@ def long_lived(seed: int) -> Scenario:
     return Scenario(seed, orchestrators=2, drafters=0, forward=0.3, detach_grace=12.0, asks=asks)
 
 
+def long_lived_and_a_jump(seed: int) -> Scenario:
+    """By the log's clock every owner was silent for a minute."""
+    jump = Fault(12.0 + seed / 2, "log_clock_set", "", 60.0)
+    return replace(long_lived(seed), faults=(jump,))
+
+
 def cancelled_elsewhere(seed: int) -> Scenario:
     """By a reader at another orchestrator than the one that drives it."""
     first = Ask(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
