@@ -124,6 +124,22 @@ async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_n
     assert seen == plain(TARGET, PROMPT, LENGTH)
 
 
+async def test_a_damaged_log_is_taken_from_nobody(redis: RedisServer) -> None:
+    """Who asks for it is told, and its owner, which has everything, writes it again and goes on."""
+    async with pair(redis) as both:
+        started, events = await both.begin(10)
+        fence = await both.fence(started.session_id)
+        with Redis(unix_socket_path=str(redis.socket)) as raw:
+            raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await watched(both.other.address, session_id=started.session_id, take_over=True)
+        assert refused.value.code() is grpc.StatusCode.DATA_LOSS
+        await tokens_of(events)
+        assert await both.fence(started.session_id) == fence
+        seen, _, _ = await tokens_of(both.second.watch(started.session_id))
+    assert seen == plain(TARGET, PROMPT, LENGTH)
+
+
 async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's clock is behind: what it gives is the old fence and one more."""
     async with stack(SLOW_TARGET) as running:
