@@ -22,6 +22,9 @@ Watched = VerifierParty | DrafterParty | OrchestratorParty | SimClient | Library
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 # Seconds by which a timer may be late in a process that is slow.
 SLACK = 0.5
+# Seconds between two callbacks of an orchestrator that runs, and within which it knows that its log takes nothing.
+AWAKE = 2.0
+TOLD_WITHIN = 8.0
 
 
 class Checks:
@@ -68,6 +71,7 @@ class OrchestratorChecks:
         drivers = running.orchestrator.sessions
         if party.stopping:
             self._stopping(party)
+        self._readiness(party)
         for driver in list(drivers.values()):
             self._driver(party.process, driver)
 
@@ -85,6 +89,18 @@ class OrchestratorChecks:
         facts.require(begun <= known, "a session was begun by an orchestrator that stops")
         facts.require(running.orchestrator.unready is not None, "it is ready for sessions, and stops")
         facts.require(not party.serving, "health checks are told that it serves, and it stops")
+
+    def _readiness(self, party: OrchestratorParty) -> None:
+        """Soon after its log has ceased to take anything it is not ready. Who was stopped for a while knows nothing."""
+        facts, now, key = self._facts, self._facts.loop.time(), ("log", party.process)
+        since, last = facts.seen.get(key, (now, now))
+        known = facts.store.troubled(party.name) and now - last < AWAKE
+        facts.seen[key] = (since if known else now), now
+        late = known and now - since > TOLD_WITHIN
+        assert party.running is not None
+        facts.require(
+            not late or party.running.orchestrator.unready is not None, "it is ready, and its log takes nothing"
+        )
 
     def _driver(self, process: str, driver: SessionDriver) -> None:
         facts, session, output = self._facts, driver.session, driver.output

@@ -16,6 +16,7 @@ from orchestrator.access import Access
 from orchestrator.appender import Appender
 from orchestrator.cancelling import Cancellations
 from orchestrator.driver import SessionDriver
+from orchestrator.log_health import LogHealth
 from orchestrator.models import Models
 from orchestrator.models import identity_of as of_a_session
 from orchestrator.ownership import Ownership
@@ -320,6 +321,10 @@ def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
     patch.setattr(sweeping, "CONFIRM_S", 0.0)
 
 
+def ready_without_a_log(patch: Patch) -> None:
+    always_awaited(patch, LogHealth, "_note", None)
+
+
 def session_begun_without_memory(patch: Patch) -> None:
     """As a script does whose first write frees some."""
     original = SimStore.check
@@ -407,5 +412,6 @@ FURTHER_MISTAKES = [
         "cancelled by nobody",
         scenarios=occasions.long_lived_and_a_jump,
     ),
+    Mistake(ready_without_a_log, "it is ready, and its log", scenarios=occasions.cancelled_in_an_outage),
     Mistake(session_begun_without_memory, "that cannot be logged", scenarios=occasions.out_of_memory),
 ]

@@ -24,7 +24,7 @@ from tests.simulation.loop import EPOCH, WORLD, SimLoop, in_strand
 ANSWER_TIMEOUT = 2.0
 WRITES = ("append", "finish")
 # What needs memory; a sign of life, an append of no tokens, needs none.
-GROWING = ("create", "recreate", "claim", "append", "finish", "cancel", "bind_request", "call_roll")
+GROWING = ("create", "recreate", "claim", "append", "finish", "cancel", "bind_request", "call_roll", "missed", "ping")
 # What reads a log.
 READS = ("read", "tail", "claim")
 NEED_RECORD = ("read", "claim")
@@ -109,6 +109,10 @@ class SimStore:
         self.down_until = self.full_until = self.ack_lost = self.effect_lost = self.effect_late = 0.0
         self.cut_until.clear()
 
+    def troubled(self, party: str) -> bool:
+        """Whether it takes nothing now that this orchestrator would write."""
+        return max(self.down_until, self.full_until, self.cut_until.get(party, 0.0)) > self.loop.time()
+
     def down_for(self, since: float) -> float:
         """Seconds, of those since then, in which it answered nobody."""
         total, reached = 0.0, since
@@ -143,7 +147,7 @@ class SimStore:
     def check(self, name: str, args: tuple[Any, ...]) -> None:
         """Raises StoreError where Redis refuses what a log in memory would take."""
         if self.full_until > self.loop.time() and name in GROWING and (name != "append" or args[3]):
-            raise StoreUnavailable("the session log refused: OOM command not allowed")
+            raise StoreUnavailable("the session log takes no writes: Redis has no memory left", "OOM", refused=True)
         damage = self.damaged.get(subject_of(args))
         needed = NEED_RECORD if damage == RECORD else READS
         if damage and name in needed and self.memory._held(args[0]) is not None:
