@@ -93,11 +93,11 @@ def figures() -> str:
 def serving(owned: Parts, files: Files, log: str, figures: str) -> Service:
     """Give an orchestrator between a log, a verifier, a drafter that it dials and one that dials in."""
     peers = files.private("orchestrators", f"orchestrator {SERVING}\n")
-    verifier = owned.start("verify", TARGET, *files.listening(), "--api-keys", peers)
+    verifier = owned.start("verify", TARGET, "--patient", *files.listening(), "--api-keys", peers)
     near = owned.start("draft", DRAFT, *files.listening(), "--api-keys", peers)
     orchestrator = owned.start(
         "orchestrate",
-        *("--verifier", verifier.ready(), "--drafter", near.ready()),
+        *("--verifier", verifier.ready(), "--drafter", near.ready(), "--plan", "lockstep:3"),
         *files.listening(),
         *files.dialling("orchestrator", SERVING),
         *("--api-keys", files.private("clients", f"ada {ADA}\nbob {BOB}\n")),
