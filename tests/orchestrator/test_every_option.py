@@ -48,6 +48,7 @@ ALONE: dict[str, Options] = {
     "logprobs": Options(logprobs=3),
     "logprobs_of": Options(logprobs=VOCABULARY, logprobs_of="processed", top_k=4, repetition_penalty=1.2),
     "stop_ids": Options(stop_ids=[3, 8]),
+    "fit_context": Options(fit_context=True),
     "stop": Options(stop=["1 9", "2 9"]),
     "min_tokens": Options(min_tokens=9, stop_ids=[3, 8]),
     "max_tokens": Options(max_tokens=5),
@@ -166,8 +167,9 @@ async def test_each_option_alone(base: Options) -> None:
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
     of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority"}
-    assert not changed & of_speed
-    assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | (filters if base is GREEDY else set())
+    fits = {"fit_context"}  # LENGTH does
+    assert not changed & (of_speed | fits)
+    assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | fits | (filters if base is GREEDY else set())
 
 
 def test_no_option_is_left_out() -> None:
