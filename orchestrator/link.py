@@ -164,10 +164,11 @@ class Link(Generic[Request, Response]):
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._ask(channel)  # also sets the connection up, so that the second time measures the line
                     self._trips_us.clear()
-                    info = await self._gauged(channel)
                 call = self._connect(channel)
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await call.wait_for_connection()
+                    # As long as the stream lives it is this process that answers, and no predecessor at its address.
+                    info = await self._gauged(channel)
             except (grpc.RpcError, TimeoutError) as error:
                 return False, self._why(error)
             self.distrusted = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable
 
 import grpc
@@ -11,10 +12,11 @@ import pytest
 
 import verify_service.server
 from orchestrator.link import GAUGED, Link
-from orchestrator.peers import DrafterLink, VerifierPeer
+from orchestrator.peers import DrafterLink, VerifierPeer, verifier_link
+from orchestrator.tokenizers import Tokenizers
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +120,33 @@ async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_mom
     done, _ = await asyncio.wait({running}, timeout=5)
     assert done
     assert running.cancelled()
+
+
+async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:
+    """Another one may come to its address between the first answer and the stream: with other EOS ids, say."""
+    first = await verify_service.server.start(ModelServiceOptions(TARGET))
+    link = verifier_link(first.address, None, tokenizers=Tokenizers())
+    describe, later, asked = link._describe, [first], itertools.count(1)
+
+    async def ask(
+        channel: grpc.aio.Channel, request: common_pb2.GetModelInfoRequest
+    ) -> common_pb2.GetModelInfoResponse:
+        info = await describe(channel, request)
+        if next(asked) == 2:  # the last time that it is asked before the link is up
+            await first.stop()
+            options = ModelServiceOptions(f"{TARGET}:end=9", listen=first.address)
+            later.append(await verify_service.server.start(options))
+        return info
+
+    link._describe = ask
+    peer = VerifierPeer(link, lambda: None, lambda _: None)
+    running = asyncio.create_task(link.run(peer))
+    try:
+        async with asyncio.timeout(20.0):
+            while not (peer.up and peer.info is not None and list(peer.info.eos_ids) == [9]):  # noqa: ASYNC110 # nothing tells of it
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        for each in later:
+            await each.stop()
