@@ -11,7 +11,9 @@ from random import Random
 
 from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
+from orchestrator.store import SessionRecord
 from specwire.core.rules import Rule
+from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
 from tests.simulation.asking import Asking, tenant_name, token_of
 from tests.simulation.checks import Checks
@@ -128,6 +130,15 @@ def check(scenario: Scenario) -> Outcome:
     return outcome
 
 
+def _has_tokenizer(party: OrchestratorParty, record: SessionRecord) -> bool:
+    if party.running is None:
+        return False
+    try:
+        return party.running.orchestrator.pool.models.tokenizer_of(record) is not None
+    except StatusError:
+        return False
+
+
 class Simulation:
     def __init__(self, scenario: Scenario, world: World, random: Random) -> None:
         self.scenario = scenario
@@ -233,7 +244,8 @@ class Simulation:
     def _orphans(self) -> list[str]:
         """Nobody reads any more, and nothing goes wrong: whatever runs in the log comes to an end there.
 
-        In one that has lost an end it may run until it expires: its owner knows it to have ended.
+        In one that has lost an end it may run until it expires: its owner knows it to have ended. So may one whose
+        tokenizer nobody has any more: its end needs the text's length.
         """
         self.faults.end()
         kept = [party for party in self.parties.values() if isinstance(party, OrchestratorParty) and party.stays]
@@ -245,7 +257,9 @@ class Simulation:
         self.loop.call_at(until, lambda: None)
         self.loop.run_until(lambda: not self.world.store.running or self.loop.time() >= until, seconds + 1)
         left = [] if self.world.store.books.losses else self.world.store.running
-        return [f"session {session_id} runs for ever" for session_id in left]
+        records = {each: self.world.store.memory._logs[each].record for each in left}
+        ends = [each for each in left if any(_has_tokenizer(party, records[each]) for party in kept)]
+        return [f"session {session_id} runs for ever" for session_id in ends]
 
     def _end(self) -> list[str]:
         """Stop every party as SIGTERM does, who calls before who is called; what is left of it is a leak."""
