@@ -14,6 +14,8 @@ from tests.simulation.scenario import HARD_LOG_FAULTS, LOG_FAULTS, LOSING, Scena
 
 # Seconds for which sessions are kept at least where nobody has to fear that they are forgotten.
 KEPT = 600.0
+# Seconds of silence for which an owner does not give its session up.
+TIRED = 20.0
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE)
 
 
@@ -119,9 +121,13 @@ def is_foreign(scenario: Scenario, ask: Ask) -> bool:
 
 
 def memory_may_be_lost(scenario: Scenario, ask: Ask) -> bool:
-    """A log that is lost is written again by the session's owner, if that is there; one that has ended, by nobody."""
+    """A log that is lost is written again by the session's owner, if that is there, and has not given up by then; one
+    that has ended, by nobody.
+    """
     faults = any(fault.target.startswith("orchestrator") for fault in scenario.faults)
-    return scenario.orchestrators > 1 or faults or ask.follows is not None
+    silent = any(fault.kind == "log_down" and fault.seconds > TIRED for fault in scenario.faults)
+    full = any(fault.kind == "log_full" for fault in scenario.faults)
+    return scenario.orchestrators > 1 or faults or silent or full or ask.follows is not None
 
 
 def disturbs(kind: str, target: str) -> bool:
