@@ -21,7 +21,7 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from draft_service.choice import Row, draw
+from draft_service.choice import DraftRow, draw
 from specwire.core.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
@@ -102,7 +102,7 @@ class Pair:
         return Counted(form, rule, len(text) - len(prompt), forced, with_mask, without)
 
     def _guess(self, text: Sequence[int], sampling: Sampling, allowed: Mask | None) -> int:
-        ((token, _),) = draw(_logits(self.draft, text), [Row(len(text), sampling, False, None, allowed)])
+        ((token, _),) = draw(_logits(self.draft, text), [DraftRow(len(text), sampling, False, None, allowed)])
         return token
 
 

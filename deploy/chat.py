@@ -23,12 +23,12 @@ from deploy.options import StackError
 from deploy.own_stack import own_stack, stack_words
 from deploy.render import dim, painter, wants_colour
 from deploy.sampling_options import add_sampling_arguments, sampling_options
-from deploy.terminal import Tail, is_terminal
-from deploy.where import Where, add_where_arguments, explained, say_what_starts, where_of
+from deploy.terminal import ProvisionalTail, is_terminal
+from deploy.where import StackAddress, add_where_arguments, explained, say_what_starts, where_of
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import InvalidParameter
 from specwire.progress import LAST_LINE
@@ -93,7 +93,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 @contextmanager
-def _client(runner: asyncio.Runner, address: str, where: Where) -> Iterator[AsyncClient]:
+def _client(runner: asyncio.Runner, address: str, where: StackAddress) -> Iterator[AsyncClient]:
     async def opened() -> AsyncClient:
         return AsyncClient(address, tls=where.tls, token=where.token)
 
@@ -104,7 +104,7 @@ def _client(runner: asyncio.Runner, address: str, where: Where) -> Iterator[Asyn
         runner.run(client.close())
 
 
-async def _greeted(client: AsyncClient, address: str, where: Where, template: str, model: str) -> Style:
+async def _greeted(client: AsyncClient, address: str, where: StackAddress, template: str, model: str) -> Style:
     """How the model at `address` wants to see a conversation. Raises StackError."""
     try:
         return await _style(client, template, model)
@@ -137,7 +137,12 @@ class Chat:
     """One conversation at a time. The event loop runs while an answer comes, and rests at the prompt."""
 
     def __init__(
-        self, runner: asyncio.Runner, client: AsyncClient, conversation: Conversation, options: Options, timeout: float
+        self,
+        runner: asyncio.Runner,
+        client: AsyncClient,
+        conversation: Conversation,
+        options: RequestOptions,
+        timeout: float,
     ) -> None:
         self._runner = runner
         self._client = client
@@ -179,7 +184,7 @@ class Chat:
 
     async def _turn(self, text: str) -> None:
         turn = await self._conversation.turn(text)
-        answer = Answer(self._client, turn, self._options, self._timeout)
+        answer = Reply(self._client, turn, self._options, self._timeout)
         try:
             completion = await answer.run()
         except SpecwireError as error:
@@ -187,7 +192,7 @@ class Chat:
                 raise
             self._conversation.forget_session()
             turn = await self._conversation.turn(text)
-            answer = Answer(self._client, turn, self._options, self._timeout)
+            answer = Reply(self._client, turn, self._options, self._timeout)
             completion = await answer.run()
         self._conversation.answered(turn, text, answer.text, completion, answer.decoded)
         if completion is not None and completion.finish_reason is FinishReason.ERROR:
@@ -196,13 +201,13 @@ class Chat:
             LAST_LINE.say(dim(visible(summary(completion)), wants_colour() and sys.stderr.isatty()))
 
 
-class Answer:
+class Reply:
     """One answer, shown as it comes. The first SIGINT has the service end it, the second stops listening.
 
     decoded: code points of all tokens so far, those that are not shown included.
     """
 
-    def __init__(self, client: AsyncClient, turn: Turn, options: Options, timeout: float) -> None:
+    def __init__(self, client: AsyncClient, turn: Turn, options: RequestOptions, timeout: float) -> None:
         self._client = client
         self._turn = turn
         self._options = options
@@ -248,8 +253,8 @@ class Answer:
         consuming.cancel()
 
     async def _consume(self) -> None:
-        paint, tail = painter(), Tail()
-        options: Options = {**self._options, "parent": self._turn.parent}
+        paint, tail = painter(), ProvisionalTail()
+        options: RequestOptions = {**self._options, "parent": self._turn.parent}
         over = False
         try:
             events = self._client.generate(self._turn.prompt, timeout=self._timeout, **options)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
 from deploy.config_file import SettingInvalid
-from deploy.settings import Options
+from deploy.settings import CommandOptions
 from specwire.rpc.process import visible
 
 INTERRUPTED = 128 + 2
@@ -79,14 +79,14 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = chosen = Parser(prog="specwire", description="Speculative decoding over the wire.")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    options: Options | None = None
+    options: CommandOptions | None = None
     for command in COMMANDS:
         one = commands.add_parser(command.name, help=command.help, description=command.help.capitalize() + ".")
         if command.name == wanted:
             chosen, module = one, command.load()
             module.add_arguments(chosen)
             chosen.set_defaults(run=module.run)
-            options = Options(command.name, chosen) if command.configurable else None
+            options = CommandOptions(command.name, chosen) if command.configurable else None
     args, unknown = parser.parse_known_args(words)
     if unknown:
         chosen.refuse(unknown)

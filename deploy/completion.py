@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deploy.commands import COMMANDS, Command
-from deploy.settings import Options, told
+from deploy.settings import CommandOptions, told
 
 BASH = """\
 # Bash completion of specwire: source this file, or put it into ~/.local/share/bash-completion/completions/specwire
@@ -91,7 +91,7 @@ def described(command: Command) -> Completed:
     parser = argparse.ArgumentParser(prog=f"specwire {command.name}")
     command.load().add_arguments(parser)
     if command.configurable:
-        Options(command.name, parser)
+        CommandOptions(command.name, parser)
     actions = list(_actions(parser))
     flags = tuple(_flag(action, parser.prog) for action in actions if action.option_strings)
     words = [word for action in actions if not action.option_strings for word in action.choices or ()]

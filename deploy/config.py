@@ -9,7 +9,7 @@ from deploy.cli import Parser
 from deploy.commands import CONFIGURABLE
 from deploy.config_file import SettingInvalid
 from deploy.render import dim, wants_colour
-from deploy.settings import DEFAULT, Options, Setting
+from deploy.settings import DEFAULT, CommandOptions, Setting
 from orchestrator.store.opening import without_password
 from specwire.rpc.process import say
 
@@ -43,7 +43,7 @@ def settings_of(command: str, words: list[str]) -> list[Setting]:
     """The options in force were `specwire COMMAND WORDS` to be run. Raises SettingInvalid; wrong words end with 2."""
     parser = Parser(prog=f"specwire {command}")
     CONFIGURABLE[command].load().add_arguments(parser)
-    options = Options(command, parser)
+    options = CommandOptions(command, parser)
     given, unknown = parser.parse_known_args(words)
     if unknown:
         parser.refuse(unknown)

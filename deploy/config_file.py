@@ -26,7 +26,7 @@ class SettingInvalid(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ConfigEntry:
     """An option as the file gives it: one text or several. `place` is file and line, for people."""
 
     values: tuple[str, ...]
@@ -34,7 +34,7 @@ class Entry:
     place: str
 
 
-Sections = dict[str, dict[str, Entry]]
+Sections = dict[str, dict[str, ConfigEntry]]
 
 
 def read_config(file: str, known: Iterable[str]) -> Sections:
@@ -77,7 +77,7 @@ def _root(file: str) -> yaml.Node | None:
     return root
 
 
-def _entries(file: str, section: str, node: yaml.Node, place: str) -> Iterator[tuple[str, Entry]]:
+def _entries(file: str, section: str, node: yaml.Node, place: str) -> Iterator[tuple[str, ConfigEntry]]:
     if _is_null(node):
         return
     for name, value, here in _pairs(file, f"options in the section {section}", node, place):
@@ -85,11 +85,11 @@ def _entries(file: str, section: str, node: yaml.Node, place: str) -> Iterator[t
             yield name.replace("_", "-"), _entry(name, value, here)
 
 
-def _entry(name: str, node: yaml.Node, place: str) -> Entry:
+def _entry(name: str, node: yaml.Node, place: str) -> ConfigEntry:
     if isinstance(node, yaml.ScalarNode):
-        return Entry((_text(name, node, place),), False, place)
+        return ConfigEntry((_text(name, node, place),), False, place)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
-        return Entry(tuple(_text(name, each, place) for each in node.value), True, place)
+        return ConfigEntry(tuple(_text(name, each, place) for each in node.value), True, place)
     raise SettingInvalid(f"{place}: {name} must be one value, or a list of values")
 
 

@@ -16,8 +16,8 @@ from deploy.options import StackError
 from deploy.render import Painter, number, painter
 from deploy.sampling_options import add_sampling_arguments, sampling_options
 from deploy.starting import start_shown
-from deploy.terminal import Tail, is_terminal
-from deploy.where import Where, add_where_arguments, explained, say_what_starts, where_of
+from deploy.terminal import ProvisionalTail, is_terminal
+from deploy.where import StackAddress, add_where_arguments, explained, say_what_starts, where_of
 from specwire.client import (
     AsyncClient,
     Chunk,
@@ -30,7 +30,7 @@ from specwire.client import (
     Started,
 )
 from specwire.client.events import Gathering
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from specwire.core.logprobs import finite
 from specwire.core.sampling import InvalidParameter
@@ -42,14 +42,14 @@ STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerateCall:
     """What to complete, where, and how to show it."""
 
     prompt: str
-    options: Options
+    options: RequestOptions
     n: int
     timeout: float
-    where: Where
+    where: StackAddress
     as_json: bool
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return run_owned("generate", lambda folder: _generate(request, folder))
 
 
-def request_of(args: argparse.Namespace) -> Request:
+def request_of(args: argparse.Namespace) -> GenerateCall:
     """Return what the command line asks for; InvalidParameter names what is wrong."""
     options = sampling_options(args)
     check_timeout(args.timeout)
@@ -84,7 +84,7 @@ def request_of(args: argparse.Namespace) -> Request:
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
     options["provisional"] = args.provisional and not args.json and is_terminal()
     options["model"] = args.model
-    return Request(_prompt(args), options, args.n, args.timeout, where, args.json)
+    return GenerateCall(_prompt(args), options, args.n, args.timeout, where, args.json)
 
 
 def check_timeout(seconds: float) -> None:
@@ -114,7 +114,7 @@ def _read(name: str) -> str:
         raise InvalidParameter("prompt_file", f"{name} is not UTF-8 at byte {error.start}") from None
 
 
-async def _generate(request: Request, folder: Path) -> int:
+async def _generate(request: GenerateCall, folder: Path) -> int:
     LAST_LINE.quiet = request.as_json
     async with (
         _address(request.where, folder) as address,
@@ -135,7 +135,7 @@ async def _generate(request: Request, folder: Path) -> int:
     return 0
 
 
-async def _complete(client: AsyncClient, request: Request) -> list[Completion]:
+async def _complete(client: AsyncClient, request: GenerateCall) -> list[Completion]:
     """One is shown as it comes; several are, one after the other, once all are there."""
     if request.n == 1:
         return [await _stream(client, request)]
@@ -152,7 +152,7 @@ def _echoed(prompt: PromptEcho | None) -> str:
 
 
 @asynccontextmanager
-async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
+async def _address(where: StackAddress, folder: Path) -> AsyncIterator[str]:
     """The running stack's address, or that of one that lives as long as the context."""
     if where.address is not None:
         yield where.address
@@ -165,9 +165,9 @@ async def _address(where: Where, folder: Path) -> AsyncIterator[str]:
         await running.stop()
 
 
-async def _stream(client: AsyncClient, request: Request) -> Completion:
+async def _stream(client: AsyncClient, request: GenerateCall) -> Completion:
     """Show the text as it comes, unless the whole is wanted as JSON."""
-    paint, tail, gathering = painter(), Tail(), Gathering()
+    paint, tail, gathering = painter(), ProvisionalTail(), Gathering()
     try:
         async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
             async for event in events:
@@ -179,7 +179,7 @@ async def _stream(client: AsyncClient, request: Request) -> Completion:
     return gathering.completion()
 
 
-def shown(event: Event, painter: Painter, tail: Tail) -> str:
+def shown(event: Event, painter: Painter, tail: ProvisionalTail) -> str:
     """Return what an event makes a terminal, or a file, get."""
     match event:
         case Started():

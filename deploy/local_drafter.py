@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from draft_service.reception import ModelDrafter, OrchestratorLink, Reception
+from draft_service.reception import DraftReception, ModelDrafter, OrchestratorLink
 from orchestrator.peers import DrafterPeer
 from orchestrator.pool import StartError
 from orchestrator.sessions import Orchestrator
@@ -20,7 +20,7 @@ class LocalDrafter:
 
     address = "the drafter in this process"
 
-    def __init__(self, drafter: ModelDrafter, reception: Reception) -> None:
+    def __init__(self, drafter: ModelDrafter, reception: DraftReception) -> None:
         self._drafter = drafter
         self._reception = reception
         self._loop = asyncio.get_running_loop()

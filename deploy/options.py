@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 
 import demo_pair
-from deploy.speculative import FIELD as SPECULATIVE
+from deploy.speculative import SPECULATIVE as SPECULATIVE
 from deploy.speculative import Speculative, speculative_of
 from orchestrator.access import Access
 from orchestrator.keeping import RETENTION_S, add_log_arguments

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import draft_service.server
 import verify_service.server
-from deploy.service_thread import Outcome, ServiceThread, Start
+from deploy.service_thread import ServiceThread, Start, ThreadOutcome
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.telemetry.options import inherited
 
@@ -22,7 +22,7 @@ class ServiceActor:
         inherited().start(type(self).__name__.lower())
         self._service = ServiceThread(start, options, address_file)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ThreadOutcome:
         """Wait for the start."""
         return self._service.outcome()
 
@@ -31,18 +31,18 @@ class ServiceActor:
         self._service.stop()
 
 
-class Verifier(ServiceActor):
+class VerifierActor(ServiceActor):
     """The target model's service."""
 
     def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
         super().__init__(verify_service.server.start, options, address_file)
 
 
-class Drafter(ServiceActor):
+class DrafterActor(ServiceActor):
     """A draft model's service."""
 
     def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
         super().__init__(draft_service.server.start, options, address_file)
 
 
-ACTORS: dict[str, type[Verifier] | type[Drafter]] = {"verifier": Verifier, "drafter": Drafter}
+ACTORS: dict[str, type[VerifierActor] | type[DrafterActor]] = {"verifier": VerifierActor, "drafter": DrafterActor}

@@ -22,7 +22,7 @@ from deploy.options import StackError, kind_of
 from deploy.processes import end_descendants
 from deploy.ray_actors import ACTORS
 from deploy.ray_messages import RayAnswer, RayOrder
-from deploy.service_thread import Outcome
+from deploy.service_thread import ThreadOutcome
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.process import one_line
 
@@ -43,7 +43,7 @@ Say = Callable[[RayAnswer], None]
 class RemoteOutcome(Protocol):
     """ServiceActor.outcome as it is called from here."""
 
-    def remote(self) -> ray.ObjectRef[Outcome]: ...
+    def remote(self) -> ray.ObjectRef[ThreadOutcome]: ...
 
 
 class RemoteStop(Protocol):
@@ -127,7 +127,7 @@ def _addresses(actors: dict[str, Handle], limit: float, say: Say) -> dict[str, s
     return addresses
 
 
-def _address(role: str, reference: ray.ObjectRef[Outcome]) -> str:
+def _address(role: str, reference: ray.ObjectRef[ThreadOutcome]) -> str:
     try:
         outcome = ray.get(reference)
     except RayActorError as error:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from specwire.client.requests import MOST_COMPLETIONS, Options
+from specwire.client.requests import MOST_COMPLETIONS, RequestOptions
 from specwire.core.admission import check_priority
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import Stopping, check_constraint
@@ -82,10 +82,10 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add("--echo", action="store_true", help="show the prompt, too")
 
 
-def sampling_options(args: argparse.Namespace) -> Options:
+def sampling_options(args: argparse.Namespace) -> RequestOptions:
     """What the command line asks for; InvalidParameter names what is wrong."""
     _check(args)
-    return Options(
+    return RequestOptions(
         max_tokens=_max_tokens(args),
         fit_context=args.max_tokens is None,
         min_tokens=args.min_tokens,
@@ -114,14 +114,14 @@ def _max_tokens(args: argparse.Namespace) -> int:
     return int(args.default_max_tokens if args.max_tokens is None else args.max_tokens)
 
 
-def _form(args: argparse.Namespace) -> Options:
+def _form(args: argparse.Namespace) -> RequestOptions:
     """What form the output must have; none where nothing is asked for."""
     if args.json_schema is not None:
         given = args.json_schema.strip()
-        return Options(json_schema=given if given.startswith("{") else _read("json_schema", given))
+        return RequestOptions(json_schema=given if given.startswith("{") else _read("json_schema", given))
     if args.grammar is not None:
-        return Options(grammar=_read("grammar", args.grammar))
-    return Options(regex=args.regex) if args.regex is not None else Options(choices=args.choice)
+        return RequestOptions(grammar=_read("grammar", args.grammar))
+    return RequestOptions(regex=args.regex) if args.regex is not None else RequestOptions(choices=args.choice)
 
 
 def _constraint(args: argparse.Namespace) -> Constraint | None:

@@ -21,7 +21,7 @@ STOP_GRACE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ThreadOutcome:
     """How a start went: the address, or an error in one sentence."""
 
     address: str = ""
@@ -39,12 +39,12 @@ class ServiceThread:
         self._start = start
         self._options = options
         self._address_file = address_file
-        self._outcome: Future[Outcome] = Future()
+        self._outcome: Future[ThreadOutcome] = Future()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="service", daemon=True)
         self._thread.start()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ThreadOutcome:
         """Wait for the start."""
         return self._outcome.result()
 
@@ -60,10 +60,10 @@ class ServiceThread:
         except Exception as error:  # told to whoever asks for the outcome
             if succeeds:
                 os._exit(1)
-            self._outcome.set_result(Outcome(error=one_line(error)))
+            self._outcome.set_result(ThreadOutcome(error=one_line(error)))
             return
         self._address_file.write_text(running.address)
-        self._outcome.set_result(Outcome(address=running.address))
+        self._outcome.set_result(ThreadOutcome(address=running.address))
         await self._run(running)
 
     async def _succeed(self) -> Running:

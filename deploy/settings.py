@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.commands import CONFIGURABLE
-from deploy.config_file import Entry, Sections, SettingInvalid, meant, read_config
+from deploy.config_file import ConfigEntry, Sections, SettingInvalid, meant, read_config
 
 FILE_VARIABLE = "SPECWIRE_CONFIG"
 PREFIX = "SPECWIRE_"
@@ -33,7 +33,7 @@ class Setting:
     origin: str = DEFAULT
 
 
-class Options:
+class CommandOptions:
     """What a parser takes, with which values from elsewhere. Its own defaults are put aside: see `complete`."""
 
     def __init__(self, command: str, parser: argparse.ArgumentParser) -> None:
@@ -99,20 +99,20 @@ class Options:
             variable = PREFIX + name.replace("-", "_").upper()
             if text := environment.get(variable):
                 parts = tuple(text.split(",")) if _takes_several(action) else (text,)
-                found[name] = self._setting(name, Entry(parts, len(parts) > 1, f"${variable}"))
+                found[name] = self._setting(name, ConfigEntry(parts, len(parts) > 1, f"${variable}"))
         return found
 
     def _of_file(self, sections: Sections) -> dict[str, Setting]:
         return {name: self._checked(name, entry) for name, entry in sections.get(self._command, {}).items()}
 
-    def _checked(self, name: str, entry: Entry) -> Setting:
+    def _checked(self, name: str, entry: ConfigEntry) -> Setting:
         if name not in self._actions:
             raise SettingInvalid(
                 f"{entry.place}: specwire {self._command} has no option {name!r}{meant(name, self._actions)}"
             )
         return self._setting(name, entry)
 
-    def _setting(self, name: str, entry: Entry) -> Setting:
+    def _setting(self, name: str, entry: ConfigEntry) -> Setting:
         action = self._actions[name]
         if entry.several and not _takes_several(action):
             raise SettingInvalid(f"{entry.place}: {name} must be one value, not {len(entry.values)}")

@@ -9,7 +9,7 @@ import sys
 
 from specwire.core.plan import InvalidPlan
 from specwire.sim import Cell, InvalidCell, best_textbook, optimum, parse_policy, simulate
-from specwire.sim.fleet import Fleet, simulate_fleet
+from specwire.sim.fleet import SimFleet, simulate_fleet
 from specwire.sim.policy import Policy
 
 Row = dict[str, str | float]
@@ -127,7 +127,7 @@ def _one(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:
 
 
 def _pool(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:
-    fleet = Fleet(
+    fleet = SimFleet(
         sessions=args.sessions,
         verifiers=args.verifiers,
         drafters=args.drafters,
@@ -149,7 +149,7 @@ def _pool(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:
     return [_pool_row(policy, fleet) for policy in policies]
 
 
-def _pool_row(policy: Policy, fleet: Fleet) -> Row:
+def _pool_row(policy: Policy, fleet: SimFleet) -> Row:
     result = simulate_fleet(fleet, policy)
     first, token = result.first_us, result.per_token_us
     return {

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from specwire.core.plan import InvalidPlan, parse_plan
 from specwire.core.sampling import InvalidParameter
 
-FIELD = "speculative-config"
+SPECULATIVE = "speculative-config"
 DRAFT_MODEL, NGRAM = "draft_model", "ngram"
 KNOWN = ("method", "model", "num_speculative_tokens", "num_assistant_tokens", "assistant_confidence_threshold")
 # Fields of others that mean something here, and how to say it.
@@ -94,11 +94,11 @@ def _fields(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise InvalidParameter(FIELD, f"must be a JSON object, not {text!r}: {error}") from None
+        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}: {error}") from None
     except RecursionError:
-        raise InvalidParameter(FIELD, "is nested too deeply") from None
+        raise InvalidParameter(SPECULATIVE, "is nested too deeply") from None
     if not isinstance(fields, dict):
-        raise InvalidParameter(FIELD, f"must be a JSON object, not {text!r}")
+        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}")
     for name in fields:
         if name in ELSEWHERE:
             _refuse(name, f"is not taken: {ELSEWHERE[name]}")
@@ -124,4 +124,4 @@ def _count(fields: dict[str, Any]) -> int | None:
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    raise InvalidParameter(FIELD, f"{name} {why}")
+    raise InvalidParameter(SPECULATIVE, f"{name} {why}")

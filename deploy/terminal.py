@@ -63,7 +63,7 @@ def cells_of(character: str) -> int:
     return 2 if east_asian_width(character) in "WF" else 1
 
 
-class Tail:
+class ProvisionalTail:
     """What to write so that the newest provisional text stands behind the decided text. Begins at column 0.
 
     Invariant: the cursor is where `_shown`, written from column `_column` on, ends; `_rows` rows below that start.

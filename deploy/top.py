@@ -41,7 +41,7 @@ GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TopRequest:
     """Whom to ask, and how."""
 
     address: str
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TopLook:
     """A status, and when it came by this process's clock in seconds."""
 
     status: pb.GetStatusResponse
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def request_of(args: argparse.Namespace) -> Request:
+def request_of(args: argparse.Namespace) -> TopRequest:
     """InvalidParameter names what is wrong."""
     tls = client_tls(args)
     address = args.address or os.environ.get(ADDRESS_VARIABLE) or found_address(tls) or DEFAULT_LISTEN
@@ -95,10 +95,10 @@ def request_of(args: argparse.Namespace) -> Request:
     if not LEAST_S <= args.interval <= MOST_S:
         raise InvalidParameter("interval", f"must be from {LEAST_S:g} to {MOST_S:g} seconds, not {args.interval:g}")
     once = args.once or not (args.json or terminal.is_terminal())
-    return Request(address, tls, read_token(args, os.environ), args.interval, once, args.json)
+    return TopRequest(address, tls, read_token(args, os.environ), args.interval, once, args.json)
 
 
-async def _watch(request: Request) -> int:
+async def _watch(request: TopRequest) -> int:
     """Until a signal, or once. A look that fails later on is told, and the next one is waited for."""
     async with open_channel(request.address, request.tls, request.token) as channel:
         try:
@@ -119,8 +119,8 @@ async def _watch(request: Request) -> int:
     return 0
 
 
-async def _repeat(channel: grpc.aio.Channel, request: Request, seen: Seen, stop: asyncio.Event) -> None:
-    before: Seen | None = None
+async def _repeat(channel: grpc.aio.Channel, request: TopRequest, seen: TopLook, stop: asyncio.Event) -> None:
+    before: TopLook | None = None
     trouble = ""
     while not stop.is_set():
         if not trouble or not request.as_json:
@@ -135,18 +135,18 @@ async def _repeat(channel: grpc.aio.Channel, request: Request, seen: Seen, stop:
                 trouble = error.message
 
 
-async def _look(channel: grpc.aio.Channel, request: Request) -> Seen:
+async def _look(channel: grpc.aio.Channel, request: TopRequest) -> TopLook:
     """Raises SpecwireError."""
     stub = status_pb2_grpc.StatusServiceStub(channel)
     try:
-        return Seen(await stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S), time.monotonic())
+        return TopLook(await stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S), time.monotonic())
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise SpecwireError(error.code(), NOT_OFFERED) from None
         raise from_rpc(error, request.address, tls=request.tls is not None) from None
 
 
-def _print(request: Request, seen: Seen, before: Seen | None, trouble: str = "") -> None:
+def _print(request: TopRequest, seen: TopLook, before: TopLook | None, trouble: str = "") -> None:
     if request.as_json:
         print(json.dumps(as_object(seen, before), allow_nan=False), flush=True)
         return
@@ -160,7 +160,7 @@ def _print(request: Request, seen: Seen, before: Seen | None, trouble: str = "")
     sys.stdout.flush()
 
 
-def rate(seen: Seen, before: Seen | None) -> float:
+def rate(seen: TopLook, before: TopLook | None) -> float:
     """Tokens per second of all sessions: between two looks, or else over the life of those that are writing."""
     if before is not None and seen.at > before.at and seen.status.tokens >= before.status.tokens:
         return (seen.status.tokens - before.status.tokens) / (seen.at - before.at)
@@ -177,7 +177,7 @@ def share(accepted: int, tested: int) -> float | None:
     return accepted / tested if tested else None
 
 
-def page(seen: Seen, before: Seen | None, address: str, trouble: str = "", columns: int | None = None) -> str:
+def page(seen: TopLook, before: TopLook | None, address: str, trouble: str = "", columns: int | None = None) -> str:
     """All of it, for people. columns: of the terminal, within which its head stays; None for none."""
     status, colour = seen.status, wants_colour()
     figures = (
@@ -260,7 +260,7 @@ def _duration(milliseconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 3600 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def as_object(seen: Seen, before: Seen | None) -> dict[str, object]:
+def as_object(seen: TopLook, before: TopLook | None) -> dict[str, object]:
     """A look, as --json prints it."""
     status = seen.status
     return {

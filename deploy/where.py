@@ -115,7 +115,7 @@ def _read(file: Path) -> ListedStack | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class StackAddress:
     """`own` is the stack to start where no address is given.
 
     tls: how to encrypt the connection to `address`. token: what to show there.
@@ -142,7 +142,7 @@ def add_where_arguments(parser: argparse.ArgumentParser) -> None:
     add_client_arguments(parser, "a running stack", variable=True)
 
 
-def where_of(args: argparse.Namespace) -> Where:
+def where_of(args: argparse.Namespace) -> StackAddress:
     """InvalidParameter names what is wrong."""
     own = stack_options(args)
     given = args.target is not None or args.draft is not None or args.speculative_config is not None
@@ -159,7 +159,7 @@ def where_of(args: argparse.Namespace) -> Where:
         check_token_is_safe(each.strip(), tls, token)
     if token and address is None:
         raise InvalidParameter("--token-file", "is shown to a running stack: give --address")
-    return Where(address, own, tls, token)
+    return StackAddress(address, own, tls, token)
 
 
 def found_address(tls: ClientTls | None) -> str | None:
@@ -175,7 +175,7 @@ def found_address(tls: ClientTls | None) -> str | None:
     return None
 
 
-def say_what_starts(command: str, where: Where) -> None:
+def say_what_starts(command: str, where: StackAddress) -> None:
     """A stack of its own takes long to start, and may not be the one that its user thinks of."""
     if where.address is None:
         own = f"a stack of its own ({where.own.target})"

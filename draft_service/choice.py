@@ -32,7 +32,7 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DraftRow:
     """What one row of logits is for; `rate` asks for a confidence. seen: the text, where penalties look at it.
 
     allowed: see `specwire.core.sampling.adjusted`.
@@ -58,7 +58,7 @@ class Row:
         return ()
 
 
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
+def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
     """The token of each row of `logits` (rows, vocabulary), and the drafter's confidence in it (1.0 if not asked).
 
     The confidence is the probability of the likeliest token: under greedy that is the token drawn; under coupled it
@@ -75,7 +75,7 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
     return [_draw_one(best[index], ids[index], row) for index, row in enumerate(rows)]
 
 
-def _draw_one(scores: Scores, ids: Ids | None, row: Row) -> tuple[int, float]:
+def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow) -> tuple[int, float]:
     """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ..."""
     sampling = row.sampling
     best = int(scores.argmax())
@@ -87,7 +87,7 @@ def _draw_one(scores: Scores, ids: Ids | None, row: Row) -> tuple[int, float]:
     return best if ids is None else int(ids[best]), confidence
 
 
-def _loudest(scores: Scores, ids: Ids, row: Row) -> int:
+def _loudest(scores: Scores, ids: Ids, row: DraftRow) -> int:
     """Index of argmax(log q + G); the normaliser of q is the same for all."""
     sampling = row.sampling
     noise = gumbel(sampling.seed, sampling.choice, row.position, ids)

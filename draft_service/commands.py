@@ -17,7 +17,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class DraftedProposal:
     """A chunk of a session's chain; drafting it took `spent_us` microseconds."""
 
     handle: int
@@ -34,10 +34,10 @@ class Dropped:
     message: str
 
 
-Reply = Opened | Proposed | Dropped
+Reply = Opened | DraftedProposal | Dropped
 
 
-class Link(Protocol):
+class ReplyLink(Protocol):
     """A connected orchestrator. Its handles mean nothing on another link."""
 
     def deliver(self, replies: list[Reply]) -> None:
@@ -52,7 +52,7 @@ class OpenSession:
     number: of this opening; where it has a constraint, a BeginSession of that number follows.
     """
 
-    link: Link
+    link: ReplyLink
     handle: int
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -66,7 +66,7 @@ class OpenSession:
 class BeginSession:
     """The constraint of a session; None: draft without, what cannot stand will be refused by the target."""
 
-    link: Link
+    link: ReplyLink
     handle: int
     number: int
     matcher: Matcher | None
@@ -74,7 +74,7 @@ class BeginSession:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceSession:
-    link: Link
+    link: ReplyLink
     handle: int
     position: int
     tokens: tuple[int, ...]
@@ -84,7 +84,7 @@ class AdvanceSession:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    link: Link
+    link: ReplyLink
     handle: int
 
 
@@ -92,7 +92,7 @@ class CloseSession:
 class LoseLink:
     """The link is gone, and its sessions with it."""
 
-    link: Link
+    link: ReplyLink
 
 
 Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from draft_service.reception import ModelDrafter, OrchestratorLink, Reception
+from draft_service.reception import DraftReception, ModelDrafter, OrchestratorLink
 from specwire.rpc.backoff import Backoff
 from specwire.rpc.channel import distrust, open_channel, unreachable
 from specwire.rpc.outbox import LinkError, Outbox
@@ -42,7 +42,7 @@ class JoinRefused(Exception):
 class Dialler:
     """Keeps a link to the orchestrator at `address`; `joined` is set from the first time that it was up."""
 
-    def __init__(self, address: str, tls: ClientTls | None, reception: Reception, token: str = "") -> None:
+    def __init__(self, address: str, tls: ClientTls | None, reception: DraftReception, token: str = "") -> None:
         self.address = address
         self.joined = asyncio.Event()
         self._tls = tls
@@ -145,7 +145,7 @@ class DiallingDrafter:
         drafter: ModelDrafter,
         address: str,
         tls: ClientTls | None,
-        reception: Reception,
+        reception: DraftReception,
         token: str = "",
         metrics: MetricsListener | None = None,
         also: Sequence[str] = (),

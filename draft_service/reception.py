@@ -17,11 +17,11 @@ from draft_service.commands import (
     AdvanceSession,
     BeginSession,
     CloseSession,
+    DraftedProposal,
     Dropped,
     LoseLink,
     Opened,
     OpenSession,
-    Proposed,
     Reply,
 )
 from draft_service.drafter import Drafter
@@ -66,7 +66,7 @@ def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
     message = draft_pb2.ConnectDraftResponse()
     for reply in replies:
         match reply:
-            case Proposed(handle, proposal, spent_us):
+            case DraftedProposal(handle, proposal, spent_us):
                 message.proposals.append(proposal_to_wire(proposal, handle, spent_us))
             case Opened(handle):
                 message.opened.add(handle=handle)
@@ -75,7 +75,7 @@ def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
     return message
 
 
-class Reception:
+class DraftReception:
     """Takes what links say to a drafter whose model is described by `info`."""
 
     def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:

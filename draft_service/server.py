@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 from draft_service.dialling import DiallingDrafter
 from draft_service.drafter import Book, Drafter
-from draft_service.reception import ModelDrafter, Reception
+from draft_service.reception import DraftReception, ModelDrafter
 from draft_service.service import DraftServicer
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.entry import Role
@@ -152,14 +152,14 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 
 async def load(
     options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
-) -> tuple[ModelDrafter, Reception]:
+) -> tuple[ModelDrafter, DraftReception]:
     """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
 
     registry: where its figures are read from then on. meter: where its load is.
     """
     share_interpreter()
     drafter = Drafter(_loader(options, registry or Registry(), meter or Meter()))
-    return drafter, Reception(drafter, await drafter.start())
+    return drafter, DraftReception(drafter, await drafter.start())
 
 
 def _loader(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from draft_service.reception import OrchestratorLink, Reception
+from draft_service.reception import DraftReception, OrchestratorLink
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[draft_pb2.ConnectDraftRequest, draft_pb2.Conn
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves a drafter whose model is loaded."""
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: DraftReception) -> None:
         self._reception = reception
         self._leaving = asyncio.Event()
 

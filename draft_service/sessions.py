@@ -14,22 +14,22 @@ from typing import NamedTuple
 import grpc
 import torch
 
-from draft_service.choice import Row, draw
+from draft_service.choice import DraftRow, draw
 from draft_service.commands import (
     AdvanceSession,
     BeginSession,
     CloseSession,
     Command,
+    DraftedProposal,
     Dropped,
-    Link,
     LoseLink,
     Opened,
     OpenSession,
-    Proposed,
     Reply,
+    ReplyLink,
 )
-from draft_service.tally import Tally
-from draft_service.weighing import Place, draw_weighed
+from draft_service.tally import DrafterTally
+from draft_service.weighing import WeighedPlace, draw_weighed
 from specwire.core.constraint import Mask, Matcher, open_ids
 from specwire.core.drafting import Desynchronised, DraftSession
 from specwire.core.history import Seen, seen_in
@@ -46,18 +46,18 @@ LONGEST_OWN_FEED = 2
 # Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
 PREFILL_ROWS = 256
 
-Key = tuple[Link, int]
+Key = tuple[ReplyLink, int]
 
 
 @dataclass(slots=True)
-class Drafting:
+class DraftingSession:
     """One session: `spent_ns` counts since its last proposal.
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
     output; None where nothing is demanded, or nothing known of it here.
     """
 
-    link: Link
+    link: ReplyLink
     handle: int
     slot: int
     sampling: Sampling
@@ -102,7 +102,7 @@ class Drafting:
         return seen_in(self.session.text.tokens, self.prompt_length) if self.sampling.penalised else None
 
 
-class Guess(NamedTuple):
+class DraftedToken(NamedTuple):
     """A draft token; confidence: 1.0 where nobody asked; weights: what it was drawn from, where the rule weighs it."""
 
     token: int
@@ -117,9 +117,9 @@ class Sessions:
         self._model = model
         self._context = model.info.context
         self._free = list(range(model.slots))
-        self._open: dict[Key, Drafting] = {}
-        self._replies: dict[Link, list[Reply]] = {}
-        self.tally = Tally()
+        self._open: dict[Key, DraftingSession] = {}
+        self._replies: dict[ReplyLink, list[Reply]] = {}
+        self.tally = DrafterTally()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -160,7 +160,7 @@ class Sessions:
         prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
         slot = self._free.pop()
         unready = command.sampling.constraint is not None
-        self._open[key] = Drafting(
+        self._open[key] = DraftingSession(
             command.link, command.handle, slot, command.sampling, session, prompt_length, command.number, unready
         )
         self._reply(command.link, Opened(command.handle))
@@ -196,7 +196,7 @@ class Sessions:
             self._model.discard(drafting.slot)
             self._free.append(drafting.slot)
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: ReplyLink) -> None:
         for key in [key for key in self._open if key[0] is link]:
             self._end(key)
         self._replies.pop(link, None)
@@ -230,7 +230,7 @@ class Sessions:
             drafting.session.drafted(guess.token, guess.confidence, guess.weights)
             self._propose(drafting)
 
-    def _forward(self, batch: list[Drafting], feeds: list[Feed]) -> list[tuple[Drafting, Guess]]:
+    def _forward(self, batch: list[DraftingSession], feeds: list[Feed]) -> list[tuple[DraftingSession, DraftedToken]]:
         for drafting, feed in zip(batch, feeds, strict=True):
             if feed.wanted:
                 drafting.ask()
@@ -245,7 +245,7 @@ class Sessions:
             return []
         return list(zip(drawing, _guesses(logits, drawing), strict=True))
 
-    def _feed(self, drafting: Drafting) -> Feed:
+    def _feed(self, drafting: DraftingSession) -> Feed:
         """What the cache lacks of the text, in portions; the last portion asks for logits.
 
         After an advance that went back the cache may hold the whole text: its last token is fed again, for its logits.
@@ -255,24 +255,26 @@ class Sessions:
         stop = min(len(tokens), start + PREFILL_ROWS)
         return Feed(drafting.slot, start, tokens[start:stop], int(stop == len(tokens)))
 
-    def _without_failed(self, drawing: list[Drafting], logits: torch.Tensor) -> tuple[list[Drafting], torch.Tensor]:
+    def _without_failed(
+        self, drawing: list[DraftingSession], logits: torch.Tensor
+    ) -> tuple[list[DraftingSession], torch.Tensor]:
         sound = [index for index, drafting in enumerate(drawing) if drafting.slot not in self._model.failed]
         return [drawing[index] for index in sound], logits[sound]
 
-    def _drop_all(self, batch: list[Drafting], code: grpc.StatusCode, message: str) -> None:
+    def _drop_all(self, batch: list[DraftingSession], code: grpc.StatusCode, message: str) -> None:
         for drafting in batch:
             self._drop((drafting.link, drafting.handle), code, message)
 
     # Replies
 
-    def _propose(self, drafting: Drafting) -> None:
+    def _propose(self, drafting: DraftingSession) -> None:
         """Reply with every chunk that is due."""
         while (proposal := drafting.session.take_proposal()) is not None:
             self.tally.proposed += len(proposal.tokens)
-            self._reply(drafting.link, Proposed(drafting.handle, proposal, drafting.spent_ns // 1000))
+            self._reply(drafting.link, DraftedProposal(drafting.handle, proposal, drafting.spent_ns // 1000))
             drafting.spent_ns = 0
 
-    def _reply(self, link: Link, reply: Reply) -> None:
+    def _reply(self, link: ReplyLink, reply: Reply) -> None:
         self._replies.setdefault(link, []).append(reply)
 
     def deliver(self) -> None:
@@ -284,30 +286,32 @@ class Sessions:
             link.deliver(replies)
 
 
-def _guesses(logits: torch.Tensor, drawing: list[Drafting]) -> list[Guess]:
+def _guesses(logits: torch.Tensor, drawing: list[DraftingSession]) -> list[DraftedToken]:
     """The draft token of each row, drawn as its session's rule has it."""
     weighed = [index for index, drafting in enumerate(drawing) if drafting.session.weighed]
     if not weighed:
-        return [Guess(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
-    guesses: dict[int, Guess] = {}
+        return [DraftedToken(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
+    guesses: dict[int, DraftedToken] = {}
     places = [_place(drawing[index]) for index in weighed]
     for index, (token, weights) in zip(weighed, draw_weighed(logits[weighed], places), strict=True):
-        guesses[index] = Guess(token, weights=weights)
+        guesses[index] = DraftedToken(token, weights=weights)
     others = [index for index in range(len(drawing)) if index not in guesses]
     if others:
         rows = [_row(drawing[index]) for index in others]
-        guesses |= {index: Guess(*drawn) for index, drawn in zip(others, draw(logits[others], rows), strict=True)}
+        guesses |= {
+            index: DraftedToken(*drawn) for index, drawn in zip(others, draw(logits[others], rows), strict=True)
+        }
     return [guesses[index] for index in range(len(drawing))]
 
 
-def _row(drafting: Drafting) -> Row:
+def _row(drafting: DraftingSession) -> DraftRow:
     session = drafting.session
     rate = session.pace.confidence_floor > 0.0
-    return Row(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
+    return DraftRow(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
 
 
-def _place(drafting: Drafting) -> Place:
+def _place(drafting: DraftingSession) -> WeighedPlace:
     session = drafting.session
     end = len(session.text)
     prefix = session.text.hash_at(end)
-    return Place(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)
+    return WeighedPlace(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)

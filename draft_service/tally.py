@@ -7,10 +7,10 @@ from collections import Counter
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
 # How many positions the share of late ones tells of, about: what is older weighs ever less.
-REMEMBERED = 256
+REMEMBERED_PASSES = 256
 
 
-class Tally:
+class DrafterTally:
     """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
 
     due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
@@ -40,5 +40,5 @@ class Tally:
         self.due += due
         self.late += late
         if due:
-            kept = (1 - 1 / REMEMBERED) ** due
+            kept = (1 - 1 / REMEMBERED_PASSES) ** due
             self.misses = self.misses * kept + late / due * (1 - kept)

@@ -16,12 +16,12 @@ from specwire.core.constraint import Mask
 from specwire.core.epoch import seed_behind
 from specwire.core.history import Seen
 from specwire.core.sampling import Sampling
-from specwire.core.weights import MOST_KEPT, Weights, draw, quantise
+from specwire.core.weights import MOST_KEPT, Weights, draw_quantised, quantise
 from specwire.lm import RowSampling, log_probabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeighedPlace:
     """What one row of logits is for: the token at `position`, behind the text of `prefix_hash`.
 
     seen: that text, where penalties look at it. allowed: see `specwire.core.sampling.adjusted`.
@@ -39,7 +39,7 @@ class Place:
         return seed_behind(self.sampling.seed, self.epoch, self.prefix_hash)
 
 
-def draw_weighed(logits: torch.Tensor, places: Sequence[Place]) -> list[tuple[int, Weights]]:
+def draw_weighed(logits: torch.Tensor, places: Sequence[WeighedPlace]) -> list[tuple[int, Weights]]:
     """The token of each row of `logits` (rows, vocabulary), and what it was drawn from."""
     rows = [RowSampling(place.position, place.sampling, place.seen, allowed=place.allowed) for place in places]
     log_p = log_probabilities(logits, rows)
@@ -48,5 +48,5 @@ def draw_weighed(logits: torch.Tensor, places: Sequence[Place]) -> list[tuple[in
     return [_drawn(quantise(shares[index], kept[index]), place) for index, place in enumerate(places)]
 
 
-def _drawn(weights: Weights, place: Place) -> tuple[int, Weights]:
-    return draw(weights, place.seed, place.sampling.choice, place.position), weights
+def _drawn(weights: Weights, place: WeighedPlace) -> tuple[int, Weights]:
+    return draw_quantised(weights, place.seed, place.sampling.choice, place.position), weights

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orchestrator.store import (
     LEASE_S,
-    Appended,
+    AppendReply,
     Gap,
     MissingSession,
     SessionRecord,
@@ -39,7 +39,7 @@ RENEW_S = LEASE_S / 3
 REBIND_SHARE = 0.25
 
 
-class Held(Protocol):
+class LogEntry(Protocol):
     """What the owner has had acknowledged, behind the prompt: enough to write a lost log again."""
 
     @property
@@ -85,7 +85,7 @@ class Appender:
         store: SessionStore,
         record: SessionRecord,
         fence: int,
-        held: Held,
+        held: LogEntry,
         owner: str,
         lifetimes: Lifetimes,
         timeout: float,
@@ -183,7 +183,7 @@ class Appender:
         self._cancelled |= done.cancelled
         return done.cancelled and effect.end is None
 
-    async def _write_and_mend(self, effect: Append) -> Appended:
+    async def _write_and_mend(self, effect: Append) -> AppendReply:
         """The store may lose it again while it is being mended; what mending does not help is no such loss."""
         for _ in range(MOST_MENDS):
             try:
@@ -216,7 +216,7 @@ class Appender:
         now, wall = moment
         return max(self._now() - now, self._clock() - wall)
 
-    async def _write_once(self, effect: Append) -> Appended:
+    async def _write_once(self, effect: Append) -> AppendReply:
         place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
         if effect.end is None:
             return await self._store.append(*place, effect.logprobs)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from orchestrator.driver import SessionDriver
 from orchestrator.store import SessionRecord
-from orchestrator.tally import Tally
+from orchestrator.tally import OrchestratorTally
 from orchestrator.tenants import Allowances
 from orchestrator.totals import Totals
 from specwire.core.effects import End
@@ -28,7 +28,7 @@ class Books:
     """
 
     def __init__(self, allowances: Allowances, text_of: Callable[[SessionRecord], str] | None) -> None:
-        self.tally = Tally()
+        self.tally = OrchestratorTally()
         self.totals = Totals()
         self._allowances = allowances
         self._text_of = text_of

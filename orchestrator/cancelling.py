@@ -19,7 +19,7 @@ from orchestrator.store import LEASE_S, MissingSession, SessionStore, StoreError
 AGAIN_S = LEASE_S / 5
 KEPT_S = 2 * LEASE_S
 # Seconds after which a log that did not answer is asked again.
-RETRY_S = 0.2
+INSIST_EVERY_S = 0.2
 
 
 class Driven(Protocol):
@@ -80,7 +80,7 @@ class Cancellations:
             else:
                 self._promised[session_id] = _Promise(say, is_done, self._now() + KEPT_S)
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(INSIST_EVERY_S)
 
     async def run(self) -> None:
         """Repeat it, until cancelled."""

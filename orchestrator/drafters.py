@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from orchestrator import messages
-from orchestrator.drafting import Drafting, Owner
+from orchestrator.drafting import DrafterOwner, SessionDrafter
 from orchestrator.options import OrchestratorOptions
-from orchestrator.output import Timings
+from orchestrator.output import OutputTimings
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.store import SessionRecord
@@ -37,7 +37,7 @@ class Drafters:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: DrafterOwner,
         record: SessionRecord,
         options: OrchestratorOptions,
         stats: SessionStats,
@@ -57,7 +57,7 @@ class Drafters:
         self._timers = timers
         self._place = place
         self._verifier: VerifierPeer | None = None
-        self._by_source: dict[int, Drafting] = {}
+        self._by_source: dict[int, SessionDrafter] = {}
         self._source = 0
         self._had: set[str] = set()
         self._retries: dict[DrafterPeer, float] = {}
@@ -81,7 +81,7 @@ class Drafters:
         """Have `peer` draft, too."""
         self._source += 1
         stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
-        drafting = Drafting(
+        drafting = SessionDrafter(
             self._source, peer, self._owner, self._record, self._fixed, stats, self._on_lost, self._on_refused
         )
         self._by_source[self._source] = drafting
@@ -106,22 +106,22 @@ class Drafters:
         for drafting in list(self._by_source.values()):
             drafting.plan(self.shown)
 
-    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, timings: Timings) -> None:
+    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings) -> None:
         """A verdict came."""
         forward = messages.forward_of(timings.step, timings.verdict_received_ns)
         for drafting in list(self._by_source.values()):
             drafting.observe(event, verdict, forward, self.shown)
 
-    def _on_lost(self, drafting: Drafting) -> None:
+    def _on_lost(self, drafting: SessionDrafter) -> None:
         self._stats.drafter_losses += 1
         self._part(drafting)
 
-    def _part(self, drafting: Drafting) -> None:
+    def _part(self, drafting: SessionDrafter) -> None:
         drafting.stats.lost = True
         self._forget(drafting)
         self._owner.apply(ev.DrafterLost(drafting.source))
 
-    def _on_refused(self, drafting: Drafting, message: str) -> None:
+    def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
         shown = self._record.session_id[:8]
         logger.info("session %s: drafter refused: %s", shown, message, extra=of_session(shown))
         peer, name = drafting.peer, f"drafter {drafting.source}"
@@ -135,7 +135,7 @@ class Drafters:
         self._stats.drafter_refusals += 1
         self._part(drafting)
 
-    def _forget(self, drafting: Drafting) -> None:
+    def _forget(self, drafting: SessionDrafter) -> None:
         self._by_source.pop(drafting.source, None)
         if self._verifier is not None:
             drafting.bequeath(self._verifier)
@@ -155,7 +155,7 @@ class Drafters:
             case fx.CloseDrafter():
                 self._close(drafting)
 
-    def _close(self, drafting: Drafting) -> None:
+    def _close(self, drafting: SessionDrafter) -> None:
         self._forget(drafting)
         drafting.close()
 

@@ -13,7 +13,7 @@ from orchestrator.link import Info
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.provisional import with_drafts
 from orchestrator.quota import MOST_RELAYED, Quota
-from orchestrator.stats import DrafterStats
+from orchestrator.stats import DrafterCounts
 from orchestrator.store import SessionRecord
 from specwire.core import effects as fx
 from specwire.core import events as ev
@@ -28,7 +28,7 @@ from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 
-class Owner(Protocol):
+class DrafterOwner(Protocol):
     """The session, as its drafters see it. epoch: see `specwire.core.epoch`."""
 
     @property
@@ -40,7 +40,7 @@ class Owner(Protocol):
     def on_broken(self, error: Exception) -> None: ...
 
 
-class Drafting:
+class SessionDrafter:
     """A drafter's part in a session, from the moment it is assigned until it is lost, refuses, or is closed.
 
     `source` numbers it among all that the session ever had. What its planner is told is its own doing only: a poor
@@ -55,12 +55,12 @@ class Drafting:
         self,
         source: int,
         peer: DrafterPeer,
-        owner: Owner,
+        owner: DrafterOwner,
         record: SessionRecord,
         fixed: Plan | None,
-        stats: DrafterStats,
-        on_lost: Callable[[Drafting], None],
-        on_refused: Callable[[Drafting, str], None],
+        stats: DrafterCounts,
+        on_lost: Callable[[SessionDrafter], None],
+        on_refused: Callable[[SessionDrafter, str], None],
     ) -> None:
         self.source = source
         self.peer = peer

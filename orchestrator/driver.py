@@ -30,10 +30,10 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
-from orchestrator.tally import Tally
+from orchestrator.tally import OrchestratorTally
 from orchestrator.timers import Timers
-from orchestrator.trace import Judged, Proposed, Trace
-from orchestrator.verifying import Verifying
+from orchestrator.trace import Trace, TracedProposal, TracedVerdict
+from orchestrator.verifying import SessionVerifier
 from specwire.core import effects as fx
 from specwire.core import events as ev
 from specwire.core.chain import Proposal
@@ -76,7 +76,7 @@ class SessionDriver:
         on_ended: Callable[[SessionDriver], None],
         on_fenced: Callable[[SessionDriver], None] | None = None,
         owner: str = "",
-        tally: Tally | None = None,
+        tally: OrchestratorTally | None = None,
         span: Span = NO_SPAN,
         missing: Callable[[SessionRecord], str] = lambda _: "",
     ) -> None:
@@ -89,7 +89,7 @@ class SessionDriver:
         self.abandoned = False
         self.newest_fence = fence
         self.patience_with_others = LEASE_S
-        self._tally = tally or Tally()
+        self._tally = tally or OrchestratorTally()
         self._span = span
         self._store_is_kept = store.durability != "memory"
         self._store = store
@@ -102,7 +102,7 @@ class SessionDriver:
         grace = options.detach_grace if record.request_id else 0.0
         self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
         self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
-        self.verifying = Verifying(
+        self.verifying = SessionVerifier(
             self, record, options, self.stats, self._timers, lambda: place(self), lambda: missing(record)
         )
         self._appending = self.verifying.timings
@@ -219,7 +219,9 @@ class SessionDriver:
 
     def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
         if self.trace is not None:
-            self.trace(Judged.of(event, verdict, self.verifying.timings, self.verifying.round_trip_us, self.stats.plan))
+            self.trace(
+                TracedVerdict.of(event, verdict, self.verifying.timings, self.verifying.round_trip_us, self.stats.plan)
+            )
         self.apply(event)
         self.drafters.observe(event, verdict, self.verifying.timings)
 
@@ -243,7 +245,7 @@ class SessionDriver:
     def on_draft(self, proposal: Proposal, draft_us: int) -> None:
         self.apply(ev.ProposalArrived(proposal))
         if self.trace is not None:
-            self.trace(Proposed.of(proposal, draft_us))
+            self.trace(TracedProposal.of(proposal, draft_us))
         if self.provisional is not None:
             self.provisional.offer(proposal)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.dialled import AnyPeer
 from orchestrator.homes import Homes
-from orchestrator.reports import Report
+from orchestrator.reports import PeerReport
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
-from specwire.registry.entry import Entry, Role
+from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import SCATTER
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class RegistryFeed:
         looked: Callable[[float], None],
     ) -> None:
         self.services: Counter[Role] = Counter()
-        self.orchestrators: tuple[Entry, ...] = ()
+        self.orchestrators: tuple[ServiceEntry, ...] = ()
         self.ignored: Counter[str] = Counter()
         self._answered = asyncio.get_running_loop().time()
         self.trouble = "the registry has not answered yet"
@@ -155,16 +155,16 @@ class RegistryFeed:
         if peer.link.up or not peer.report.is_given_up(now):
             return
         del self._known[place]
-        peer.report = Report()
+        peer.report = PeerReport()
         if place in self._dialled:
             logger.info("%s at %s has gone", *place)
             self._dialled.remove(place)
             self._drop(peer)
 
 
-def newest(entries: Sequence[Entry]) -> dict[Place, Entry]:
+def newest(entries: Sequence[ServiceEntry]) -> dict[Place, ServiceEntry]:
     """Verifiers and drafters by where they are; of those at one place, the one that started last."""
-    found: dict[Place, Entry] = {}
+    found: dict[Place, ServiceEntry] = {}
     for entry in sorted(entries, key=lambda each: (each.started, each.id)):
         if entry.role is not Role.ORCHESTRATOR:
             found[entry.role, entry.address] = entry

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from orchestrator.readers import UNREAD, Readers
 from orchestrator.restoring import Replay
-from orchestrator.store import SessionStore, StoreUnavailable, Tail
+from orchestrator.store import LogTail, SessionStore, StoreUnavailable
 from orchestrator.store.errors import missing
 
 # Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
@@ -70,7 +70,7 @@ class Follower:
         self._fence: int | None = None
         self._pause = POLL_S
 
-    async def run(self) -> Tail | None:
+    async def run(self) -> LogTail | None:
         """The log's end once the session has ended, or ought to be driven here; None once nobody reads it here.
 
         What is behind it has been shown.
@@ -89,7 +89,7 @@ class Follower:
                 return None
             await asyncio.sleep(RETRY_S if log is None else self._pause)
 
-    async def _look(self) -> Tail | None:
+    async def _look(self) -> LogTail | None:
         """The log's end, shown; None if it does not answer now."""
         try:
             log = await self._news()
@@ -111,7 +111,7 @@ class Follower:
         await self._replay.extend(log.tokens, log.outcomes, log.logprobs, log.skipped)
         return log
 
-    async def _news(self) -> Tail | None:
+    async def _news(self) -> LogTail | None:
         """What the log has beyond what was seen of it; all that it has where that may have changed."""
         seen = self._replay.seen
         log = await self._store.tail(self._session_id, seen)
@@ -123,13 +123,13 @@ class Follower:
     def _prompt_length(self) -> int:
         return self._replay.output.prompt_length
 
-    def _is_behind(self, log: Tail) -> bool:
+    def _is_behind(self, log: LogTail) -> bool:
         """It is the beginning of what was shown: neither a contradiction nor all."""
         shown = self._replay.output.tokens
         end = log.skipped + len(log.tokens)
         return end < len(shown) and shown[log.skipped : end] == list(log.tokens)
 
-    def _is_due(self, log: Tail) -> bool:
+    def _is_due(self, log: LogTail) -> bool:
         """Nobody drives it, or who does gets no further, or a reader wants it here.
 
         To end it no verifier is needed.
@@ -142,7 +142,7 @@ class Follower:
         silent = log.abandoned and self._now() - self._settled >= SETTLED_S
         return self.wanted or stalled or silent or log.owner == self._owner
 
-    def _check_driven(self, log: Tail | None) -> None:
+    def _check_driven(self, log: LogTail | None) -> None:
         """A log that does not answer tells nothing of the owner. Raises NobodyDrives."""
         if log is None or not log.abandoned or self._can_drive():
             self._driven = self._now()

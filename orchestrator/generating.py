@@ -14,7 +14,7 @@ import grpc
 
 from orchestrator import replies
 from orchestrator.driver import SessionDriver
-from orchestrator.output import Cursor, Guess
+from orchestrator.output import Cursor, ProvisionalGuess
 from orchestrator.repeats import Repeats
 from orchestrator.requests import Seeds, record_of
 from orchestrator.sessions import Orchestrator
@@ -27,7 +27,7 @@ from orchestrator.turns import tokens_of
 from orchestrator.watching import cursor_of
 from specwire.core.events import ClientTook
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.preview import Provisional
+from specwire.core.preview import ProvisionalDraft
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Metadata
@@ -167,13 +167,13 @@ class Generating:
         return pb.Prompt(tokens=record.prompt, text=text)
 
     async def follow(
-        self, driver: SessionDriver, cursor: Cursor, guess: Guess | None = None
+        self, driver: SessionDriver, cursor: Cursor, guess: ProvisionalGuess | None = None
     ) -> AsyncGenerator[replies.Part, None]:
         """A reader's events from `cursor` on."""
         known = driver.output.end
         yield replies.started(driver, self._prompt(driver.record))
         async for shown in driver.output.follow(cursor, guess):
-            if isinstance(shown, Provisional):
+            if isinstance(shown, ProvisionalDraft):
                 yield replies.provisional(shown)
                 continue
             yield replies.chunk(shown)
@@ -200,7 +200,7 @@ def _pass_deadline(driver: SessionDriver) -> None:
         driver.pass_deadline()
 
 
-def _guess(driver: SessionDriver, target: Target) -> Guess:
+def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
     record = driver.record
     eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
     ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)

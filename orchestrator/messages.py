@@ -10,7 +10,7 @@ from specwire.core.drafting import Pace
 from specwire.core.effects import AdvanceDrafter, OpenDrafter, OpenVerifier, SendProgress
 from specwire.core.epoch import epoch_of
 from specwire.core.events import VerdictArrived
-from specwire.core.planner import Decided
+from specwire.core.planner import PlannedVerdict
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc import convert
 from specwire.v1 import draft_pb2, verify_pb2
@@ -101,11 +101,11 @@ def forward_of(step: verify_pb2.StepTimings, received_ns: int) -> Forward | None
     return Forward(step.rows, received_ns / 1000, took_us) if step.sessions == 1 and took_us else None
 
 
-def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, forward: Forward | None) -> Decided:
+def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, forward: Forward | None) -> PlannedVerdict:
     """A verdict as the planner of `source` is told of it: what was tested of others is not its drafter's doing."""
     drafted = event.kind is SourceKind.DRAFTER and verdict.source == source
     # Behind the text's end nothing was tested, nor refused.
     width = min(verdict.tested, len(event.tokens)) if drafted else 0
     accepted = window_counts(event.outcomes, width).accepted
     delay_us = verdict.proposal_delay_us if verdict.answered == source else 0
-    return Decided(event.position, event.tokens, width, accepted, delay_us, forward)
+    return PlannedVerdict(event.position, event.tokens, width, accepted, delay_us, forward)

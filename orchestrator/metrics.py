@@ -16,7 +16,7 @@ from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.sessions import Orchestrator
 from orchestrator.stats import SessionStats
-from orchestrator.tally import Tally
+from orchestrator.tally import OrchestratorTally
 from orchestrator.totals import Totals
 from specwire.core.acceptance import Outcome
 from specwire.core.placement import Reason
@@ -43,7 +43,7 @@ def families(orchestrator: Orchestrator) -> Iterable[Family]:
     yield gauge("ready", "1 where new sessions are wanted.", orchestrator.unready is None)
 
 
-def _of_sessions(running: list[SessionDriver], totals: Totals, tally: Tally) -> Iterable[Family]:
+def _of_sessions(running: list[SessionDriver], totals: Totals, tally: OrchestratorTally) -> Iterable[Family]:
     states = Counter(driver.session.state for driver in running)
     alive = {state.value: states[state] for state in State if state is not State.ENDED}
     yield by_label("gauge", "sessions", "Sessions by state; fenced: driven elsewhere, shown here.", "state", alive)
@@ -83,7 +83,7 @@ def positions(stats: SessionStats) -> int:
     return max((index + 1 for index, tested in enumerate(stats.tested_at) if tested), default=0)
 
 
-def _of_latency(tally: Tally) -> Iterable[Family]:
+def _of_latency(tally: OrchestratorTally) -> Iterable[Family]:
     yield histogram("time_to_first_token_seconds", "From the request to its first token.", tally.first_token_s)
     yield histogram("inter_token_latency_seconds", "Between tokens, as they are emitted.", tally.between_s)
     yield histogram("e2e_request_latency_seconds", "From the request to its end.", tally.whole_s)
@@ -91,7 +91,7 @@ def _of_latency(tally: Tally) -> Iterable[Family]:
     yield histogram("log_append_seconds", "Until the session log has acknowledged an append.", tally.append_s)
 
 
-def _of_failures(stats: SessionStats, tally: Tally) -> Iterable[Family]:
+def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Iterable[Family]:
     yield counter(
         "log_append_failures_total", "Appends that the log refused or did not take in time.", tally.append_failures
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.logprobs import TokenLogprobs
-from specwire.core.preview import Provisional
+from specwire.core.preview import ProvisionalDraft
 from specwire.v1 import verify_pb2
 
 # Tokens of one piece, where each comes with log-probabilities: some hundred bytes, of which a message holds 16 MiB.
@@ -18,7 +18,7 @@ MOST_REPORTED = 4096
 
 
 @dataclass(slots=True)
-class Timings:
+class OutputTimings:
     """Monotonic nanoseconds of the newest token's way; 0 where unknown. `step` is the verifier's own account."""
 
     step: verify_pb2.StepTimings
@@ -27,7 +27,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputPiece:
     """What a reader has not seen yet. `position` is absolute; `text` is what was released since the reader's last."""
 
     position: int
@@ -35,7 +35,7 @@ class Piece:
     outcomes: list[Outcome]
     text: str
     text_ends: list[int]
-    timings: Timings | None
+    timings: OutputTimings | None
     logprobs: list[TokenLogprobs]
 
 
@@ -47,10 +47,10 @@ class Cursor:
     characters: int = 0
 
 
-class Guess(Protocol):
+class ProvisionalGuess(Protocol):
     """Says what is provisional behind the output; whoever changes that calls `Output.wake`."""
 
-    def now(self) -> Provisional: ...
+    def now(self) -> ProvisionalDraft: ...
 
 
 class Output:
@@ -69,13 +69,13 @@ class Output:
         self.text_ends: list[int] = []
         self.text = ""
         self.end: End | None = None
-        self.timings: Timings | None = None
+        self.timings: OutputTimings | None = None
         # Per token, what of the text is released once it is there; the rest is withheld as a stop's possible start.
         # Not what was released with those that came with it: elsewhere others may, and readers come from there.
         self._released: list[int] = []
         self._changed: asyncio.Future[None] | None = None
 
-    def add(self, emit: Emit, timings: Timings | None = None) -> None:
+    def add(self, emit: Emit, timings: OutputTimings | None = None) -> None:
         self.tokens.extend(emit.tokens)
         self.outcomes.extend(emit.outcomes)
         self.logprobs.extend(emit.logprobs)
@@ -90,7 +90,7 @@ class Output:
         self.end = end.end
         self.wake()
 
-    def since(self, cursor: Cursor) -> Piece:
+    def since(self, cursor: Cursor) -> OutputPiece:
         """What lies beyond `cursor`, at most MOST_REPORTED tokens where they are reported on; `cursor` moves behind it.
 
         The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
@@ -100,7 +100,7 @@ class Output:
         if self.logprobs:
             stop = min(stop, cursor.tokens + MOST_REPORTED)
         characters = self._released[stop - 1] if stop > cursor.tokens else len(self.text)
-        piece = Piece(
+        piece = OutputPiece(
             self.prompt_length + cursor.tokens,
             self.tokens[cursor.tokens : stop],
             self.outcomes[cursor.tokens : stop],
@@ -117,12 +117,14 @@ class Output:
         tokens = min(max(0, position - self.prompt_length), len(self.tokens))
         return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
 
-    async def follow(self, cursor: Cursor, guess: Guess | None = None) -> AsyncIterator[Piece | Provisional]:
+    async def follow(
+        self, cursor: Cursor, guess: ProvisionalGuess | None = None
+    ) -> AsyncIterator[OutputPiece | ProvisionalDraft]:
         """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
 
         With `guess`, what is provisional too, whenever it has changed and no piece waits. A slow reader gets the last.
         """
-        shown = Provisional(0, (), "")
+        shown = ProvisionalDraft(0, (), "")
         while True:
             if len(self.tokens) > cursor.tokens:
                 yield self.since(cursor)

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from orchestrator.experience import Experience
 from orchestrator.link import Info, Line, Link
 from orchestrator.quota import MOST_RELAYED, Quota
-from orchestrator.reports import Report
+from orchestrator.reports import PeerReport
 from orchestrator.tokenizers import Tokenizers
 from specwire.core.speed import ForwardTimes
 from specwire.rpc.model_info import Identity
@@ -88,7 +88,7 @@ class Peer(ABC, Generic[Request, Subject]):
         self.link = link
         self.info: Info | None = None
         self.refusal: str | None = None
-        self.report = Report()
+        self.report = PeerReport()
         self.subjects: dict[int, Subject] = {}
         self._handles = itertools.count(1)
         self._on_change = on_change

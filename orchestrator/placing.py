@@ -11,14 +11,14 @@ from orchestrator.homes import Homes
 from orchestrator.link import Info
 from orchestrator.models import identity_of
 from orchestrator.peers import DrafterPeer, VerifierPeer
-from specwire.core.placement import TWO, Candidate, Reason, Wish, place
+from specwire.core.placement import TWO, PlacementCandidate, PlacementRequest, Reason, place
 
 NOBODY = Info()
 
 
-def verifier_candidate(peer: VerifierPeer) -> Candidate:
+def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
     info = peer.info or NOBODY
-    return Candidate(
+    return PlacementCandidate(
         peer.link.address,
         "" if peer.identity is None else peer.identity.digest,
         up=peer.up and not peer.draining,
@@ -31,10 +31,10 @@ def verifier_candidate(peer: VerifierPeer) -> Candidate:
     )
 
 
-def drafter_candidate(peer: DrafterPeer, refusals: int) -> Candidate:
+def drafter_candidate(peer: DrafterPeer, refusals: int) -> PlacementCandidate:
     """refusals: of the session."""
     info = peer.info or NOBODY
-    return Candidate(
+    return PlacementCandidate(
         peer.link.address,
         info.vocabulary_fingerprint,
         up=peer.up and not peer.report.draining,
@@ -46,7 +46,9 @@ def drafter_candidate(peer: DrafterPeer, refusals: int) -> Candidate:
     )
 
 
-def chosen_drafter(peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer], wish: Wish) -> DrafterPeer | None:
+def chosen_drafter(
+    peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer], wish: PlacementRequest
+) -> DrafterPeer | None:
     """What refuses everything has no sessions, and would be asked first for ever: so refusals count before load."""
     choice = place([drafter_candidate(each, refusals[each]) for each in peers], wish)
     return None if choice is None else peers[choice.index]
@@ -82,7 +84,7 @@ class Placing:
         if former is not None and former.expected_back:
             return None
         drafter = self.drafter_for(driver, drafters) if driver.drafters_missing else None
-        wish = Wish(
+        wish = PlacementRequest(
             record.session_id,
             identity.digest,
             held_by=self._homes.held(record.session_id),
@@ -98,7 +100,7 @@ class Placing:
         """One more for the session, if there is one."""
         record, refusals = driver.record, driver.drafters.refusals
         near = self._near(driver.verifying.peer)
-        wish = Wish(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
+        wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
         free = [drafter for drafter in drafters if not driver.drafters.has(drafter)]
         return chosen_drafter(free, refusals, wish)
 

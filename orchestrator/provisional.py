@@ -9,7 +9,7 @@ from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
 from specwire.core.plan import Plan
-from specwire.core.preview import Ahead, Preview, Provisional, provisional
+from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
 from specwire.core.scanning import PeekingScanner
 from specwire.core.session import Session
 
@@ -40,7 +40,7 @@ class ProvisionalText:
         self._ending = ending
         self._preview = Preview(vocabulary, session.text)
         self._ahead = Ahead(session.emitted)
-        self._made: Provisional | None = None
+        self._made: ProvisionalDraft | None = None
         self._stopped = False
 
     def stop(self) -> None:
@@ -71,7 +71,7 @@ class ProvisionalText:
             self._ahead, self._made = ahead, None
             self._output.wake()
 
-    def now(self) -> Provisional:
+    def now(self) -> ProvisionalDraft:
         if self._made is None:
             self._made = provisional(self._ahead, self._session, self._scanner)
         return self._made

@@ -6,7 +6,7 @@ import time
 
 from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
-from specwire.registry.entry import MOST_MODELS, Entry, Load, Role, ServedModel
+from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
 from specwire.registry.options import register
 from specwire.registry.registrar import Registrar, new_id
 
@@ -15,9 +15,9 @@ def registered(orchestrator: Orchestrator, address: str) -> Registrar:
     """It answers at `address`. The caller closes what this returns."""
     entry_id, started, registration = new_id(), time.time(), orchestrator.options.registration
 
-    def describe(at: str) -> Entry:
+    def describe(at: str) -> ServiceEntry:
         models = _models(orchestrator)
-        return Entry(
+        return ServiceEntry(
             entry_id,
             Role.ORCHESTRATOR,
             at,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from orchestrator.driver import SessionDriver
-from orchestrator.output import Piece, Timings
-from orchestrator.stats import DrafterStats, SessionStats
+from orchestrator.output import OutputPiece, OutputTimings
+from orchestrator.stats import DrafterCounts, SessionStats
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import SourceKind
 from specwire.core.effects import End
-from specwire.core.preview import Provisional
+from specwire.core.preview import ProvisionalDraft
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
 
@@ -55,11 +55,11 @@ def watch_response(part: Part) -> pb.WatchResponse:
             raise TypeError("Watch has no provisional text")
 
 
-def provisional(known: Provisional) -> pb.Provisional:
+def provisional(known: ProvisionalDraft) -> pb.Provisional:
     return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
 
 
-def chunk(piece: Piece) -> pb.Chunk:
+def chunk(piece: OutputPiece) -> pb.Chunk:
     count = piece.outcomes.count
     return pb.Chunk(
         position=piece.position,
@@ -76,7 +76,7 @@ def chunk(piece: Piece) -> pb.Chunk:
     )
 
 
-def timings(known: Timings) -> pb.ChunkTimings:
+def timings(known: OutputTimings) -> pb.ChunkTimings:
     return pb.ChunkTimings(
         forward_ended_ns=known.step.forward_ended_ns,
         verdict_received_ns=known.verdict_received_ns,
@@ -130,7 +130,7 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
     )
 
 
-def _drafter(known: DrafterStats) -> pb.DrafterStats:
+def _drafter(known: DrafterCounts) -> pb.DrafterStats:
     drafts = known.drafts
     return pb.DrafterStats(
         source=known.source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specwire.registry.entry import Entry, State
+from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
 
 # Two heartbeats and a bit without a new one.
@@ -14,7 +14,7 @@ GIVEN_UP_S = 10.0
 
 
 @dataclass(slots=True)
-class Report:
+class PeerReport:
     """Of one peer; as it is made, of one that was named and not looked up.
 
     others: sessions that it has for other orchestrators, as it said last. started: Unix time in seconds.
@@ -29,14 +29,14 @@ class Report:
     beat: tuple[str, int] = ("", 0)
     beat_at: float = 0.0
 
-    def hear(self, entry: Entry, own: int, now: float) -> None:
+    def hear(self, entry: ServiceEntry, own: int, now: float) -> None:
         """own: sessions that this orchestrator has there."""
         self.missing_since = None
         if (entry.id, entry.beat) != self.beat:
             self.beat, self.beat_at = (entry.id, entry.beat), now
             self.others = max(0, entry.load.running + entry.load.waiting - own)
             self.started = entry.started
-            self.draining = entry.state is State.DRAINING
+            self.draining = entry.state is ServiceState.DRAINING
         self.fresh = now - self.beat_at <= STALE_S
 
     def miss(self, now: float) -> None:

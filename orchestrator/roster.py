@@ -19,7 +19,7 @@ REMEMBERED_S = 60.0
 LEAVE_LIMIT = 2.0
 
 
-class Roster:
+class KnownSessions:
     """`sessions`: those whose opening is done, by id.
 
     Args:

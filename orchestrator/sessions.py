@@ -18,7 +18,7 @@ from orchestrator.log_health import LogHealth
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import Ownership
 from orchestrator.pool import Pool
-from orchestrator.roster import Roster
+from orchestrator.roster import KnownSessions
 from orchestrator.statuses import status_of_store, store_statuses
 from orchestrator.store import (
     DeletedSession,
@@ -28,7 +28,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
-from orchestrator.sweeping import Patience, Rolls, Sweeper
+from orchestrator.sweeping import Rolls, Sweeper, SweepPatience
 from orchestrator.tenants import Allowances, no_session
 from specwire.core.limits import FinishReason
 from specwire.rpc.errors import StatusError
@@ -55,7 +55,7 @@ class Orchestrator:
     def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
         self.options = options
         self.store = store
-        self.roster = Roster(options.store_timeout)
+        self.roster = KnownSessions(options.store_timeout)
         self.sessions = self.roster.sessions
         self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
@@ -73,7 +73,7 @@ class Orchestrator:
         self._books = Books(self._allowances, self._prompt_of if options.log_prompts else None)
         self.totals, self.tally = self._books.totals, self._books.tally
         self.registry = Registry()
-        patience = Patience(options.store_timeout, options.detach_grace)
+        patience = SweepPatience(options.store_timeout, options.detach_grace)
         self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
         self.cancellations = Cancellations(store, options.store_timeout)
         self.log = LogHealth(store, self._readiness_changed)

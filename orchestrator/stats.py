@@ -17,7 +17,7 @@ MOST_DRAFTERS = 16
 
 
 @dataclass(slots=True)
-class DrafterStats:
+class DrafterCounts:
     """One drafter's part: what became of its draft tokens, and how it last drafted.
 
     lost: it left before the session's end.
@@ -50,7 +50,7 @@ class SessionStats:
     cached_tokens: int = 0
     forwards_saved: int = 0
     drafts: dict[SourceKind, DraftCounts] = field(default_factory=lambda: {kind: DraftCounts() for kind in SourceKind})
-    drafters: list[DrafterStats] = field(default_factory=list)
+    drafters: list[DrafterCounts] = field(default_factory=list)
     opens: int = 0
     reopens: int = 0
     verifier_losses: int = 0
@@ -84,9 +84,9 @@ class SessionStats:
         there = [drafter for drafter in self.drafters if not drafter.lost] or self.drafters[-1:]
         return "; ".join(drafter.plan for drafter in there if drafter.plan)
 
-    def of_drafter(self, source: int, model: str) -> DrafterStats:
+    def of_drafter(self, source: int, model: str) -> DrafterCounts:
         """The figures of a drafter that is assigned now."""
-        added = DrafterStats(source, model)
+        added = DrafterCounts(source, model)
         self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
         return added
 

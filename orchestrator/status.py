@@ -10,7 +10,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.sessions import Orchestrator
-from specwire.registry.entry import Entry, State
+from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.rpc.errors import Context
 from specwire.rpc.options import host_of, is_loopback
 from specwire.v1 import status_pb2 as pb
@@ -82,14 +82,14 @@ def _peer(peer: Peer, kind: pb.PeerKind) -> pb.PeerStatus:
     )
 
 
-def _registered(pool: Pool) -> list[Entry]:
+def _registered(pool: Pool) -> list[ServiceEntry]:
     """Orchestrators, this one included."""
     found = pool.feed.orchestrators if pool.feed is not None else ()
     return sorted(found, key=lambda each: each.address)[:MOST_ORCHESTRATORS]
 
 
-def _orchestrator(entry: Entry) -> pb.PeerStatus:
-    draining = entry.state is State.DRAINING
+def _orchestrator(entry: ServiceEntry) -> pb.PeerStatus:
+    draining = entry.state is ServiceState.DRAINING
     return pb.PeerStatus(
         kind=pb.PEER_KIND_ORCHESTRATOR,
         address=entry.address,

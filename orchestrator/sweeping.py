@@ -56,7 +56,7 @@ Rolls = dict[str, set[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SweepPatience:
     """Seconds. owner: how long an owner that does not reach the log keeps its sessions. reader: how long a session
     with a request id waits for one.
     """
@@ -84,7 +84,7 @@ class Sweeper:
     store: SessionStore
     driven: Callable[[], Rolls]
     end: Callable[[StoredSession, FinishReason], Awaitable[bool]]
-    patience: Patience
+    patience: SweepPatience
     kept: float
     _ended: Rolls = field(default_factory=dict)
     _scatter: random.Random = field(default_factory=lambda: random.Random())

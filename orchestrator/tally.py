@@ -8,7 +8,7 @@ from orchestrator.stats import SessionStats
 from specwire.telemetry.metrics import GAPS, LATENCIES, Histogram
 
 
-class Tally:
+class OrchestratorTally:
     """Since the start.
 
     claims: sessions taken from others, or gone on with. fenced: sessions that others took.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.output import Timings
+from orchestrator.output import OutputTimings
 from specwire.core.acceptance import Outcome
 from specwire.core.chain import Proposal
 from specwire.core.events import VerdictArrived
@@ -18,7 +18,7 @@ def now_us() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class TracedProposal:
     """Draft tokens arrived from drafter `source`, which took draft_us for them.
 
     offset 0: a new chain, for which it has rolled its cache back to `base`.
@@ -33,12 +33,12 @@ class Proposed:
     at_us: int = field(default_factory=now_us)
 
     @classmethod
-    def of(cls, proposal: Proposal, draft_us: int) -> Proposed:
+    def of(cls, proposal: Proposal, draft_us: int) -> TracedProposal:
         return cls(proposal.source, proposal.chain, proposal.base, proposal.offset, proposal.tokens, draft_us)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class TracedVerdict:
     """A verdict arrived: tokens from `position` on were decided.
 
     Attributes:
@@ -66,8 +66,8 @@ class Judged:
 
     @classmethod
     def of(
-        cls, event: VerdictArrived, verdict: verify_pb2.Verdict, timings: Timings, round_trip_us: float, plan: str
-    ) -> Judged:
+        cls, event: VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings, round_trip_us: float, plan: str
+    ) -> TracedVerdict:
         step = timings.step
         return cls(
             position=event.position,
@@ -86,5 +86,5 @@ class Judged:
         )
 
 
-Traced = Proposed | Judged
+Traced = TracedProposal | TracedVerdict
 Trace = Callable[[Traced], None]

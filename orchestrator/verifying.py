@@ -10,7 +10,7 @@ import grpc
 
 from orchestrator import messages
 from orchestrator.options import OrchestratorOptions
-from orchestrator.output import Output, Timings
+from orchestrator.output import Output, OutputTimings
 from orchestrator.peers import PREFERENCE, VerifierPeer
 from orchestrator.stats import SessionStats
 from orchestrator.store import SessionRecord
@@ -27,14 +27,14 @@ from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
-RETRY = 1.0
+RETRY_VERIFIER = 1.0
 # Fences are microseconds of a clock (`orchestrator.store.scripts`); what lies behind the year 2112 is none.
 BELIEVED_FENCE = 1 << 52
 # Verifiers that a session may lose in a row without a token, and newer fences that they may name.
 MOST_LOSSES = 4
 
 
-class Owner(Protocol):
+class VerifierOwner(Protocol):
     """The session, as its verifier sees it."""
 
     @property
@@ -54,7 +54,7 @@ class Owner(Protocol):
     def on_broken(self, error: Exception) -> None: ...
 
 
-class Verifying:
+class SessionVerifier:
     """`peer` is the verifier that has the session now; `former` one that was lost and may have it still.
 
     `timings`: of the latest verdict. place: find a verifier for the session. missing: why there is none, for people.
@@ -62,7 +62,7 @@ class Verifying:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: VerifierOwner,
         record: SessionRecord,
         options: OrchestratorOptions,
         stats: SessionStats,
@@ -72,7 +72,7 @@ class Verifying:
     ) -> None:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
-        self.timings = Timings(verify_pb2.StepTimings())
+        self.timings = OutputTimings(verify_pb2.StepTimings())
         self._owner = owner
         self._record = record
         self._options = options
@@ -151,7 +151,7 @@ class Verifying:
         except InvalidParameter as error:
             self._owner.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
             return
-        self.timings = Timings(timings, received_ns)
+        self.timings = OutputTimings(timings, received_ns)
         self._ledger_us = verdict.ledger_us
         if event.attach != self._owner.session.attach:
             self._owner.apply(event)  # void
@@ -169,10 +169,10 @@ class Verifying:
         elif code is grpc.StatusCode.UNAVAILABLE and opening:
             # It is about to stop, and others may take the session.
             expected = self.peer is not None and self.peer.draining
-            self._try_again(0.0 if expected else RETRY)
+            self._try_again(0.0 if expected else RETRY_VERIFIER)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._owner.output.tokens:
             # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
-            self._try_again(RETRY)
+            self._try_again(RETRY_VERIFIER)
         else:
             self._owner.on_refused(code, refused.message)
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from deploy.commands import COMMANDS, Command
-from deploy.settings import Options, told
+from deploy.settings import CommandOptions, told
 from scripts.pages import asked_to_write, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"specwire {command.name}")
     command.load().add_arguments(parser)
     if command.configurable:
-        Options(command.name, parser)
+        CommandOptions(command.name, parser)
     return parser
 
 

@@ -24,7 +24,7 @@ LONG_US = 100_000.0
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Of a forward: so many sessions, each with so many positions, all of whose rows are wanted."""
 
     sessions: int
@@ -42,7 +42,7 @@ def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> S
 def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[], None] = lambda: None) -> ForwardTimes:
     """Times of forwards of one session behind a short text; leaves slot 0 empty."""
     prefix = _prefix(lm)
-    shapes = {width: Shape(1, width) for width in WIDTHS if prefix + width <= lm.info.context}
+    shapes = {width: BatchShape(1, width) for width in WIDTHS if prefix + width <= lm.info.context}
     _fill(lm, 1)
     return ForwardTimes(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on))
 
@@ -54,7 +54,7 @@ def calibrate_batches(
     prefix = _prefix(lm)
     numbers = sorted({min(sessions, lm.slots) for sessions in SESSIONS} - {1})
     depths = [depth for depth in DEPTHS if prefix + depth <= lm.info.context]
-    shapes = {(sessions, depth): Shape(sessions, depth) for sessions in numbers for depth in depths}
+    shapes = {(sessions, depth): BatchShape(sessions, depth) for sessions in numbers for depth in depths}
     if not shapes:
         return {}
     _fill(lm, max(numbers))
@@ -74,7 +74,7 @@ def _fill(lm: LanguageModel, sessions: int) -> None:
 
 def _times(
     lm: LanguageModel,
-    shapes: Mapping[Name, Shape],
+    shapes: Mapping[Name, BatchShape],
     rounds: tuple[int, int],
     budget_s: float,
     go_on: Callable[[], None],
@@ -102,7 +102,7 @@ def _times(
     return {name: _faster_half(values) for name, values in times.items()}
 
 
-def _turn(lm: LanguageModel, shape: Shape) -> float:
+def _turn(lm: LanguageModel, shape: BatchShape) -> float:
     """Microseconds of a forward."""
     first = _forward(lm, shape)
     return first if first > LONG_US else _forward(lm, shape)
@@ -113,7 +113,7 @@ def _faster_half(values: Sequence[float]) -> float:
     return typical(sorted(values)[: (len(values) + 1) // 2])
 
 
-def _forward(lm: LanguageModel, shape: Shape) -> float:
+def _forward(lm: LanguageModel, shape: BatchShape) -> float:
     """Microseconds of a forward behind the prefix."""
     prefix = _prefix(lm)
     tokens = _tokens(lm, prefix, shape.depth)

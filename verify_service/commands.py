@@ -188,7 +188,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class StepTimings:
     """See StepTimings in verify.proto."""
 
     step: int
@@ -208,7 +208,7 @@ class Report:
     admitted: list[Admitted] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
-    timings: Timings | None = None
+    timings: StepTimings | None = None
 
 
 Reports = dict[int, Report]

@@ -30,20 +30,20 @@ from verify_service.commands import (
     LinkLost,
     Reports,
     Scoring,
+    StepTimings,
     Stop,
     Tick,
-    Timings,
     TurnAway,
 )
 from verify_service.feeding import PromptTurns
 from verify_service.inbox import Inbox
-from verify_service.parts import Choice, Part, choices
+from verify_service.parts import Part, RowChoice, choices
 from verify_service.reception import Reception
 from verify_service.relief import Budget, ShortOfMemory
 from verify_service.roster import Held
 from verify_service.scoring import Scorer
-from verify_service.tally import Tally
-from verify_service.waiting import Patience
+from verify_service.tally import EngineTally
+from verify_service.waiting import QueuePatience
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +92,13 @@ class Engine:
         patient: bool = False,
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
-        patience: Patience = Patience(),  # noqa: B008 # frozen
+        patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
     ) -> None:
         """patient: see `specwire.core.scheduler.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
         self.lm = lm
         self.costs = costs
         self.inbox = Inbox()
-        self.tally = Tally()
+        self.tally = EngineTally()
         self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
         self.roster = self.reception.roster
         self.steps = 0
@@ -257,7 +257,7 @@ class Engine:
         self._take_commands()
         self._decide(parts, told, failed, timings)
 
-    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[Choice], Timings]:
+    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[RowChoice], StepTimings]:
         """The target's token for every row that is wanted, and how long that took."""
         for part in parts:
             part.ask()
@@ -268,7 +268,7 @@ class Engine:
         told = choices(logits, parts, self.lm.info.deterministic, self._patience_until(ended_us + MOST_LATE_US))
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
-        timings = Timings(
+        timings = StepTimings(
             step=self.steps,
             sessions=len(parts),
             rows=sum(part.share.rows for part in parts),
@@ -291,7 +291,9 @@ class Engine:
         start = self.lm.cached(slot)
         return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.tokens], part.wanted)
 
-    def _decide(self, parts: Sequence[Part], told: Sequence[Choice], failed: frozenset[int], timings: Timings) -> None:
+    def _decide(
+        self, parts: Sequence[Part], told: Sequence[RowChoice], failed: frozenset[int], timings: StepTimings
+    ) -> None:
         plain_us = self._learn(parts, timings)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
@@ -320,7 +322,7 @@ class Engine:
             message = f"the target's logits before position {held.session.position} are not finite"
             self.reception.fail(held, Code.ABORTED, message)
 
-    def _learn(self, parts: Sequence[Part], timings: Timings) -> float | None:
+    def _learn(self, parts: Sequence[Part], timings: StepTimings) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
@@ -328,7 +330,9 @@ class Engine:
         waited, rows = timings.waited_us > 0, timings.rows
         return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
 
-    def _resolve(self, part: Part, choice: Choice, charged: float, plain_us: float | None, timings: Timings) -> None:
+    def _resolve(
+        self, part: Part, choice: RowChoice, charged: float, plain_us: float | None, timings: StepTimings
+    ) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -348,7 +352,9 @@ class Engine:
         elif verdict.finish is not None:
             self.reception.linger(held)
 
-    def _report(self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: Timings) -> None:
+    def _report(
+        self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: StepTimings
+    ) -> None:
         """Tell its link what was decided, and charge the session for it."""
         session, now_us = held.session, self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us, charged)

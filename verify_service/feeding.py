@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specwire.core.shares import Candidate, Share
+from specwire.core.shares import Share, StepCandidate
 from verify_service.roster import Held
 
 
@@ -20,7 +20,7 @@ class PromptTurns:
         # Tokens, by tenants that wait.
         self._fed: dict[bytes, int] = {}
 
-    def ordered(self, candidates: Sequence[Candidate], held: Mapping[int, Held]) -> Sequence[Candidate]:
+    def ordered(self, candidates: Sequence[StepCandidate], held: Mapping[int, Held]) -> Sequence[StepCandidate]:
         """Those without a prompt to feed as they are, then prompts in turn. held: sessions by slot."""
         prompts = [held[each.slot] for each in candidates if each.uncached > 1]
         if not prompts:
@@ -32,7 +32,7 @@ class PromptTurns:
         least = min((fed for scope, fed in self._fed.items() if scope in came_us), default=0)
         self._fed = {scope: self._fed.get(scope, least) for scope in came_us}
 
-        def turn(candidate: Candidate) -> tuple[int, float, bytes, int, float]:
+        def turn(candidate: StepCandidate) -> tuple[int, float, bytes, int, float]:
             if candidate.uncached == 1:
                 return -1, 0.0, b"", 0, 0.0
             own = held[candidate.slot]

@@ -8,7 +8,7 @@ from specwire.core.acceptance import Outcome
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Family, by_label, counter, draft_families, gauge, histogram
 from verify_service.engine import Engine
-from verify_service.tally import Tally
+from verify_service.tally import EngineTally
 
 
 def families(engine: Engine) -> Iterable[Family]:
@@ -17,7 +17,7 @@ def families(engine: Engine) -> Iterable[Family]:
     yield from _of_sessions(engine)
 
 
-def _of_speculation(tally: Tally) -> Iterable[Family]:
+def _of_speculation(tally: EngineTally) -> Iterable[Family]:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(tally.accepted_at) if count}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", tally.windows)
@@ -36,7 +36,7 @@ def _of_speculation(tally: Tally) -> Iterable[Family]:
     yield by_label("counter", "decided_tokens_total", "Tokens decided, by how.", "outcome", outcomes)
 
 
-def _of_steps(tally: Tally) -> Iterable[Family]:
+def _of_steps(tally: EngineTally) -> Iterable[Family]:
     yield histogram("forward_seconds", "The target's forwards.", tally.forward_s)
     yield histogram("choose_seconds", "Choosing the tokens of a step.", tally.choose_s)
     yield histogram("batch_rows", "Rows of a forward.", tally.rows)

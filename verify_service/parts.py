@@ -76,7 +76,7 @@ class Part(NamedTuple):
         ]
 
 
-class Choice(NamedTuple):
+class RowChoice(NamedTuple):
     """The target's token for each row of a part.
 
     report: gives the log-probabilities of those that are decided. judge: decides the window where its rule looks at it.
@@ -89,7 +89,7 @@ class Choice(NamedTuple):
 
 def choices(
     logits: torch.Tensor, parts: Sequence[Part], apart: bool = False, heard: Callable[[Part], bool] = lambda _: True
-) -> list[Choice]:
+) -> list[RowChoice]:
     """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other.
 
     heard: whether it is known what a part's constraint allows; nothing is said to one that it is not known of.
@@ -107,13 +107,13 @@ def choices(
     ]
 
 
-def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], part: Part) -> Choice:
+def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], part: Part) -> RowChoice:
     """What was chosen for a part whose rows of logits begin at `start`."""
     sampling = part.held.session.sampling
     if not rows or (sampling.logprobs is None and sampling.acceptance is None):
-        return Choice(tokens, None, None)
+        return RowChoice(tokens, None, None)
     own = logits[start : start + len(rows)]
-    return Choice(tokens, _reporter(own, rows), _judge(own, rows, tokens, part))
+    return RowChoice(tokens, _reporter(own, rows), _judge(own, rows, tokens, part))
 
 
 def _starts(parts: Sequence[Part]) -> list[int]:

@@ -26,7 +26,7 @@ from specwire.telemetry.options import inherited
 from verify_service.ranks import LENGTH_BYTES
 
 
-class Follower:
+class RankFollower:
     """A `specwire.lm.split.Party` as another rank than 0 sees it."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Follower:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    party = Follower()
+    party = RankFollower()
     replace(inherited(), traces="").start(f"verifier-rank-{party.rank}")
     try:
         lm = load_model(**party.load, party=party)
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def _follow(lm: CachedLM, party: Follower) -> NoReturn:
+def _follow(lm: CachedLM, party: RankFollower) -> NoReturn:
     while True:
         obey(lm.runner, party.next())
 

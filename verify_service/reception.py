@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from specwire.core.chain import Offer
 from specwire.core.limits import Ending, FinishReason
-from specwire.core.running import Running
+from specwire.core.running import RunningSession
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 from specwire.lm import LanguageModel
 from verify_service.commands import Admitted, Begun, Code, Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.roster import NO_SLOT, Held, Roster
 from verify_service.seating import Seating
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 
 class Reception:
@@ -37,7 +37,7 @@ class Reception:
         now_us: Callable[[], float],
         ngram: bool,
         detach_grace_us: float,
-        patience: Patience = Patience(),  # noqa: B008 # frozen
+        patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         offers: Counter[Offer] | None = None,
     ) -> None:
         self.roster = Roster()
@@ -212,7 +212,7 @@ class Reception:
             opening.session_id,
             NO_SLOT,
             opening.prompt_length,
-            Running(session, self._now_us()),
+            RunningSession(session, self._now_us()),
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from specwire.core.lookout import Lookout
-from specwire.core.running import Running
+from specwire.core.running import RunningSession
 from specwire.core.verification import VerifySession
 from verify_service.commands import Opening
 
@@ -34,7 +34,7 @@ class Held:
     session_id: str
     slot: int
     prompt_length: int
-    running: Running
+    running: RunningSession
     deadline_us: float | None = None
     attached: bool = True
     until_us: float = math.inf

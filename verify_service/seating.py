@@ -15,7 +15,7 @@ from specwire.core.prefixes import LEAST_SHARED, Prefix, longest
 from specwire.lm import LanguageModel
 from verify_service.roster import NO_SLOT, Held, Roster
 from verify_service.slots import Slots
-from verify_service.waiting import LongestWait, Patience, WaitingRoom
+from verify_service.waiting import LongestWait, QueuePatience, WaitingRoom
 
 # Without room for so long a session gives its slot up to one that waits for it.
 PARK_AFTER_US = 5e6
@@ -33,7 +33,7 @@ class Seating:
         self,
         lm: LanguageModel,
         roster: Roster,
-        patience: Patience,
+        patience: QueuePatience,
         counts: Counter[str],
         now_us: Callable[[], float],
         admitted: Callable[[Held], None],

@@ -32,7 +32,7 @@ from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.ranks import Ranks
 from verify_service.service import EngineWorker, VerifyServicer
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
@@ -45,7 +45,7 @@ MOST_DETACH_GRACE_S = 3600.0
 # Whose figures they are.
 VERIFIER = "verifier"
 MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
-PATIENCE = Patience(sessions=64, wait_us=30e6)
+PATIENCE = QueuePatience(sessions=64, wait_us=30e6)
 MIB = 1 << 20
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
@@ -109,7 +109,7 @@ async def start(
     options: ModelServiceOptions,
     patient: bool = False,
     detach_grace: float = DETACH_GRACE_S,
-    patience: Patience = PATIENCE,
+    patience: QueuePatience = PATIENCE,
     registration: RegistryOptions = NOWHERE,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
@@ -167,7 +167,7 @@ def check_grace(seconds: float) -> None:
         raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {seconds:g}")
 
 
-def check_patience(patience: Patience) -> None:
+def check_patience(patience: QueuePatience) -> None:
     """InvalidParameter unless so many may wait for so long."""
     if not 0 <= patience.sessions <= MOST_QUEUE:
         raise InvalidParameter("queue", f"must be from 0 to {MOST_QUEUE} sessions, not {patience.sessions}")
@@ -180,7 +180,7 @@ def _loader(
     options: ModelServiceOptions,
     patient: bool,
     detach_grace: float,
-    patience: Patience,
+    patience: QueuePatience,
     registry: Registry,
     meter: Meter,
     ranks: Ranks | None,
@@ -279,7 +279,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
         check_grace(args.detach_grace)
-        patience = Patience(args.queue, args.queue_wait * 1e6)
+        patience = QueuePatience(args.queue, args.queue_wait * 1e6)
         check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
         check_ranks(args.tensor_parallel_size)

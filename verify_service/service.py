@@ -43,7 +43,7 @@ FAREWELL_S = 1.0
 SHOWN_CHARACTERS = 8
 
 
-class Link(NamedTuple):
+class VerifyLink(NamedTuple):
     """A Connect stream: what goes out on it, and a future whose exception ends it."""
 
     outbox: Responses
@@ -97,7 +97,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._worker = worker
         self._info = info
         self._numbers = itertools.count()
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, VerifyLink] = {}
         self._presence = Presence()
         self._empty = asyncio.Event()
         self._draining = False
@@ -178,7 +178,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         if self._draining:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, STOPPING)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        link = Link(Responses(context.write, lambda error: link.end(str(error))), broken)
+        link = VerifyLink(Responses(context.write, lambda error: link.end(str(error))), broken)
         number = next(self._numbers)
         self._links[number] = link
         reading = asyncio.ensure_future(self._read(requests, number, link.outbox))

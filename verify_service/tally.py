@@ -8,12 +8,12 @@ from specwire.core.acceptance import DraftCounts, Outcome, late_counts, window_c
 from specwire.core.chain import Offer, SourceKind
 from specwire.core.tail import Verdict
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
-from verify_service.commands import Timings
+from verify_service.commands import StepTimings
 
 MOST_POSITIONS = 32
 
 
-class Tally:
+class EngineTally:
     """Since the engine began. `drafts`: draft tokens, by who proposed them.
 
     `refused`: windows of which a token was refused, each a rollback and a dead chain.
@@ -33,7 +33,7 @@ class Tally:
         self.drafts = {kind: DraftCounts() for kind in SourceKind}
         self.accepted_at = [0] * MOST_POSITIONS
 
-    def step(self, timings: Timings) -> None:
+    def step(self, timings: StepTimings) -> None:
         """A forward has ended."""
         self.forward_s.observe(timings.forward_us / 1e6)
         self.choose_s.observe(timings.choose_us / 1e6)

@@ -11,11 +11,11 @@ from specwire.core.admission import Waiting, next_in_turn
 from verify_service.roster import Held
 
 # Tenants whose latest turn is remembered.
-REMEMBERED = 1024
+REMEMBERED_TENANTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class QueuePatience:
     """sessions: how many may wait for a slot; 0: none. wait_us: for how long."""
 
     sessions: int = 0
@@ -78,5 +78,5 @@ class WaitingRoom:
         self.remove(held)
         self._latest[held.scope] = next(self._numbers)
         self._latest.move_to_end(held.scope)
-        if len(self._latest) > REMEMBERED:
+        if len(self._latest) > REMEMBERED_TENANTS:
             self._latest.popitem(last=False)

@@ -21,7 +21,7 @@ from specwire.rpc.convert import (
 )
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, verify_pb2
-from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, Tick, Timings
+from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, StepTimings, Tick
 
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64
@@ -165,7 +165,7 @@ def _verdict(decided: Decided) -> verify_pb2.Verdict:
     )
 
 
-def _timings(timings: Timings) -> verify_pb2.StepTimings:
+def _timings(timings: StepTimings) -> verify_pb2.StepTimings:
     return verify_pb2.StepTimings(
         step=timings.step,
         sessions=timings.sessions,

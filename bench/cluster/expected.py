@@ -18,7 +18,7 @@ def simulated(row: Row) -> float | None:
     if row == FLOOD:
         return None
     slope = 0.0 if row in WIDE else SLOPE
-    fleet = sim.Fleet(
+    fleet = sim.SimFleet(
         sessions=row.at_once,
         verifiers=row.verifiers,
         drafters=1,

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from draft_service import weighing
-from draft_service.weighing import Place
+from draft_service.weighing import WeighedPlace
 from specwire.core import scheduler
 from specwire.core.chain import Proposal
 from specwire.core.drafting import DraftSession
-from specwire.core.weights import Weights, draw
+from specwire.core.weights import Weights, draw_quantised
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -27,23 +27,23 @@ def _sure(token: int, weights: Weights) -> bool:
     return weights.of(token) * len(weights.ids) > weights.total
 
 
-def _again(weights: Weights, place: Place, attempt: int = 0) -> int:
+def _again(weights: Weights, place: WeighedPlace, attempt: int = 0) -> int:
     """Drawn with numbers of its own."""
-    return draw(weights, place.seed ^ (attempt + 1), place.sampling.choice, place.position)
+    return draw_quantised(weights, place.seed ^ (attempt + 1), place.sampling.choice, place.position)
 
 
-def _apart(weights: Weights, place: Place) -> Drawn:
+def _apart(weights: Weights, place: WeighedPlace) -> Drawn:
     """Nothing wrong with it."""
     return _again(weights, place), weights
 
 
-def _restarting(weights: Weights, place: Place) -> Drawn:
+def _restarting(weights: Weights, place: WeighedPlace) -> Drawn:
     """A token that is not sure is drawn again."""
     drawn = (_again(weights, place, attempt) for attempt in range(TRIES))
     return next((token for token in drawn if _sure(token, weights)), weights.ids[0]), weights
 
 
-def _longest_of_two(weights: Weights, place: Place) -> Drawn:
+def _longest_of_two(weights: Weights, place: WeighedPlace) -> Drawn:
     """Of two chains, the one that the drafter expects to get further."""
     return max((_again(weights, place, attempt) for attempt in range(2)), key=weights.of), weights
 

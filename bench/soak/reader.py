@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.soak.jobs import Job, Manner
 from specwire.client import AsyncClient, Chunk, Event, Finished, SessionState, SpecwireError, Started
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 
 PATIENCE_S = 60.0
@@ -102,7 +102,7 @@ class Reader:
         finally:
             await asyncio.gather(*self._tasks)
 
-    def _options(self) -> Options:
+    def _options(self) -> RequestOptions:
         job, sampling = self._job, self._job.sampling
         return {
             "max_tokens": job.length,

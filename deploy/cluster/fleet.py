@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from deploy.cluster.command import ray_token
 from deploy.cluster.numbered import Numbered
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import Change, ReplicaName, replica_name
 from deploy.cluster.registered import wait_until_known
 from deploy.cluster.replica import Order, Record, Replica
@@ -146,7 +146,7 @@ class Fleet:
 
     def places(
         self, names: Iterable[ReplicaName] | None = None, limit_s: float = ASK_LIMIT_S
-    ) -> dict[ReplicaName, Place | None]:
+    ) -> dict[ReplicaName, ReplicaPlace | None]:
         """Where each replica is, of all or of those named that are there; None of one that does not answer in time."""
         there = [name for name in (self.seen() if names is None else names) if _is_there(name)]
         asked: dict[ReplicaName, Any] = {name: ray.get_actor(str(name)).place.remote() for name in there}
@@ -269,9 +269,9 @@ def _is_there(name: ReplicaName) -> bool:
     return True
 
 
-def _answer(reference: Any) -> Place | None:
+def _answer(reference: Any) -> ReplicaPlace | None:
     try:
-        place: Place = ray.get(reference)
+        place: ReplicaPlace = ray.get(reference)
     except RayError:
         return None
     return place

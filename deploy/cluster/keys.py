@@ -14,7 +14,7 @@ class InvalidConfig(ValueError):
         super().__init__(f"{key}: {message}")
 
 
-class Keys:
+class YamlKeys:
     """A mapping, taken apart by name and type. Raises InvalidConfig. `place`: of the mapping, "" of the whole file."""
 
     def __init__(self, place: str, value: object) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaPlace:
     """address: "" until it is ready. http: the URL of an orchestrator that has one. error: why it cannot start.
 
     draining: it was told to end. registered: its address in the registry, where it advertises another one.

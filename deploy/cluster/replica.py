@@ -23,9 +23,9 @@ from typing import IO
 import ray
 
 from deploy import bound
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.processes import KEPT_LINES, environment
-from deploy.service_thread import Outcome
+from deploy.service_thread import ThreadOutcome
 from specwire.registry.options import advertised
 
 # Between lives of a service that cannot start: Ray itself does not wait.
@@ -57,7 +57,7 @@ class Replica:
         self._command = command(order, node_address())
         self._environment = {**environment(), **order.environment}
         self._http = ""
-        self._outcome: Future[Outcome] = Future()
+        self._outcome: Future[ThreadOutcome] = Future()
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._draining = threading.Event()
@@ -65,14 +65,14 @@ class Replica:
         self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
         self._thread.start()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ThreadOutcome:
         """Wait for the start."""
         return self._outcome.result()
 
-    def place(self) -> Place:
-        outcome = self._outcome.result() if self._outcome.done() else Outcome()
+    def place(self) -> ReplicaPlace:
+        outcome = self._outcome.result() if self._outcome.done() else ThreadOutcome()
         registered = advertised(self._environment.get(ADVERTISE, ""), outcome.address) if outcome.address else ""
-        return Place(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
+        return ReplicaPlace(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
 
     def drain(self) -> None:
         """Have the service drain and end, and the actor with it: who waits for the answer learns that it is gone."""
@@ -92,7 +92,7 @@ class Replica:
         if ready:
             said = json.loads(ready)
             self._http = str(said.get("http") or "")
-            self._outcome.set_result(Outcome(address=str(said["address"])))
+            self._outcome.set_result(ThreadOutcome(address=str(said["address"])))
         code = process.wait()
         if self._draining.is_set():
             self._settle("was told to end")
@@ -106,7 +106,7 @@ class Replica:
 
     def _settle(self, error: str) -> None:
         if not self._outcome.done():
-            self._outcome.set_result(Outcome(error=error))
+            self._outcome.set_result(ThreadOutcome(error=error))
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(

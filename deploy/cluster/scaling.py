@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ScalingRule:
     """least, most: replicas. high, low: shares of the slots; times are seconds.
 
     queue_s: a session may wait as long for a slot before the pool counts as full.
@@ -72,7 +72,7 @@ class Memory:
     empty_since: float | None = None
 
 
-def decide(rule: Rule, memory: Memory, reading: Reading, now: float) -> tuple[int, Memory]:
+def decide(rule: ScalingRule, memory: Memory, reading: Reading, now: float) -> tuple[int, Memory]:
     """The replicas that there should be now, and what to remember. now: seconds on any clock that does not go back.
 
     A pool grows only once all that it has are ready and have been seen at work: what is being started is not asked for
@@ -97,19 +97,19 @@ def decide(rule: Rule, memory: Memory, reading: Reading, now: float) -> tuple[in
     return count, memory
 
 
-def _is_full(rule: Rule, reading: Reading, count: int) -> bool:
+def _is_full(rule: ScalingRule, reading: Reading, count: int) -> bool:
     """With so many replicas."""
     demand = reading.running + reading.waiting
     return demand > rule.high * _slots(reading, count) or reading.queue_s > rule.queue_s or _late(rule, reading, count)
 
 
-def _would_do(rule: Rule, reading: Reading, count: int) -> bool:
+def _would_do(rule: ScalingRule, reading: Reading, count: int) -> bool:
     """With so many replicas it would be far from full."""
     idle = reading.waiting == 0 and reading.queue_s <= rule.queue_s
     return idle and reading.running <= rule.low * _slots(reading, count) and not _late(rule, reading, count)
 
 
-def _late(rule: Rule, reading: Reading, count: int) -> bool:
+def _late(rule: ScalingRule, reading: Reading, count: int) -> bool:
     """Drafters do not keep up, and more of them would have fewer sessions each."""
     return reading.misses > rule.misses and reading.running > count
 

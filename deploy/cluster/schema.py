@@ -32,8 +32,8 @@ from typing import Any
 
 import yaml
 
-from deploy.cluster.keys import InvalidConfig, Keys
-from deploy.cluster.scaling import Rule
+from deploy.cluster.keys import InvalidConfig, YamlKeys
+from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.words import InvalidOptions, check_words, words_of
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.entry import check_region
@@ -80,7 +80,7 @@ class Group:
     words: the command line of a replica after `specwire`, without where it listens and who it registers with.
     port, http_port: fixed ones, 0 for any; the latter of orchestrators only, -1 for no HTTP.
     least, most: replicas. grace: seconds that a replica takes to end at most. scaling: what else there is to say in a
-    `Rule`. The rest is what Ray is asked for, for each replica.
+    `ScalingRule`. The rest is what Ray is asked for, for each replica.
     """
 
     name: str
@@ -110,8 +110,8 @@ class Group:
         return self.least < self.most
 
     @property
-    def rule(self) -> Rule:
-        return Rule(self.least, self.most, **self.scaling)
+    def rule(self) -> ScalingRule:
+        return ScalingRule(self.least, self.most, **self.scaling)
 
     def clamped(self, replicas: int) -> int:
         return min(max(replicas, self.least), self.most)
@@ -144,7 +144,7 @@ def parse(text: str) -> ClusterConfig:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InvalidConfig("file", f"is no YAML: {' '.join(str(error).split()) or 'nested too deeply'}") from None
-    top = Keys("", value)
+    top = YamlKeys("", value)
     redis = top.text("redis")
     registry = top.text("registry", redis)
     region = top.text("region", "")
@@ -152,10 +152,10 @@ def parse(text: str) -> ClusterConfig:
     runtime_env = top.mapping("runtime_env")
     shared = {"registry": registry, "region": region, "redis": redis}
     pools = top.mapping("pools")
-    groups = [_pool(name, Keys(f"pools.{name}", value), shared, runtime_env) for name, value in pools.items()]
+    groups = [_pool(name, YamlKeys(f"pools.{name}", value), shared, runtime_env) for name, value in pools.items()]
     if not any(group.words[0] == "verify" for group in groups):
         raise InvalidConfig("pools", "at least one of kind verify is needed")
-    groups.append(_orchestrators(Keys(ORCHESTRATORS, top.mapping(ORCHESTRATORS)), shared, runtime_env))
+    groups.append(_orchestrators(YamlKeys(ORCHESTRATORS, top.mapping(ORCHESTRATORS)), shared, runtime_env))
     top.end()
     return ClusterConfig(registry, tuple(groups))
 
@@ -173,7 +173,7 @@ def _split(sentence: str) -> tuple[str, str]:
     return key, rest
 
 
-def _pool(name: str, keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
+def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
     if not NAME.fullmatch(str(name)) or name == ORCHESTRATORS:
         raise InvalidConfig("pools", f"a name must be at most 40 of a-z 0-9 -, and not {ORCHESTRATORS}, not {name!r}")
     kind, model = keys.choice("kind", KINDS), keys.text("model")
@@ -202,19 +202,19 @@ def _pool(name: str, keys: Keys, shared: Mapping[str, str], runtime_env: Mapping
     return group
 
 
-def _scaling(keys: Keys, least: int, most: int) -> dict[str, float]:
-    inner = Keys(keys.of("scaling"), keys.mapping("scaling"))
+def _scaling(keys: YamlKeys, least: int, most: int) -> dict[str, float]:
+    inner = YamlKeys(keys.of("scaling"), keys.mapping("scaling"))
     said = {name: inner.amount(name, math.nan, most=limit) for name, limit in SCALING.items()}
     inner.end()
     found = {name: value for name, value in said.items() if not math.isnan(value)}
     try:
-        Rule(least, most, **found)
+        ScalingRule(least, most, **found)
     except ValueError as error:
         raise InvalidConfig(keys.of("scaling"), str(error)) from None
     return found
 
 
-def _orchestrators(keys: Keys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
+def _orchestrators(keys: YamlKeys, shared: Mapping[str, str], runtime_env: Mapping[str, Any]) -> Group:
     count = keys.count("count", 1, least=1, most=MOST_REPLICAS)
     grpc_port = keys.count("grpc_port", 0, least=0, most=65535)
     http_port = keys.optional_count("http_port", least=0, most=65535)
@@ -242,7 +242,7 @@ def _environment(shared: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _options(keys: Keys) -> dict[str, Any]:
+def _options(keys: YamlKeys) -> dict[str, Any]:
     options = {str(name).replace("_", "-"): value for name, value in keys.mapping("options").items()}
     for name in options:
         if name in OWN_OPTIONS:
@@ -250,7 +250,7 @@ def _options(keys: Keys) -> dict[str, Any]:
     return options
 
 
-def _words(keys: Keys, options: Mapping[str, Any], command: str, *first: str) -> tuple[str, ...]:
+def _words(keys: YamlKeys, options: Mapping[str, Any], command: str, *first: str) -> tuple[str, ...]:
     """The command line, with the options behind what it must begin with."""
     try:
         words = (command, *first, *words_of(command, options))
@@ -266,9 +266,9 @@ def _grace(words: tuple[str, ...]) -> float:
     return float(said[-1]) if said else DRAIN_GRACE
 
 
-def _asked_for(keys: Keys, cpus: float) -> dict[str, Any]:
+def _asked_for(keys: YamlKeys, cpus: float) -> dict[str, Any]:
     resources = keys.mapping("resources")
-    inner = Keys(keys.of("resources"), resources)
+    inner = YamlKeys(keys.of("resources"), resources)
     return {
         "num_cpus": keys.amount("num_cpus", cpus),
         "num_gpus": keys.amount("num_gpus", 0.0),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deploy.cluster.command import add_cluster_arguments, carried_out
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
 
 
@@ -34,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def row(name: ReplicaName, place: Place | None) -> dict[str, str]:
+def row(name: ReplicaName, place: ReplicaPlace | None) -> dict[str, str]:
     return {
         "pool": name.group,
         "replica": str(name),
@@ -45,7 +45,7 @@ def row(name: ReplicaName, place: Place | None) -> dict[str, str]:
     }
 
 
-def _state(place: Place | None) -> str:
+def _state(place: ReplicaPlace | None) -> str:
     if place is None:
         return "away"
     if place.draining:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
 from deploy.cluster.scaling import Memory, Reading, decide
 from deploy.cluster.schema import ClusterConfig, Group
-from specwire.registry.entry import Entry, Load, Role, State
+from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 
 # A pool of which a replica could not start does not grow for so long.
 RETRY_S = 60.0
 # Seconds between two looks.
 MOST_EVERY_S, LEAST_EVERY_S = 5.0, 0.5
 
-Places = Mapping[ReplicaName, Place | None]
+Places = Mapping[ReplicaName, ReplicaPlace | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Steering:
         self._leaving: dict[ReplicaName, float] = {}
         self._failed_at: dict[str, float] = {}
 
-    def look(self, places: Places, entries: Sequence[Entry], now: float) -> Orders:
+    def look(self, places: Places, entries: Sequence[ServiceEntry], now: float) -> Orders:
         """What to do. places: of all replicas there are; None of one that does not answer."""
         orders = Orders()
         self._note(places, now)
@@ -79,7 +79,7 @@ class Steering:
         }
         self._starting = {name: self._starting.get(name, now) for name in starting if name not in self._leaving}
 
-    def _steer(self, group: Group, mine: Places, entries: Sequence[Entry], now: float, orders: Orders) -> None:
+    def _steer(self, group: Group, mine: Places, entries: Sequence[ServiceEntry], now: float, orders: Orders) -> None:
         self._clear(group, mine, now, orders)
         gone = set(orders.kill) | set(self._leaving)
         staying = {name: place for name, place in mine.items() if name not in gone}
@@ -106,7 +106,7 @@ class Steering:
             if failure or now - self._leaving.get(name, now) > group.grace + self._drain_margin:
                 orders.kill.append(name)
 
-    def _failure(self, name: ReplicaName, place: Place | None, now: float) -> str:
+    def _failure(self, name: ReplicaName, place: ReplicaPlace | None, now: float) -> str:
         """Why it has not come to be ready, or is not any more."""
         if place is not None and place.error and not place.draining:
             return place.error
@@ -117,15 +117,17 @@ class Steering:
         return now - self._failed_at.get(group.name, now - RETRY_S) < RETRY_S
 
 
-def _loads(places: Places, entries: Iterable[Entry]) -> dict[ReplicaName, Entry]:
+def _loads(places: Places, entries: Iterable[ServiceEntry]) -> dict[ReplicaName, ServiceEntry]:
     """The entries of those that serve."""
-    found = {entry.address: entry for entry in entries if entry.state is State.SERVING}
+    found = {entry.address: entry for entry in entries if entry.state is ServiceState.SERVING}
     return {
         name: found[place.known_as] for name, place in places.items() if place is not None and place.known_as in found
     }
 
 
-def _reading(group: Group, replicas: int, loads: Mapping[ReplicaName, Entry], entries: Iterable[Entry]) -> Reading:
+def _reading(
+    group: Group, replicas: int, loads: Mapping[ReplicaName, ServiceEntry], entries: Iterable[ServiceEntry]
+) -> Reading:
     told = [entry.load for entry in loads.values()]
     running = sum(load.running for load in told)
     return Reading(
@@ -139,7 +141,7 @@ def _reading(group: Group, replicas: int, loads: Mapping[ReplicaName, Entry], en
     )
 
 
-def _homeless(entries: Iterable[Entry]) -> int:
+def _homeless(entries: Iterable[ServiceEntry]) -> int:
     """Sessions that no verifier has; of which model they are is not known."""
     return sum(entry.load.waiting for entry in entries if entry.role is Role.ORCHESTRATOR)
 
@@ -155,7 +157,7 @@ def _new(group: Group, mine: Iterable[ReplicaName], count: int) -> list[ReplicaN
     return [ReplicaName(group.name, group.digest, next(free)) for _ in range(count)]
 
 
-def _spare(staying: Places, loads: Mapping[ReplicaName, Entry]) -> list[ReplicaName]:
+def _spare(staying: Places, loads: Mapping[ReplicaName, ServiceEntry]) -> list[ReplicaName]:
     """Those first that can be missed most: that serve nobody yet, then with the fewest sessions, then the newest."""
 
     def key(name: ReplicaName) -> tuple[int, int]:

@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
 def words_of(command: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """`options` by their flags' names, as arguments; what is true is a flag, several values are given in turn."""
     actions = {name_of(action): action for action in _parser(command)._actions}
-    return tuple(word for name, value in options.items() for word in _words(name, value, actions.get(name)))
+    return tuple(word for name, value in options.items() for word in _option_words(name, value, actions.get(name)))
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def check_words(words: Sequence[str]) -> None:
         raise InvalidOptions(str(error)) from None
 
 
-def _words(name: str, value: object, action: argparse.Action | None) -> Iterator[str]:
+def _option_words(name: str, value: object, action: argparse.Action | None) -> Iterator[str]:
     if isinstance(value, bool):
         if value:
             yield f"--{name}"

@@ -13,11 +13,11 @@ import grpc
 from google.protobuf.message import Message
 
 from orchestrator.http.errors import failure_of
-from orchestrator.http.resuming import FIELD, Place, Stage, written
+from orchestrator.http.resuming import FIELD, Stage, StreamPlace, written
 from orchestrator.http.service import Served
-from orchestrator.http.shapes import Json, Shape, Told
+from orchestrator.http.shapes import AnswerShape, Json, Told
 from orchestrator.http.streams import DONE, event
-from orchestrator.http.wishes import Wish
+from orchestrator.http.wishes import CompletionRequest
 from orchestrator.replies import Part
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2
@@ -44,7 +44,7 @@ OUTCOMES = {
 
 
 @dataclass(slots=True)
-class Choice:
+class AnswerChoice:
     """One session, as far as it has been told.
 
     before: what its text begins with. end: where the newest token's text ends in the output, in code points.
@@ -58,7 +58,7 @@ class Choice:
     stats: pb.Stats = field(default_factory=pb.Stats)
     started: pb.Started = field(default_factory=pb.Started)
     reason: str | None = None
-    place: Place | None = None
+    place: StreamPlace | None = None
 
     def lacks(self, stage: Stage) -> bool:
         """Whether its reader has not come so far; from now on it has."""
@@ -78,11 +78,11 @@ class Answer:
 
     def __init__(
         self,
-        shape: Shape,
-        wish: Wish,
+        shape: AnswerShape,
+        wish: CompletionRequest,
         served: Served,
         before: Sequence[str],
-        places: Sequence[Place | None] = (),
+        places: Sequence[StreamPlace | None] = (),
     ) -> None:
         self._shape = shape
         self._wish = wish
@@ -93,7 +93,7 @@ class Answer:
         known = places or [None] * len(before)
         ends = [0 if place is None else place.end for place in known]
         self._choices = [
-            Choice(text, text, end, place=place) for text, end, place in zip(before, ends, known, strict=True)
+            AnswerChoice(text, text, end, place=place) for text, end, place in zip(before, ends, known, strict=True)
         ]
 
     # All at once
@@ -106,7 +106,7 @@ class Answer:
         choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._envelope(self._shape.whole, choices), "usage": self._usage()}
 
-    def _gather(self, choice: Choice, part: Part) -> None:
+    def _gather(self, choice: AnswerChoice, part: Part) -> None:
         match part:
             case pb.Started():
                 choice.started = part
@@ -117,14 +117,14 @@ class Answer:
                 choice.text += part.text
                 self._finish(choice, part)
 
-    def _finish(self, choice: Choice, part: pb.Finished) -> None:
+    def _finish(self, choice: AnswerChoice, part: pb.Finished) -> None:
         choice.stats = part.stats
         choice.reason = REASONS.get(part.reason)
         if choice.reason is None:
             code, message = FAILURES.get(part.reason, (grpc.StatusCode.ABORTED, part.message))
             raise StatusError(code, message)
 
-    def _answered(self, index: int, choice: Choice) -> Json:
+    def _answered(self, index: int, choice: AnswerChoice) -> Json:
         more = {**_opening(choice.started), "stats": figures(choice.stats)}
         if self._wish.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
@@ -148,7 +148,7 @@ class Answer:
             yield event(failure_of(error).body())
         yield DONE
 
-    def _events(self, index: int, choice: Choice, part: Part) -> list[bytes]:
+    def _events(self, index: int, choice: AnswerChoice, part: Part) -> list[bytes]:
         match part:
             case pb.Started():
                 return self._first(index, choice, part)
@@ -160,16 +160,16 @@ class Answer:
             case pb.Finished():
                 return self._last(index, choice, part)
 
-    def _first(self, index: int, choice: Choice, part: pb.Started) -> list[bytes]:
+    def _first(self, index: int, choice: AnswerChoice, part: pb.Started) -> list[bytes]:
         choice.started = part
         if self._wish.template.request_id and choice.place is None:
-            choice.place = Place.start(part)
+            choice.place = StreamPlace.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
             told.append(self._part(index, self._shape.delta(choice.before)))
         return told
 
-    def _chunk(self, index: int, choice: Choice, part: pb.Chunk) -> list[bytes]:
+    def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
         told = self._told(choice, [part])
         if choice.place is not None:
             _check_goes_on(choice.place)
@@ -179,7 +179,7 @@ class Answer:
         more = _details(part) if self._wish.details else None
         return [self._part(index, self._shape.delta(part.text), told, None, more)]
 
-    def _last(self, index: int, choice: Choice, part: pb.Finished) -> list[bytes]:
+    def _last(self, index: int, choice: AnswerChoice, part: pb.Finished) -> list[bytes]:
         self._finish(choice, part)
         told = []
         if part.text and choice.lacks(Stage.COMPLETE):
@@ -191,7 +191,7 @@ class Answer:
 
     # Parts of both
 
-    def _told(self, choice: Choice, chunks: Sequence[pb.Chunk]) -> Told | None:
+    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Told | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
         if not self._wish.logprobs or len(logprobs) < len(tokens):
@@ -243,7 +243,7 @@ class Answer:
         }
 
 
-def _check_goes_on(place: Place) -> None:
+def _check_goes_on(place: StreamPlace) -> None:
     """There is more text behind: its reader cannot have seen the end there."""
     if place.stage > Stage.GOING:
         raise StatusError(grpc.StatusCode.DATA_LOSS, f"{FIELD}: the text goes on behind {place.position}")

@@ -23,7 +23,7 @@ from orchestrator.http.looking import Looking
 from orchestrator.http.metrics import Metrics
 from orchestrator.http.origins import OriginCheck
 from orchestrator.http.page import routes as page_routes
-from orchestrator.http.service import Service
+from orchestrator.http.service import HttpService
 from orchestrator.options import HttpAccess
 
 REQUEST_ID = "x-request-id"
@@ -31,7 +31,7 @@ REQUEST_ID = "x-request-id"
 NAMED = re.compile(r"[!-~]{1,128}")
 
 
-def application(service: Service) -> ASGIApp:
+def application(service: HttpService) -> ASGIApp:
     """The endpoints, for whom may call. Health, readiness and version want no key, as gRPC's health checks do not."""
     options = service.orchestrator.options
     answered = shared(routed(service), options.http_access)
@@ -72,7 +72,7 @@ class RequestIds:
         await self._app(scope, receive, told)
 
 
-def routed(service: Service) -> Starlette:
+def routed(service: HttpService) -> Starlette:
     """All endpoints."""
     completions, info, metrics, looking = Completions(service), Info(service), Metrics(service), Looking(service)
     bodies = Bodies()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.http.fields import Fields, shown
-from orchestrator.http.templates import Message
+from orchestrator.http.templates import ChatMessage
 from specwire.core.sampling import InvalidParameter
 
 MOST_MESSAGES = 4096
@@ -15,7 +15,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
-def take_messages(fields: Fields) -> list[Message]:
+def take_messages(fields: Fields) -> list[ChatMessage]:
     """The messages, the content of each one string. InvalidParameter names message and field."""
     value = fields.take("messages")
     if not isinstance(value, list) or not value:
@@ -25,7 +25,7 @@ def take_messages(fields: Fields) -> list[Message]:
     return [_message(f"messages[{index}]", each) for index, each in enumerate(value)]
 
 
-def _message(name: str, value: object) -> Message:
+def _message(name: str, value: object) -> ChatMessage:
     if not isinstance(value, dict):
         raise InvalidParameter("messages", f"{name} must be an object, not {shown(value)}")
     role = value.get("role")

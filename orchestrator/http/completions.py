@@ -15,12 +15,12 @@ from orchestrator.http.answers import Answer, Events
 from orchestrator.http.chat import take_messages
 from orchestrator.http.errors import failure_of
 from orchestrator.http.fields import Fields, is_ids, shown
-from orchestrator.http.resuming import FIELD, Place
+from orchestrator.http.resuming import FIELD, StreamPlace
 from orchestrator.http.resuming import parse as parse_places
-from orchestrator.http.service import Call, Served, Service
-from orchestrator.http.shapes import ChatShape, CompletionShape, Shape
+from orchestrator.http.service import Call, HttpService, Served
+from orchestrator.http.shapes import AnswerShape, ChatShape, CompletionShape
 from orchestrator.http.streams import EventStream, Leave
-from orchestrator.http.wishes import MOST_CHOICES, Wish, take_chat, take_completion
+from orchestrator.http.wishes import MOST_CHOICES, CompletionRequest, take_chat, take_completion
 from orchestrator.replies import Part
 from orchestrator.requests import check_size
 from specwire.core.sampling import InvalidParameter
@@ -38,7 +38,7 @@ Prompt = str | list[int]
 class Completions:
     """The endpoints; each takes a call and gives a response."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HttpService) -> None:
         self._service = service
         self._quiet = service.orchestrator.options.sse_keep_alive
 
@@ -69,7 +69,9 @@ class Completions:
         served = await self._service.served_for(wish.template, call.tenant)
         return await self._answer(call, CompletionShape(), wish, served, prompts)
 
-    async def _answer(self, call: Call, shape: Shape, wish: Wish, served: Served, prompts: Sequence[Prompt]) -> ASGIApp:
+    async def _answer(
+        self, call: Call, shape: AnswerShape, wish: CompletionRequest, served: Served, prompts: Sequence[Prompt]
+    ) -> ASGIApp:
         for prompt in prompts:
             check_size(prompt, served.target)  # before it is copied for each of its sessions
         requests = sessions_of(wish, prompts)
@@ -117,7 +119,7 @@ def prompts_of(value: object) -> list[Prompt]:
     raise InvalidParameter("prompt", message)
 
 
-def sessions_of(wish: Wish, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
+def sessions_of(wish: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
     """What each session is asked for, those of one prompt side by side."""
     if len(prompts) * wish.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {wish.n} choices each make more than {MOST_CHOICES}"
@@ -134,7 +136,7 @@ def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.Genera
     return requests
 
 
-def _places(call: Call, wish: Wish, sessions: int) -> list[Place | None]:
+def _places(call: Call, wish: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
     """How far in each session a caller that comes back has come; only a stream with a request id says where it is."""
     shown_id = call.headers.get(LAST_EVENT_ID)
     if shown_id is None or not wish.stream:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies import Bodies, check_length, read_body
 from orchestrator.http.errors import failure_of
-from orchestrator.http.service import Call, Service
+from orchestrator.http.service import Call, HttpService
 from orchestrator.tenants import ANONYMOUS
 
 Answering = Callable[[Call], Awaitable[ASGIApp]]
@@ -23,7 +23,7 @@ class Endpoint:
     """An ASGI application. answer: what it does. guarded: callers need a key, where keys are asked for."""
 
     def __init__(
-        self, service: Service, answer: Answering, route: str, guarded: bool, observe: Observer, bodies: Bodies
+        self, service: HttpService, answer: Answering, route: str, guarded: bool, observe: Observer, bodies: Bodies
     ) -> None:
         self._service = service
         self._answer = answer

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.http.chat import take_messages
 from orchestrator.http.completions import take_template_values
-from orchestrator.http.service import Call, Served, Service
+from orchestrator.http.service import Call, HttpService, Served
 from orchestrator.requests import encoded
 from specwire.core.sampling import InvalidParameter
 from specwire.telemetry.process import PACKAGE, installed_version
@@ -17,7 +17,7 @@ from specwire.telemetry.process import PACKAGE, installed_version
 class Info:
     """Each takes a call and gives a response."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HttpService) -> None:
         self._service = service
 
     async def models(self, _: Call) -> Response:

@@ -18,13 +18,13 @@ from orchestrator.driver import SessionDriver
 from orchestrator.http.answers import OUTCOMES, figures
 from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.errors import failure_of
-from orchestrator.http.service import Call, Served, Service
+from orchestrator.http.service import Call, HttpService, Served
 from orchestrator.http.streams import DONE, EventStream, event
 from orchestrator.http.wishes import take_completion
 from orchestrator.link import Link
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.replies import Part
-from orchestrator.trace import Judged, Proposed, Traced, now_us
+from orchestrator.trace import Traced, TracedProposal, TracedVerdict, now_us
 from specwire.core.logprobs import finite
 from specwire.core.sampling import InvalidParameter
 from specwire.v1 import common_pb2
@@ -40,7 +40,7 @@ MOST_SESSIONS = 100
 class Looking:
     """Endpoints; each takes a call and gives a response."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HttpService) -> None:
         self._service = service
 
     async def generate(self, call: Call) -> ASGIApp:
@@ -181,8 +181,8 @@ class Watched:
     def _traced(self, traced: Traced) -> Json:
         texts = [self._served.names.text(token) for token in traced.tokens]
         match traced:
-            case Proposed():
+            case TracedProposal():
                 return {"type": "proposed", "texts": texts, **asdict(traced)}
-            case Judged():
+            case TracedVerdict():
                 names = [outcome.name.lower() for outcome in traced.outcomes]
                 return {"type": "judged", "texts": texts, **asdict(traced), "outcomes": names}

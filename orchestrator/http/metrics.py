@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from starlette.responses import PlainTextResponse, Response
 
-from orchestrator.http.service import Call, Service
+from orchestrator.http.service import Call, HttpService
 from orchestrator.sessions import ORCHESTRATOR
 from specwire.telemetry.metrics import CONTENT_TYPE, Family
 
@@ -15,7 +15,7 @@ from specwire.telemetry.metrics import CONTENT_TYPE, Family
 class Metrics:
     """Also counts HTTP's own answers: see `observe`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HttpService) -> None:
         self._answers: Counter[tuple[str, int]] = Counter()
         self._registry = service.orchestrator.registry
         self._registry.add(ORCHESTRATOR, self._families)

@@ -32,7 +32,7 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """The text before `position`, absolute, has this hash. end: where its last token's text ends in the output."""
 
     position: int
@@ -41,31 +41,31 @@ class Place:
     stage: Stage = Stage.GOING
 
     @classmethod
-    def start(cls, started: pb.Started) -> Place:
+    def start(cls, started: pb.Started) -> StreamPlace:
         return cls(started.prompt_tokens, started.prompt_hash, 0, Stage.OPENED)
 
     @property
     def reached(self) -> tuple[int, int]:
         return self.position, self.hash
 
-    def behind(self, chunk: pb.Chunk) -> Place:
+    def behind(self, chunk: pb.Chunk) -> StreamPlace:
         """Where a reader stands that has this chunk, too."""
         value = self.hash
         for token in chunk.tokens:
             value = extend_hash(value, token)
         end = chunk.text_ends[-1] if chunk.text_ends else self.end
-        return Place(chunk.position + len(chunk.tokens), value, end)
+        return StreamPlace(chunk.position + len(chunk.tokens), value, end)
 
     def __str__(self) -> str:
         return f"{self.position}-{self.hash:016x}-{self.end}-{self.stage.value}"
 
 
-def written(places: Iterable[Place | None]) -> str:
+def written(places: Iterable[StreamPlace | None]) -> str:
     """The id of an event whose reader stands there."""
     return ",".join("" if place is None else str(place) for place in places)
 
 
-def parse(text: str, sessions: int) -> list[Place | None]:
+def parse(text: str, sessions: int) -> list[StreamPlace | None]:
     """A place for each session, None where the reader has not heard of it. Raises InvalidParameter."""
     parts = text.split(",")
     if len(parts) != sessions:
@@ -73,12 +73,12 @@ def parse(text: str, sessions: int) -> list[Place | None]:
     return [_place(part) if part else None for part in parts]
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> StreamPlace:
     found = FORM.fullmatch(text)
     if found is None:
         raise _no_id()
     position, value, end, stage = found.groups(default="")
-    place = Place(int(position), int(value, 16), int(end or 0), Stage(int(stage)) if stage else Stage.GOING)
+    place = StreamPlace(int(position), int(value, 16), int(end or 0), Stage(int(stage)) if stage else Stage.GOING)
     if max(place.position, place.end) > MOST_WHOLE:
         raise _no_id()
     return place

@@ -13,7 +13,7 @@ import uvicorn
 
 from orchestrator.http.app import application
 from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
-from orchestrator.http.service import Service
+from orchestrator.http.service import HttpService
 from orchestrator.sessions import Orchestrator
 from specwire.rpc.options import READ_AHEAD_BYTES
 from specwire.rpc.server import ListenError, parse_listen
@@ -39,7 +39,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A server that listens. `address`: HOST:PORT as a client on this machine dials it; `url`: with its scheme."""
 
-    def __init__(self, service: Service, listening: socket.socket, tls: ServerTls | None) -> None:
+    def __init__(self, service: HttpService, listening: socket.socket, tls: ServerTls | None) -> None:
         host, port = listening.getsockname()[:2]
         dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
@@ -102,7 +102,7 @@ async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, 
     Raises:
         ListenError: the address cannot be used. TemplateInvalid: the template does not compile.
     """
-    service = Service(orchestrator, chat_template)
+    service = HttpService(orchestrator, chat_template)
     async with AsyncExitStack() as owned:
         owned.push_async_callback(service.stop)
         await service.check_template()

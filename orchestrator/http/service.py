@@ -13,7 +13,7 @@ from orchestrator.generating import Generating
 from orchestrator.http.bodies import RETRY_S, BodyParser, most_body_bytes
 from orchestrator.http.errors import INVALID, SERVER, Failure
 from orchestrator.http.fields import Fields
-from orchestrator.http.templates import Message, RemoteTemplate, Renderer, TemplateInvalid
+from orchestrator.http.templates import ChatMessage, RemoteTemplate, Renderer, TemplateInvalid
 from orchestrator.sessions import Orchestrator
 from orchestrator.target import Target
 from specwire.core.invalid import InvalidParameter
@@ -62,7 +62,7 @@ class Served:
             self.template.close()
 
 
-class Service:
+class HttpService:
     """chat_template: instead of the model's own; "" takes that."""
 
     def __init__(self, orchestrator: Orchestrator, chat_template: str = "") -> None:
@@ -131,7 +131,7 @@ class Service:
         return Fields(await self._parser.parse(call.body, call.tenant))
 
     async def prompt(
-        self, served: Served, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]
+        self, served: Served, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]
     ) -> str:
         """The messages as the model's chat template writes them. more: what it is given beside them.
 

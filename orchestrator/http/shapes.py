@@ -22,7 +22,7 @@ class Told:
     offsets: Sequence[int]
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """whole, part: the names of an answer's object, all at once and in a stream."""
 
     prefix: str

@@ -25,7 +25,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.text.forkserver import Busy, ForkServer, limit, serve
 from specwire.text.frames import HEAD, Lost, lengths_of, packed, readable, receive, send
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 # Seconds of processor time, for compiling a template and for rendering a conversation; seconds in all, busy or not.
 COMPUTE_S = 2.0
@@ -73,7 +73,7 @@ class ChatTemplate:
             message = f"the chat template does not compile: {type(error).__name__}: {error}"
             raise TemplateInvalid(message.removesuffix(": ")) from None
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> str:
+    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]) -> str:
         """The prompt. more: what the request gives the template beside the messages.
 
         Raises:
@@ -151,7 +151,9 @@ class RemoteTemplate:
         """Raises TemplateInvalid, Busy."""
         await self._asked(None)
 
-    async def render(self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> str:
+    async def render(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]
+    ) -> str:
         """The prompt. more: what the request gives the template beside the messages.
 
         Raises:

@@ -48,7 +48,7 @@ LOGPROBS_OF = {"model": common_pb2.LOGPROBS_OF_MODEL, "processed": common_pb2.LO
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CompletionRequest:
     """A request, without its prompts.
 
     Attributes:
@@ -81,7 +81,7 @@ class Wish:
         return request
 
 
-def take_chat(fields: Fields, request_id: str) -> Wish:
+def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
     """All of a chat's fields but its messages and what its template takes."""
     sampling = _sampling(fields)
     wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
@@ -107,7 +107,7 @@ def _answer_tokens(fields: Fields) -> int:
     return new or old or 0
 
 
-def take_completion(fields: Fields, request_id: str) -> Wish:
+def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
     """All of a completion's fields but its prompt."""
     sampling = _sampling(fields)
     top, echo = fields.whole("logprobs"), fields.flag("echo")
@@ -130,7 +130,7 @@ def _wish(
     logprobs: bool,
     echo: bool,
     n: int | None = None,
-) -> Wish:
+) -> CompletionRequest:
     n = n or fields.whole("n", least=1, most=MOST_CHOICES) or 1
     model, stream = fields.text("model"), fields.flag("stream")
     template = _template(fields, sampling, stopping, fields.text("request_id") or request_id)
@@ -138,7 +138,7 @@ def _wish(
     if template.provisional and not stream:
         raise InvalidParameter("provisional", "is shown in streams only")
     _without_effect(fields)
-    return Wish(
+    return CompletionRequest(
         model=model,
         template=template,
         n=n,

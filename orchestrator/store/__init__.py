@@ -1,6 +1,6 @@
 """The session log: what was decided and acknowledged, and who may go on."""
 
-from orchestrator.store.base import LEASE_S, Appended, Bound, SessionRecord, SessionStore, StoredSession, Tail
+from orchestrator.store.base import LEASE_S, AppendReply, Bound, LogTail, SessionRecord, SessionStore, StoredSession
 from orchestrator.store.errors import (
     ContentMismatch,
     DamagedLog,
@@ -17,13 +17,14 @@ from orchestrator.store.opening import open_store
 
 __all__ = [
     "LEASE_S",
-    "Appended",
+    "AppendReply",
     "Bound",
     "ContentMismatch",
     "DamagedLog",
     "DeletedSession",
     "Fenced",
     "Gap",
+    "LogTail",
     "MissingSession",
     "SessionExists",
     "SessionRecord",
@@ -32,6 +33,5 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "StoredSession",
-    "Tail",
     "open_store",
 ]

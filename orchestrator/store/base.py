@@ -94,7 +94,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class LogTail:
     """A log's end as it was at one instant: what was decided behind the first `skipped` tokens of the output.
 
     length: of the log in tokens, prompt included. The rest is as in StoredSession.
@@ -161,7 +161,7 @@ class StoredSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class AppendReply:
     """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end."""
 
     length: int
@@ -216,7 +216,7 @@ class SessionStore(Protocol):
 
     async def append(
         self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> Appended:
+    ) -> AppendReply:
         """Add `tokens`, or give a sign of life with none, at the absolute `position`.
 
         Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
@@ -233,7 +233,7 @@ class SessionStore(Protocol):
         reason: FinishReason,
         text_length: int,
         logprobs: Logprobs = (),
-    ) -> Appended:
+    ) -> AppendReply:
         """`append` the last tokens and end the session, both or neither. Raises as `append`."""
         ...
 
@@ -244,7 +244,7 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+    async def tail(self, session_id: str, skipped: int) -> LogTail | None:
         """As `read`, but only what was decided behind `skipped` tokens of the output."""
         ...
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from orchestrator.store.errors import StoreUnavailable, UnfitStore, no_answer, unavailable
-from orchestrator.store.lanes import Lane, Reply, Script, silence
+from orchestrator.store.lanes import Lane, LuaScript, Reply, silence
 from specwire.redis.lines import Argument, Lines, Node
 
 # Keys that are tried to find one at each server.
@@ -40,7 +40,7 @@ class Batcher:
         self._lanes: dict[Node, Lane] = {}
         self._closed = False
 
-    async def call(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Reply:
+    async def call(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> Reply:
         """The script's reply; the keys share a slot. Raises StoreUnavailable.
 
         Cancelling the caller does not take the call back.
@@ -53,7 +53,7 @@ class Batcher:
             raise unavailable(error) from error
         return await self._lane(node).call(script, keys, *arguments)
 
-    async def call_each(self, script: Script, key_of: Callable[[int], str], *arguments: Argument) -> None:
+    async def call_each(self, script: LuaScript, key_of: Callable[[int], str], *arguments: Argument) -> None:
         """Call it with one key at every server that holds keys. Raises StoreUnavailable where none does it.
 
         key_of: a key, for each number from 0; some keys lie at each server.
@@ -76,7 +76,7 @@ class Batcher:
                 keys.setdefault(self._lines.node_of([key_of(number)]), key_of(number))
         return keys
 
-    async def post(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+    async def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
         """Have it called, and do not wait for how that goes, nor for a server that does not answer.
 
         With the same server it is done before what is called next. Raises StoreUnavailable where no server is known.
@@ -85,7 +85,7 @@ class Batcher:
         with suppress(RedisError):
             self._lane(self._lines.node_of(keys)).post(script, keys, *arguments)
 
-    async def register(self, scripts: Collection[Script]) -> None:
+    async def register(self, scripts: Collection[LuaScript]) -> None:
         """Load the scripts ahead of their first call, wherever somebody answers. StoreUnavailable if nobody does."""
         await self._ready()
         lanes = [self._lane(node) for node in self._lines.nodes()]

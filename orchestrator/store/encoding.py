@@ -118,7 +118,7 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
     Raises:
         ValueError: names the field and what it holds.
     """
-    fields = _Fields.parse(data)
+    fields = _RecordFields.parse(data)
     if fields.whole("version") != VERSION:
         raise ValueError(f"version: this log has {fields.whole('version')}, this program reads {VERSION}")
     length, drafting = fields.whole("prompt_length"), fields.flag("drafting")
@@ -152,13 +152,13 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
 def request_of(data: bytes) -> tuple[str, str]:
     """Tenant and request id of a record; empty where it cannot be read."""
     try:
-        fields = _Fields.parse(data)
+        fields = _RecordFields.parse(data)
         return fields.text("tenant"), fields.text("request_id")
     except (ValueError, RecursionError):
         return "", ""
 
 
-def _sampling(fields: _Fields) -> Sampling:
+def _sampling(fields: _RecordFields) -> Sampling:
     sampling = Sampling(
         temperature=fields.number("temperature"),
         top_k=fields.whole("top_k"),
@@ -181,7 +181,7 @@ def _constraint_fields(constraint: Constraint | None) -> dict[str, object] | Non
     return None if constraint is None else {"kind": constraint.kind, "texts": constraint.texts}
 
 
-def _constraint(fields: _Fields) -> Constraint:
+def _constraint(fields: _RecordFields) -> Constraint:
     return Constraint(
         ConstraintKind(fields.text("kind")), tuple(_text("texts", each) for each in fields.several("texts"))
     )
@@ -192,7 +192,7 @@ def _bias(pair: object) -> tuple[int, float]:
     return bounded("logit_bias", _typed("logit_bias", token, int), MOST_WHOLE), _typed("logit_bias", bias, float)
 
 
-def _stopping(fields: _Fields) -> Stopping:
+def _stopping(fields: _RecordFields) -> Stopping:
     stop_ids = frozenset(_ids("stop_ids", fields.several("stop_ids")))
     least = fields.whole("min_tokens", default=0)
     return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"), least)
@@ -202,14 +202,14 @@ def _ids(name: str, values: list[object]) -> tuple[int, ...]:
     return tuple(bounded(name, _typed(name, value, int), MOST_WHOLE) for value in values)
 
 
-class _Fields:
+class _RecordFields:
     """A JSON object whose fields have the types that they are asked for with; else ValueError."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         self._fields = fields
 
     @classmethod
-    def parse(cls, data: bytes) -> _Fields:
+    def parse(cls, data: bytes) -> _RecordFields:
         return cls(_typed("record", json.loads(data), dict))
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -241,8 +241,8 @@ class _Fields:
     def several(self, name: str, default: list[object] | None = None) -> list[object]:
         return _typed(name, self._fields.get(name, default), list)
 
-    def inner(self, name: str) -> _Fields:
-        return _Fields(_typed(name, self._fields.get(name), dict))
+    def inner(self, name: str) -> _RecordFields:
+        return _RecordFields(_typed(name, self._fields.get(name), dict))
 
 
 def bounded(name: str, value: int, most: int) -> int:

@@ -22,7 +22,7 @@ CLOSED = "the store was closed"
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LuaScript:
     """A Lua script, called by its hash.
 
     repeated: whoever calls it does so again where there is no answer.
@@ -39,7 +39,7 @@ class Script:
 
 @dataclass(slots=True)
 class _Request:
-    script: Script
+    script: LuaScript
     keys: Sequence[str]
     arguments: Sequence[Argument]
     reply: asyncio.Future[Reply]
@@ -74,21 +74,21 @@ class Lane:
         self._wake: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._run(), name=f"store-lane {node}")
 
-    async def call(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Reply:
+    async def call(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> Reply:
         """The script's reply. Raises StoreUnavailable."""
         request = _Request(script, keys, arguments, self._loop.create_future())
         self._staged.append(request)
         self._go()
         return await request.reply
 
-    def post(self, script: Script, keys: Sequence[str], *arguments: Argument) -> None:
+    def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
         """Call it with whatever leaves next, and do not ask how it went."""
         request = _Request(script, keys, arguments, self._loop.create_future())
         request.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
         self._staged.append(request)
         self._go()
 
-    async def register(self, scripts: Collection[Script]) -> None:
+    async def register(self, scripts: Collection[LuaScript]) -> None:
         """Load the scripts. Raises StoreUnavailable."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -190,7 +190,7 @@ class Lane:
                 return f"{answer} of {self._replicas} replicas have acknowledged the write"
         return ""
 
-    async def _load(self, scripts: Collection[Script]) -> None:
+    async def _load(self, scripts: Collection[LuaScript]) -> None:
         for reply in await self._lines.send(self._node, [("SCRIPT LOAD", script.source) for script in scripts]):
             if isinstance(reply, Exception):
                 raise reply

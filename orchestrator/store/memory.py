@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from orchestrator.store.base import (
     BEGINNING_S,
     CALLED_WITHIN_S,
-    Appended,
+    AppendReply,
     Bound,
     Logprobs,
+    LogTail,
     Outcomes,
     SessionRecord,
     StoredSession,
-    Tail,
     Tokens,
     check_append,
 )
@@ -141,10 +141,10 @@ class MemoryStore:
 
     async def append(
         self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> Appended:
+    ) -> AppendReply:
         log = self._owned(session_id, fence)
         self._write(log, position, tokens, outcomes, logprobs)
-        return Appended(len(log.tokens), log.cancelled)
+        return AppendReply(len(log.tokens), log.cancelled)
 
     async def finish(
         self,
@@ -156,7 +156,7 @@ class MemoryStore:
         reason: FinishReason,
         text_length: int,
         logprobs: Logprobs = (),
-    ) -> Appended:
+    ) -> AppendReply:
         log, end = self._owned(session_id, fence), position + len(tokens)
         ended_otherwise = log.reason and (log.reason, log.text_length) != (reason, text_length)
         if len(log.tokens) > end or ended_otherwise:
@@ -164,13 +164,13 @@ class MemoryStore:
         self._write(log, position, tokens, outcomes, logprobs)
         log.reason, log.text_length, log.ended = reason, text_length, self._clock()
         self._touch(log)
-        return Appended(len(log.tokens), log.cancelled)
+        return AppendReply(len(log.tokens), log.cancelled)
 
     async def read(self, session_id: str) -> StoredSession | None:
         log = self._readable(session_id)
         return self._snapshot(log) if log else None
 
-    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+    async def tail(self, session_id: str, skipped: int) -> LogTail | None:
         log = self._readable(session_id)
         return self._tail(log, skipped) if log else None
 
@@ -296,8 +296,8 @@ class MemoryStore:
         kept = log.ttl_s if log.reason is None else log.retention_s
         return max(0.0, self._clock() + kept - log.expires)
 
-    def _tail(self, log: _Log, skipped: int) -> Tail:
-        return Tail(
+    def _tail(self, log: _Log, skipped: int) -> LogTail:
+        return LogTail(
             fence=log.fence,
             owner=log.owner,
             skipped=skipped,

@@ -10,13 +10,13 @@ from orchestrator.store import beside, scripts
 from orchestrator.store.base import (
     BEGINNING_S,
     CALLED_WITHIN_S,
-    Appended,
+    AppendReply,
     Bound,
     Logprobs,
+    LogTail,
     Outcomes,
     SessionRecord,
     StoredSession,
-    Tail,
     Tokens,
     check_append,
 )
@@ -36,8 +36,16 @@ from orchestrator.store.errors import (
     missing,
     other_fence,
 )
-from orchestrator.store.lanes import Reply, Script
-from orchestrator.store.scripts import NO_DIGEST, SECRET_KEY, Answer, ping_key, request_key, roll_key, session_keys
+from orchestrator.store.lanes import LuaScript, Reply
+from orchestrator.store.scripts import (
+    NO_DIGEST,
+    SECRET_KEY,
+    ScriptAnswer,
+    ping_key,
+    request_key,
+    roll_key,
+    session_keys,
+)
 from orchestrator.store.snapshot import stored_session, stored_tail
 from specwire.core.limits import FinishReason
 from specwire.redis.lines import Argument, Lines, Node
@@ -52,25 +60,25 @@ MOST_CLAIMS = 8
 class RedisStore:
     """Args: lines lead to Redis; timeout_s bounds every round trip; level says when a write counts."""
 
-    CREATE = Script(scripts.CREATE)
-    RECREATE = Script(scripts.RECREATE)
-    CLAIM = Script(scripts.CLAIM)
-    READ = Script(scripts.READ, writes=False)
-    READ_SETTLED = Script(scripts.READ_SETTLED)
-    TAIL = Script(scripts.TAIL, writes=False)
-    TAIL_SETTLED = Script(scripts.TAIL_SETTLED)
-    APPEND = Script(scripts.APPEND, repeated=True)
-    DAMAGED = Script(scripts.DAMAGED)
-    CANCEL = Script(scripts.CANCEL)
-    DELETE = Script(scripts.DELETE)
-    BIND = Script(beside.BIND)
-    BOUND = Script(beside.BOUND, writes=False)
-    UNBIND = Script(beside.UNBIND)
-    SECRET = Script(beside.SECRET)
-    CALL_ROLL = Script(beside.CALL_ROLL, repeated=True)
-    STRIKE = Script(beside.STRIKE, repeated=True)
-    MISSED = Script(beside.MISSED)
-    PING = Script(scripts.PING)
+    CREATE = LuaScript(scripts.CREATE)
+    RECREATE = LuaScript(scripts.RECREATE)
+    CLAIM = LuaScript(scripts.CLAIM)
+    READ = LuaScript(scripts.READ, writes=False)
+    READ_SETTLED = LuaScript(scripts.READ_SETTLED)
+    TAIL = LuaScript(scripts.TAIL, writes=False)
+    TAIL_SETTLED = LuaScript(scripts.TAIL_SETTLED)
+    APPEND = LuaScript(scripts.APPEND, repeated=True)
+    DAMAGED = LuaScript(scripts.DAMAGED)
+    CANCEL = LuaScript(scripts.CANCEL)
+    DELETE = LuaScript(scripts.DELETE)
+    BIND = LuaScript(beside.BIND)
+    BOUND = LuaScript(beside.BOUND, writes=False)
+    UNBIND = LuaScript(beside.UNBIND)
+    SECRET = LuaScript(beside.SECRET)
+    CALL_ROLL = LuaScript(beside.CALL_ROLL, repeated=True)
+    STRIKE = LuaScript(beside.STRIKE, repeated=True)
+    MISSED = LuaScript(beside.MISSED)
+    PING = LuaScript(scripts.PING)
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
@@ -105,7 +113,7 @@ class RedisStore:
         roll = [roll_key(record.weights_fingerprint)]
         await self._batcher.post(self.CALL_ROLL, roll, _ms(CALLED_WITHIN_S), _ms(ttl_s), session_id)
         reply = await self._batcher.call(self.CREATE, session_keys(session_id), *head, pack_tokens(record.prompt))
-        if reply[0] == Answer.EXISTS:
+        if reply[0] == ScriptAnswer.EXISTS:
             raise SessionExists(f"session {record.session_id} has a log")
         return int(_bytes(reply[1]))
 
@@ -114,14 +122,14 @@ class RedisStore:
         keys = session_keys(session_id)
         for _ in range(MOST_CLAIMS):
             seen = await self._batcher.call(self.READ, keys)
-            if seen[0] in (Answer.MISSING, Answer.DELETED):
+            if seen[0] in (ScriptAnswer.MISSING, ScriptAnswer.DELETED):
                 raise missing(session_id)
             await self._whole(session_id, seen)
             record, fence, *_ = cast("list[bytes]", seen[1])
             reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, floor)
-            if reply[0] == Answer.MISSING:
+            if reply[0] == ScriptAnswer.MISSING:
                 raise missing(session_id)
-            if reply[0] != Answer.CHANGED:
+            if reply[0] != ScriptAnswer.CHANGED:
                 return await self._whole(session_id, reply)
         raise StoreUnavailable(f"the session log: {session_id} changes hands too often")
 
@@ -155,12 +163,12 @@ class RedisStore:
         keys = session_keys(record.session_id)
         said = (text, pack_outcomes(outcomes), fence, int(cancelled))
         reply = await self._batcher.call(self.RECREATE, keys, *head, *said, *map(pack_logprobs, logprobs))
-        if reply[0] != Answer.OK:
+        if reply[0] != ScriptAnswer.OK:
             _refused(reply, record.session_id, fence, 0)
 
     async def append(
         self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> Appended:
+    ) -> AppendReply:
         return await self._append(session_id, fence, position, tokens, outcomes, logprobs)
 
     async def finish(
@@ -173,7 +181,7 @@ class RedisStore:
         reason: FinishReason,
         text_length: int,
         logprobs: Logprobs = (),
-    ) -> Appended:
+    ) -> AppendReply:
         return await self._append(session_id, fence, position, tokens, outcomes, logprobs, int(reason), text_length)
 
     async def _append(
@@ -186,27 +194,27 @@ class RedisStore:
         logprobs: Logprobs,
         reason: int | str = "",
         text_length: int = 0,
-    ) -> Appended:
+    ) -> AppendReply:
         check_append(position, tokens, outcomes, logprobs)
         said = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), reason, text_length)
         reply = await self._batcher.call(self.APPEND, session_keys(session_id), *said, *map(pack_logprobs, logprobs))
-        if reply[0] != Answer.OK:
+        if reply[0] != ScriptAnswer.OK:
             _refused(reply, session_id, fence, position)
-        return Appended(cast(int, reply[1]), bool(reply[2]))
+        return AppendReply(cast(int, reply[1]), bool(reply[2]))
 
     async def read(self, session_id: str) -> StoredSession | None:
         script = self.READ_SETTLED if self._level.replicas else self.READ
         reply = await self._batcher.call(script, session_keys(session_id))
-        if reply[0] == Answer.DELETED:
+        if reply[0] == ScriptAnswer.DELETED:
             raise deleted(session_id)
-        return None if reply[0] == Answer.MISSING else await self._whole(session_id, reply)
+        return None if reply[0] == ScriptAnswer.MISSING else await self._whole(session_id, reply)
 
-    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+    async def tail(self, session_id: str, skipped: int) -> LogTail | None:
         script = self.TAIL_SETTLED if self._level.replicas else self.TAIL
         reply = await self._batcher.call(script, session_keys(session_id), skipped)
-        if reply[0] == Answer.DELETED:
+        if reply[0] == ScriptAnswer.DELETED:
             raise deleted(session_id)
-        if reply[0] == Answer.MISSING:
+        if reply[0] == ScriptAnswer.MISSING:
             return None
         try:
             return stored_tail(session_id, reply, skipped)
@@ -216,12 +224,12 @@ class RedisStore:
 
     async def cancel(self, session_id: str) -> None:
         reply = await self._batcher.call(self.CANCEL, session_keys(session_id)[:1])
-        if reply[0] == Answer.MISSING:
+        if reply[0] == ScriptAnswer.MISSING:
             raise missing(session_id)
 
     async def delete(self, session_id: str) -> None:
         reply = await self._batcher.call(self.DELETE, session_keys(session_id))
-        if reply[0] == Answer.MISSING:
+        if reply[0] == ScriptAnswer.MISSING:
             raise missing(session_id)
         tenant, request_id = request_of(_bytes(reply[1]))
         if request_id:
@@ -236,7 +244,7 @@ class RedisStore:
 
     async def bound_request(self, tenant: str, request_id: str) -> Bound | None:
         reply = await self._batcher.call(self.BOUND, [request_key(tenant, request_id)])
-        return None if reply[0] == Answer.MISSING else _bound(reply)
+        return None if reply[0] == ScriptAnswer.MISSING else _bound(reply)
 
     async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
         await self._batcher.call(self.UNBIND, [request_key(tenant, request_id)], session_id)
@@ -301,11 +309,11 @@ def _other_fence(session_id: str, fence: int, held: bytes) -> StoreError:
 
 def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoReturn:
     match reply[0]:
-        case Answer.MISSING:
+        case ScriptAnswer.MISSING:
             raise missing(session_id)
-        case Answer.FENCED:
+        case ScriptAnswer.FENCED:
             raise _other_fence(session_id, fence, _bytes(reply[1]))
-        case Answer.GAP:
+        case ScriptAnswer.GAP:
             raise gap(session_id, position, cast(int, reply[1]))
         case _:
             raise mismatch(session_id, position)

@@ -30,7 +30,7 @@ import hashlib
 from enum import IntEnum
 
 
-class Answer(IntEnum):
+class ScriptAnswer(IntEnum):
     """First element of every script's reply."""
 
     OK = 0

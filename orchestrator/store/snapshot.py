@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, cast
 
-from orchestrator.store.base import StoredSession, Tail
+from orchestrator.store.base import LogTail, StoredSession
 from orchestrator.store.encoding import (
     MOST_WHOLE,
     TOKEN_BYTES,
@@ -36,7 +36,7 @@ def stored_session(session_id: str, reply: Reply) -> StoredSession:
         raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
 
 
-def stored_tail(session_id: str, reply: Reply, skipped: int) -> Tail:
+def stored_tail(session_id: str, reply: Reply, skipped: int) -> LogTail:
     """Of a snapshot without the first `skipped` tokens of the output. Raises DamagedLog."""
     try:
         return _tail(reply, skipped)
@@ -44,7 +44,7 @@ def stored_tail(session_id: str, reply: Reply, skipped: int) -> Tail:
         raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
 
 
-def _tail(reply: Reply, skipped: int) -> Tail:
+def _tail(reply: Reply, skipped: int) -> LogTail:
     fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, size = cast(Parts, reply[1:])
     if None in fields[:NEEDED] or None in packed_logprobs:
         raise ValueError("some of its fields are missing")
@@ -55,7 +55,7 @@ def _tail(reply: Reply, skipped: int) -> Tail:
     logprobs = tuple(map(unpack_logprobs, packed_logprobs))
     if len(logprobs) not in (0, len(tokens)):
         raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
-    return Tail(
+    return LogTail(
         fence=bounded("fence", int(fence), MOST_FENCE),
         owner=owner.decode(),
         skipped=skipped,

@@ -15,8 +15,8 @@ from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
 from specwire.client.requests import (
     TIMEOUT_S,
-    Options,
     Prompt,
+    RequestOptions,
     addresses_of,
     generate_request,
     request_id,
@@ -41,7 +41,7 @@ Q = TypeVar("Q", contravariant=True)
 A = TypeVar("A", covariant=True)
 
 
-class Stream(Protocol):
+class AsyncStream(Protocol):
     """A server stream as gRPC gives it."""
 
     def __aiter__(self) -> AsyncIterator[Response]: ...
@@ -49,11 +49,11 @@ class Stream(Protocol):
     def cancel(self) -> object: ...
 
 
-class Unary(Protocol[Q, A]):
+class AsyncUnary(Protocol[Q, A]):
     def __call__(self, request: Q, *, timeout: float) -> Awaitable[A]: ...
 
 
-class _Endpoint:
+class _AsyncEndpoint:
     """One address."""
 
     def __init__(self, address: str, tls: ClientTls | None, token: str) -> None:
@@ -63,7 +63,7 @@ class _Endpoint:
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:
-        stream: Stream
+        stream: AsyncStream
         method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
         span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
         if isinstance(request, generation_pb2.WatchRequest):
@@ -81,7 +81,7 @@ class _Endpoint:
             stream.cancel()
             span.end(problem)
 
-    async def ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
+    async def ask(self, method: AsyncUnary[Q, A], request: Q, timeout: float) -> A:
         try:
             return await method(request, timeout=timeout)
         except grpc.RpcError as error:
@@ -118,7 +118,7 @@ class AsyncClient:
         token: str = "",
         patience: float = PATIENCE_S,
     ) -> None:
-        self._endpoints = [_Endpoint(each, tls, token) for each in addresses_of(address)]
+        self._endpoints = [_AsyncEndpoint(each, tls, token) for each in addresses_of(address)]
         self._current = 0
         self._answered = False
         self._patience = patience
@@ -132,7 +132,7 @@ class AsyncClient:
         return self._endpoints[self._current].address
 
     async def generate(
-        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Event, None]:
         """Started, Chunks (Provisionals between them where asked for), Finished.
 
@@ -161,13 +161,15 @@ class AsyncClient:
                 self._say_farewell(resumption)
 
     def continue_(
-        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Event, None]:
         """`generate` a conversation's next turn: a new session, which adds `prompt` to all of one that has ended."""
         options["parent"] = session_id
         return self.generate(prompt, timeout=timeout, **options)
 
-    async def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]) -> Completion:
+    async def complete(
+        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
+    ) -> Completion:
         """The whole generation at once. A session that failed half-way has finish_reason ERROR and its message."""
         gathering = Gathering()
         async for event in self.generate(prompt, timeout=timeout, **options):
@@ -175,7 +177,7 @@ class AsyncClient:
         return gathering.completion()
 
     async def complete_many(
-        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> list[Completion]:
         """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
 
@@ -256,7 +258,7 @@ class AsyncClient:
                 wait = attempts.after(error, _now())
             await self._pause(wait)
 
-    async def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
+    async def _ask(self, method: Callable[[Stub], AsyncUnary[Q, A]], request: Q, timeout: float) -> A:
         attempts = self._attempts(timeout)
         while True:
             endpoint = self._endpoints[attempts.current]

@@ -15,8 +15,8 @@ from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
 from specwire.client.requests import (
     TIMEOUT_S,
-    Options,
     Prompt,
+    RequestOptions,
     addresses_of,
     generate_request,
     request_id,
@@ -133,7 +133,7 @@ class Client:
         return self._endpoints[self._current].address
 
     def generate(
-        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> Generator[Event, None, None]:
         """Started, Chunks (Provisionals between them where asked for), Finished.
 
@@ -162,13 +162,13 @@ class Client:
                 self._say_farewell(resumption)
 
     def continue_(
-        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> Generator[Event, None, None]:
         """`generate` a conversation's next turn: a new session, which adds `prompt` to all of one that has ended."""
         options["parent"] = session_id
         return self.generate(prompt, timeout=timeout, **options)
 
-    def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]) -> Completion:
+    def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]) -> Completion:
         """The whole generation at once. A session that failed half-way has finish_reason ERROR and its message."""
         gathering = Gathering()
         for event in self.generate(prompt, timeout=timeout, **options):
@@ -176,7 +176,7 @@ class Client:
         return gathering.completion()
 
     def complete_many(
-        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[Options]
+        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> list[Completion]:
         """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
 

@@ -33,7 +33,7 @@ LOGPROBS_OF = {
 }
 
 
-class Options(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """What `generate_request` takes beside the prompt."""
 
     max_tokens: int
@@ -234,7 +234,7 @@ def _constraint(
     )
 
 
-def single_options(n: int, options: Options) -> list[Options]:
+def single_options(n: int, options: RequestOptions) -> list[RequestOptions]:
     """What each of n completions of one prompt is asked for: they share a seed, drawn here if there is none.
 
     Raises:
@@ -247,7 +247,7 @@ def single_options(n: int, options: Options) -> list[Options]:
             raise invalid(name, f"is of one completion, not of several: {options.get(name)!r}")
     seed = options.get("seed")
     seed = secrets.randbits(SEED_BITS) if seed is None else seed
-    return [Options(**{**options, "seed": seed, "choice": choice}) for choice in range(n)]
+    return [RequestOptions(**{**options, "seed": seed, "choice": choice}) for choice in range(n)]
 
 
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from specwire.core.chain import Proposal
 
-PRIOR_RATE = 0.7
-PRIOR_WEIGHT = 4.0
+AGREEMENT_PRIOR = 0.7
+AGREEMENT_PRIOR_WEIGHT = 4.0
 # Rates are raised to the power of what is decided in a round trip: they must be known well.
-DECAY = 0.99
+AGREEMENT_DECAY = 0.99
 # Decided tokens that are kept for chains still on their way.
-REMEMBERED = 1024
+REMEMBERED_CHAINS = 1024
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Agreement:
 
     @property
     def rate(self) -> float:
-        return (self.equal + PRIOR_WEIGHT * PRIOR_RATE) / (self.compared + PRIOR_WEIGHT)
+        return (self.equal + AGREEMENT_PRIOR_WEIGHT * AGREEMENT_PRIOR) / (self.compared + AGREEMENT_PRIOR_WEIGHT)
 
     def faded(self, weight: float) -> Agreement:
         """A copy without the chain that counts for at most `weight` comparisons."""
@@ -54,7 +54,7 @@ class Agreement:
         start = proposal.base + proposal.offset
         for position, token in enumerate(proposal.tokens, start):
             if position not in self._decided:
-                if len(self._ahead) < REMEMBERED:
+                if len(self._ahead) < REMEMBERED_CHAINS:
                     self._ahead[position] = token
             elif not self._compare(token, self._decided[position]):
                 return
@@ -66,14 +66,14 @@ class Agreement:
             guess = self._ahead.pop(at, None)
             if guess is not None:
                 self._compare(guess, token)
-        while len(self._decided) > REMEMBERED:
+        while len(self._decided) > REMEMBERED_CHAINS:
             del self._decided[next(iter(self._decided))]
 
     def _compare(self, guess: int, token: int) -> bool:
         """Count; a chain that is contradicted is over."""
         equal = guess == token
-        self.compared = DECAY * self.compared + 1.0
-        self.equal = DECAY * self.equal + equal
+        self.compared = AGREEMENT_DECAY * self.compared + 1.0
+        self.equal = AGREEMENT_DECAY * self.equal + equal
         if not equal:
             self._ahead.clear()
             self._base = -1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specwire.core.speed import ForwardTimes, smoothed
 
-MEMORY = 0.1
+CONTENTION_DECAY = 0.1
 # Forwards of each kind before anything is said, and forwards of the other kind after which it was another time.
 LEAST_FORWARDS = 8
 STALE_AFTER = 2048
@@ -21,7 +21,7 @@ STALE_AFTER = 2048
 TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
 # Wider forwards are not of one session's window.
 MOST_ROWS = 32
-REMEMBERED = 64
+REMEMBERED_FORWARDS = 64
 
 
 class Forward(NamedTuple):
@@ -45,7 +45,7 @@ class _Stretch:
     age: int = 0
 
     def add(self, ratio: float) -> None:
-        self.mean = smoothed(self.mean, ratio, MEMORY)
+        self.mean = smoothed(self.mean, ratio, CONTENTION_DECAY)
         self.seen += 1
         self.age = 0
 
@@ -66,8 +66,8 @@ class Contention:
     def __init__(self, quiet: ForwardTimes) -> None:
         self._quiet = ForwardTimes(quiet.points)
         self._together, self._apart = _Stretch(), _Stretch()
-        self._drafts: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
-        self._pending: deque[Forward] = deque(maxlen=REMEMBERED)
+        self._drafts: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_FORWARDS)
+        self._pending: deque[Forward] = deque(maxlen=REMEMBERED_FORWARDS)
 
     def drafted(self, arrived_us: float, draft_us: float) -> None:
         """A chunk arrived that took `draft_us` to draft."""

@@ -17,7 +17,7 @@ from specwire.core.calibration import Calibration
 from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.plan import Discipline, Plan, in_turns, off
-from specwire.core.planner import Decided
+from specwire.core.planner import PlannedVerdict
 from specwire.core.probing import Probing
 from specwire.core.shares import MOST_WINDOW
 from specwire.core.side_by_side import SideBySide
@@ -111,7 +111,7 @@ class Controller:
         else:
             self._draft_us = smoothed(self._draft_us, token_us)
 
-    def observe_verdict(self, decided: Decided) -> None:
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
         """See `Planner`."""
         self._agreement.decided(decided.position, decided.tokens)
         if decided.tested:
@@ -126,7 +126,7 @@ class Controller:
         answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
         self._probing.verdict(answered, float(decided.delay_us))
 
-    def _answered(self, decided: Decided) -> None:
+    def _answered(self, decided: PlannedVerdict) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
         if decided.tested:
             self._ignored = 0

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from specwire.core.chain import SourceKind
 from specwire.core.ledger import part_of
 from specwire.core.ngram import Guess
-from specwire.core.shares import MOST_WINDOW, Candidate, V
+from specwire.core.shares import MOST_WINDOW, StepCandidate, V
 from specwire.core.speed import AcceptanceByPosition, expected_tokens
 
 # Windows with guesses of the verifier's own must be expected to gain as much; what they cost is known less well than
@@ -61,13 +61,13 @@ class Windows:
     def of(self, slot: int) -> Window:
         return self.by_slot.get(slot, NONE)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: WindowPiece) -> None:
         self.rows += piece.width
         self.tokens += piece.gain
         self.by_slot[piece.candidate.slot] = Window(self.of(piece.candidate.slot).width + piece.width, piece.kind)
 
 
-class Piece(NamedTuple):
+class WindowPiece(NamedTuple):
     """Draft tokens of a session that are tested together, behind those of its pieces before.
 
     gain: tokens that they are expected to decide; density: by a row.
@@ -76,11 +76,11 @@ class Piece(NamedTuple):
     density: float
     gain: float
     width: int
-    candidate: Candidate
+    candidate: StepCandidate
     kind: SourceKind
 
 
-def filled(candidates: Sequence[Candidate]) -> Windows:
+def filled(candidates: Sequence[StepCandidate]) -> Windows:
     """All that is at hand of each one's chain, whatever it costs or gains."""
     windows = Windows.without(len(candidates))
     for candidate in candidates:
@@ -90,7 +90,7 @@ def filled(candidates: Sequence[Candidate]) -> Windows:
     return windows
 
 
-def divided(candidates: Sequence[Candidate], V: V, most_rows: float = math.inf) -> Windows:
+def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
     """The windows of sessions each of which has a row in any case; of a step of `most_rows`, if they leave any.
 
     A session is charged for what its window costs them all (`part_of`), and its ledger must be able to bear that if all
@@ -105,7 +105,7 @@ def divided(candidates: Sequence[Candidate], V: V, most_rows: float = math.inf) 
     return windows
 
 
-def _chosen(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> list[Piece]:
+def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
     """As many of the best as pay. Guesses have a hurdle that chains have not, so chains may do better alone."""
     if not pieces:
         return []
@@ -117,7 +117,7 @@ def _chosen(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> l
     return _borne(best, sessions, V)
 
 
-def _longest(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> tuple[float, list[Piece]]:
+def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
     """As many from the first on as give the best expected rate, and that rate, less the hurdle.
 
     From the first one that its session could not bear, none of that session's. All are tried: V(m) need not rise.
@@ -126,7 +126,7 @@ def _longest(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> 
     best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
     widths: dict[int, int] = {}
     refused: set[int] = set()
-    taken: list[Piece] = []
+    taken: list[WindowPiece] = []
     for piece in pieces:
         slot = piece.candidate.slot
         width = widths.get(slot, 0) + piece.width
@@ -146,7 +146,7 @@ def _longest(pieces: Sequence[Piece], sessions: int, most_rows: float, V: V) -> 
     return best_rate, taken[:kept]
 
 
-def _borne(pieces: Sequence[Piece], sessions: int, V: V) -> list[Piece]:
+def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
     """Without the windows of sessions that could not bear what they would be charged: their part of what all windows
     take together, of which the last rows may be the dear ones.
     """
@@ -156,18 +156,18 @@ def _borne(pieces: Sequence[Piece], sessions: int, V: V) -> list[Piece]:
     windows = widths.total()
     all_us = max(0.0, V(sessions + windows) - V(sessions))
 
-    def borne(piece: Piece) -> bool:
+    def borne(piece: WindowPiece) -> bool:
         return piece.candidate.spare_us >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
 
     return [piece for piece in pieces if borne(piece)]
 
 
-def _bears(candidate: Candidate, sessions: int, rows: int, width: int, V: V) -> bool:
+def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V) -> bool:
     """Whether its ledger allows a window of `width` in a step of `rows`, for which so many sessions wait."""
     return candidate.spare_us >= sessions * max(0.0, V(rows) - V(rows - width))
 
 
-def _pieces(candidates: Sequence[Candidate], V: V) -> list[Piece]:
+def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
     """What may be tested, the best first; of chain and guess only that which is expected to decide more."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
@@ -189,20 +189,20 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: Candidate, least: float) -> Sequence[Piece]:
+def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
     """Of density beyond `least`."""
     chained = _chained(candidate, least)
     guessed = _guessed(candidate, candidate.guess, least) if candidate.guess is not None else []
     return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
 
 
-def _chained(candidate: Candidate, least: float) -> list[Piece]:
+def _chained(candidate: StepCandidate, least: float) -> list[WindowPiece]:
     if not candidate.drafted or candidate.acceptance.rates(1)[0] <= least:
         return []
     return list(_cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least))
 
 
-def _ends(candidate: Candidate) -> Sequence[int]:
+def _ends(candidate: StepCandidate) -> Sequence[int]:
     """Widths that a window of its chain may have."""
     most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
     if candidate.whole is None:
@@ -210,7 +210,7 @@ def _ends(candidate: Candidate) -> Sequence[int]:
     return [end for end in candidate.whole if end <= most]
 
 
-def _guessed(candidate: Candidate, guess: Guess, least: float) -> list[Piece]:
+def _guessed(candidate: StepCandidate, guess: Guess, least: float) -> list[WindowPiece]:
     most = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
     if most < 1 or guess.acceptance.rates(1)[0] <= least:
         return []
@@ -218,8 +218,8 @@ def _guessed(candidate: Candidate, guess: Guess, least: float) -> list[Piece]:
 
 
 def _cut(
-    candidate: Candidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
-) -> Iterator[Piece]:
+    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+) -> Iterator[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
     start, least = 0, max(least, NEVER_DECIDED)
     decided = list(accumulate(acceptance.rates(max(ends, default=0)), mul))
@@ -228,17 +228,17 @@ def _cut(
         density = gain / (end - start)
         if density <= least:
             return
-        yield Piece(density, gain, end - start, candidate, kind)
+        yield WindowPiece(density, gain, end - start, candidate, kind)
         start = end
 
 
-def _whole(candidate: Candidate, width: int, acceptance: AcceptanceByPosition, kind: SourceKind) -> Piece:
+def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPosition, kind: SourceKind) -> WindowPiece:
     """A window in one piece."""
     gain = expected_tokens(acceptance.rates(width), width) - 1.0
-    return Piece(gain / width, gain, width, candidate, kind)
+    return WindowPiece(gain / width, gain, width, candidate, kind)
 
 
-def _test(candidate: Candidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
+def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
     """Give a session without a window one, where it is time to test whether that is right."""
     piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, V)
     if piece is None or windows.rows + piece.width > most_rows:
@@ -247,7 +247,7 @@ def _test(candidate: Candidate, windows: Windows, sessions: int, most_rows: floa
         windows.add(piece)
 
 
-def _chain_due(candidate: Candidate, rows: int, sessions: int, V: V) -> Piece | None:
+def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
     """The least of its chain; everybody waits for it."""
     width = min(_ends(candidate), default=0)
     if not width or sessions * (V(rows + width) - V(rows)) > TESTED_SHARE * candidate.chain_untested_us:
@@ -255,7 +255,7 @@ def _chain_due(candidate: Candidate, rows: int, sessions: int, V: V) -> Piece | 
     return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
 
 
-def _guess_due(candidate: Candidate, rows: int, V: V) -> Piece | None:
+def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
     """Its guess, if that is a good one. By what it costs its own session: others' guesses are hardly due as well."""
     guess = candidate.guess
     if guess is None or not candidate.guess_untested_us:

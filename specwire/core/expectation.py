@@ -9,7 +9,7 @@ from specwire.core.speed import smoothed
 
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
-MEMORY = 0.2
+WEIGHT_KEPT = 0.2
 # Sources whose answers are awaited; of more, the newest.
 MOST_AWAITED = 8
 # Of several that are due the first is waited for, if it is this likely, compared with the likeliest.
@@ -93,8 +93,8 @@ class Expectation:
             self.deviation_us = delay_us / 4
         else:
             self._judge(delay_us <= self._latest())
-            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), MEMORY, LEAST_SLACK_US)
-        self.delay_us = smoothed(self.delay_us, delay_us, MEMORY, LEAST_SLACK_US)
+            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), WEIGHT_KEPT, LEAST_SLACK_US)
+        self.delay_us = smoothed(self.delay_us, delay_us, WEIGHT_KEPT, LEAST_SLACK_US)
 
     def _asked(self, base: int, offset: int) -> float | None:
         return self._verdicts.get(base) if offset == 0 else self._since_us
@@ -103,17 +103,17 @@ class Expectation:
         return (self.delay_us or 0.0) + max(LEAST_SLACK_US, SLACK_DEVIATIONS * self.deviation_us)
 
     def _judge(self, kept: bool) -> None:
-        self.chance += MEMORY * ((1.0 if kept else 0.0) - self.chance)
+        self.chance += WEIGHT_KEPT * ((1.0 if kept else 0.0) - self.chance)
 
 
-class Answer(NamedTuple):
+class DueAnswer(NamedTuple):
     """The delay from a verdict to the answer of `source`; (0, 0.0) where none came."""
 
     source: int
     delay_us: float
 
 
-NO_ANSWER = Answer(0, 0.0)
+NO_ANSWER = DueAnswer(0, 0.0)
 
 
 class Due(NamedTuple):
@@ -151,13 +151,13 @@ class Expectations:
                 del self.by_source[min(self.by_source)]
         return known
 
-    def verdict(self, end: int, now_us: float, waited: bool) -> Answer:
+    def verdict(self, end: int, now_us: float, waited: bool) -> DueAnswer:
         """A verdict goes out; returns the answer to be reported with it: each source's in its turn."""
         told = NO_ANSWER
         for source, expectation in list(self.by_source.items()):
             expectation.verdict(end, now_us, waited)
             if not told.source and (delay_us := expectation.take_delay()):
-                told = Answer(source, delay_us)
+                told = DueAnswer(source, delay_us)
                 self.by_source[source] = self.by_source.pop(source)
         self._unheard.verdict(end, now_us, waited)
         return told

@@ -1,6 +1,6 @@
 """The rules that look at proposals: `rejection` and `block`, exact in law, and the lossy `threshold` and `typical`.
 
-They are told of the target by a `Target`, which also holds all randomness, so that the proofs can run these very
+They are told of the target by a `TargetWeights`, which also holds all randomness, so that the proofs can run these very
 functions over exact fractions and every outcome of every coin (tests/core/test_judging.py).
 
 Exactness needs more than these functions: whether, when and from which source a draft token is tested must not depend
@@ -19,7 +19,7 @@ from specwire.core.rules import Acceptance, Rule
 from specwire.core.weights import Draft, Number, Weights
 
 
-class Target(Protocol):
+class TargetWeights(Protocol):
     """The target's distributions over a window, and the draws that belong to them.
 
     Row i stands behind the window's first i draft tokens: p(. | text, x_1 .. x_i). Every draw and every coin is
@@ -47,7 +47,9 @@ class Target(Protocol):
         ...
 
 
-def judge(acceptance: Acceptance, target: Target, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def judge(
+    acceptance: Acceptance, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None
+) -> Decision:
     """Decide a window by the rule.
 
     Args:
@@ -63,7 +65,7 @@ def judge(acceptance: Acceptance, target: Target, window: Sequence[Draft], late:
             return by_relaxing(acceptance, target, window, late)
 
 
-def by_rejection(target: Target, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def by_rejection(target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Decision:
     """Leviathan, Kalman, Matias 2023, algorithm 1, and the same for a token that came during the forward.
 
     x_i is accepted with min(1, p(x_i) / q(x_i)); the first refused one is replaced by a draw from norm((p - q)+).
@@ -76,7 +78,7 @@ def by_rejection(target: Target, window: Sequence[Draft], late: Draft | None = N
     return _whole(target, window, late)
 
 
-def _replacement(target: Target, row: int, draft: Draft) -> int | None:
+def _replacement(target: TargetWeights, row: int, draft: Draft) -> int | None:
     """What is decided instead of `draft`; None where it is accepted."""
     weights = _weights(draft)
     (p,) = target.probabilities(row, (draft.token,))
@@ -85,7 +87,7 @@ def _replacement(target: Target, row: int, draft: Draft) -> int | None:
     return target.residual(row, 1, weights)
 
 
-def by_block(target: Target, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def by_block(target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Decision:
     """Sun et al., *Block Verification Accelerates Speculative Decoding* (arXiv 2403.10444), algorithm 2.
 
     carried[i] is the paper's p_i: min(1, carried[i-1] p(x_i) / q(x_i)). A coin of
@@ -112,7 +114,7 @@ def by_block(target: Target, window: Sequence[Draft], late: Draft | None = None)
     return _whole(target, window, late) if replacement is None else _replaced(window, replacement)
 
 
-def _block_chance(target: Target, row: int, carried: Number, window: Sequence[Draft]) -> Number:
+def _block_chance(target: TargetWeights, row: int, carried: Number, window: Sequence[Draft]) -> Number:
     """H of the first `row` draft tokens."""
     if row == len(window):
         return carried
@@ -120,7 +122,7 @@ def _block_chance(target: Target, row: int, carried: Number, window: Sequence[Dr
     return left / (left + 1 - carried) if left + 1 - carried > 0 else 1
 
 
-def excess(target: Target, row: int, scale: Number, weights: Weights) -> Number:
+def excess(target: TargetWeights, row: int, scale: Number, weights: Weights) -> Number:
     """Sum over x of (scale p(x) - q(x))+. Beyond the weights' ids q is 0."""
     shares = target.probabilities(row, weights.ids)
     total = weights.total
@@ -130,17 +132,19 @@ def excess(target: Target, row: int, scale: Number, weights: Weights) -> Number:
     return scaled / total
 
 
-def by_relaxing(acceptance: Acceptance, target: Target, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def by_relaxing(
+    acceptance: Acceptance, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None
+) -> Decision:
     """Lossy: accept what the target finds likely enough, and of course its own token; else that one."""
     tested = _tested(window, late)
     for row, draft in enumerate(tested):
         own = target.own(row)
-        if draft.token != own and not _likely(acceptance, target, row, draft.token):
+        if draft.token != own and not _likely_tokens(acceptance, target, row, draft.token):
             return _replaced(tested[:row], own)
     return _whole(target, window, late)
 
 
-def _likely(acceptance: Acceptance, target: Target, row: int, token: int) -> bool:
+def _likely_tokens(acceptance: Acceptance, target: TargetWeights, row: int, token: int) -> bool:
     (p,) = target.probabilities(row, (token,))
     if acceptance.rule is Rule.THRESHOLD:
         return p >= acceptance.numbers[0]
@@ -168,7 +172,7 @@ def _replaced(accepted: Sequence[Draft], token: int) -> Decision:
     return Decision(tokens, (Outcome.ACCEPTED,) * len(accepted) + (Outcome.RECOVERED,))
 
 
-def _whole(target: Target, window: Sequence[Draft], late: Draft | None) -> Decision:
+def _whole(target: TargetWeights, window: Sequence[Draft], late: Draft | None) -> Decision:
     """All that was tested is accepted. Where nothing stood at the last row, the target's own token does."""
     tokens = tuple(draft.token for draft in _tested(window, late))
     outcomes = (Outcome.ACCEPTED,) * len(tokens)

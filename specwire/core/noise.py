@@ -26,7 +26,7 @@ WORD = 0xFFFFFFFF
 NOISE_BITS = 52
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """Independent uses of noise at one position."""
 
     GUMBEL = 0
@@ -48,7 +48,9 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-def uniform_integers(seed: int, choice: int, position: int, ids: Ids, stream: Stream = Stream.GUMBEL) -> Words:
+def uniform_integers(
+    seed: int, choice: int, position: int, ids: Ids, stream: NoiseStream = NoiseStream.GUMBEL
+) -> Words:
     """52-bit integers, one for each id: the part of the noise that is identical on every machine.
 
     Args:

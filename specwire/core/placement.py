@@ -28,7 +28,7 @@ TWO = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """A service as its orchestrator knows it now.
 
     name: where it is dialled, or what it is called. fingerprint: of a verifier's model, a drafter's vocabulary.
@@ -60,7 +60,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlacementRequest:
     """What a session needs.
 
     key: what the random choice depends on, so that it can be made again. fingerprint: as of a candidate.
@@ -89,14 +89,14 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placement:
     """`index` among the candidates, in the order in which they were given."""
 
     index: int
     reason: Reason
 
 
-def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
+def place(candidates: Sequence[PlacementCandidate], wish: PlacementRequest) -> Placement | None:
     """Who gets the session; None if nobody can have it. Among equals the first one does."""
     fit = {index: each for index, each in enumerate(candidates) if _fits(each, wish)}
     fit = {index: each for index, each in fit.items() if not each.draining} or fit
@@ -104,23 +104,23 @@ def place(candidates: Sequence[Candidate], wish: Wish) -> Choice | None:
         return None
     holder = _holder(fit, wish)
     if holder is not None:
-        return Choice(holder, Reason.HOLDER)
+        return Placement(holder, Reason.HOLDER)
     classes = {index: _class(each, wish) for index, each in fit.items()}
     best = min(classes.values())
     alike = {index: each for index, each in fit.items() if classes[index] == best}
     chosen = min(_drawn(alike, wish), key=lambda index: alike[index].load)
     if len(fit) == 1:
-        return Choice(chosen, Reason.ONLY)
+        return Placement(chosen, Reason.ONLY)
     farther = any(of[:-1] == best[:-1] and of != best for of in classes.values())
-    return Choice(chosen, Reason.NEAR if len(alike) == 1 and farther else Reason.LOAD)
+    return Placement(chosen, Reason.NEAR if len(alike) == 1 and farther else Reason.LOAD)
 
 
-def _fits(candidate: Candidate, wish: Wish) -> bool:
+def _fits(candidate: PlacementCandidate, wish: PlacementRequest) -> bool:
     equal = candidate.fingerprint == wish.fingerprint
     return candidate.up and equal and candidate.context >= wish.context
 
 
-def _holder(fit: Mapping[int, Candidate], wish: Wish) -> int | None:
+def _holder(fit: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> int | None:
     by_name = {each.name: index for index, each in fit.items()}
     if wish.held_by in by_name:
         return by_name[wish.held_by]
@@ -128,13 +128,13 @@ def _holder(fit: Mapping[int, Candidate], wish: Wish) -> int | None:
     return parent if parent is not None and fit[parent].has_room else None
 
 
-def _class(candidate: Candidate, wish: Wish) -> tuple[int, bool, bool, int]:
+def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, bool, bool, int]:
     """The smallest is served first."""
     distance = wish.near.index(candidate.region) if candidate.region in wish.near else len(wish.near)
     return candidate.refusals, not candidate.fresh, not candidate.has_room, distance
 
 
-def _drawn(alike: Mapping[int, Candidate], wish: Wish) -> list[int]:
+def _drawn(alike: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> list[int]:
     """Those that are compared by load, in the order in which they were given."""
     if not 0 < wish.draws < len(alike):
         return list(alike)

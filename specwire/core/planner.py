@@ -12,7 +12,7 @@ from specwire.core.plan import Plan
 from specwire.core.speed import ForwardTimes
 
 
-class Decided(NamedTuple):
+class PlannedVerdict(NamedTuple):
     """What a planner is told of a verdict.
 
     Attributes:
@@ -42,7 +42,7 @@ class Planner(Protocol):
     def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
         """A chunk came that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
 
-    def observe_verdict(self, decided: Decided) -> None:
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
         """Tokens were decided."""
 
     def drafter_changed(self) -> None:
@@ -68,7 +68,7 @@ class Fixed:
     def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
         pass
 
-    def observe_verdict(self, decided: Decided) -> None:
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
         pass
 
     def drafter_changed(self) -> None:

@@ -25,7 +25,7 @@ from specwire.core.ngram import (
 from specwire.core.speed import expected_tokens
 
 # What is believed of matches in a prediction before anything was seen, by their length: it is there to be copied.
-PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
+PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
 
 
 class PredictionIndex:
@@ -89,7 +89,7 @@ class PredictedSource:
         self, tokens: Sequence[int], prompt_length: int, prediction: Sequence[int], most: int = GUESSED
     ) -> None:
         index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
-        self._predicted = NgramSource(tokens, most, index, PRIORS, SourceKind.PREDICTION)
+        self._predicted = NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION)
         self._copied = NgramSource(tokens, most)
         self.guess: Guess | None = None
         self.tested_us = 0.0

@@ -15,14 +15,14 @@ from specwire.core.text import Text
 
 
 @dataclass(frozen=True, slots=True)
-class Provisional:
+class ProvisionalDraft:
     """What may follow the emitted tokens, which end at `position`; `text` goes on where their released text ends."""
 
     position: int
     tokens: tuple[int, ...]
     text: str
 
-    def replaces(self, shown: Provisional) -> bool:
+    def replaces(self, shown: ProvisionalDraft) -> bool:
         """Whether a reader that has been told `shown` must be told this."""
         return self != shown and bool(self.tokens or shown.tokens)
 
@@ -85,11 +85,11 @@ class Ahead:
         return cls(session.emitted, appending, others[: ending.cut(seen, others)[0]])
 
 
-def provisional(ahead: Ahead, session: Session, scanner: PeekingScanner) -> Provisional:
+def provisional(ahead: Ahead, session: Session, scanner: PeekingScanner) -> ProvisionalDraft:
     """As text. `scanner` is the session's: it has seen what the append in flight carries, and no more."""
     in_flight = session.in_flight
     known = in_flight.emit.text if in_flight is not None and in_flight.emit is not None else ""
     if in_flight is not None and in_flight.end is not None:
-        return Provisional(ahead.position, ahead.appending, known + in_flight.end.text)
+        return ProvisionalDraft(ahead.position, ahead.appending, known + in_flight.end.text)
     release = scanner.peek(ahead.others)
-    return Provisional(ahead.position, ahead.appending + ahead.others[: release.kept], known + release.text)
+    return ProvisionalDraft(ahead.position, ahead.appending + ahead.others[: release.kept], known + release.text)

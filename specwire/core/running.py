@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from specwire.core.chain import Offer, Proposal
 from specwire.core.constraint import Matcher
-from specwire.core.expectation import Answer, Expectations
-from specwire.core.shares import MOST_WINDOW, Awaited, Candidate
+from specwire.core.expectation import DueAnswer, Expectations
+from specwire.core.shares import MOST_WINDOW, Awaited, StepCandidate
 from specwire.core.tail import Verdict
 from specwire.core.verification import Allowance, VerifySession
 
@@ -19,7 +19,7 @@ LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningSession:
     """`since_us`: when the time that the session's next verdict costs began."""
 
     session: VerifySession
@@ -57,7 +57,7 @@ class Running:
             self.since_us = now_us if paused else self.since_us
         return verdicts
 
-    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> Candidate:
+    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> StepCandidate:
         """The session as the scheduler sees it.
 
         waited_us: since the last step. plain_us: of a session alone. look: for what the verifier itself may guess.
@@ -72,7 +72,7 @@ class Running:
         due = self.expectations.due(plain_us) if missing > 0 else None
         if source is None:
             source = due.source if due is not None else 0
-        return Candidate(
+        return StepCandidate(
             slot,
             room,
             session.position - cached,
@@ -87,7 +87,7 @@ class Running:
             whole=session.whole(MOST_WINDOW),
         )
 
-    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> Answer:
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> DueAnswer:
         """A verdict of `tokens` goes out, and is charged for the time since the last one.
 
         Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Release(Protocol):
+class ScannedText(Protocol):
     """Text released by some tokens; of them the first `kept` belong to the output."""
 
     @property
@@ -28,7 +28,7 @@ class OutputScanner(Protocol):
     cuts it; `finish` returns what was withheld and ends the output.
     """
 
-    def push(self, tokens: Sequence[int]) -> Release: ...
+    def push(self, tokens: Sequence[int]) -> ScannedText: ...
     def finish(self) -> str: ...
     @property
     def length(self) -> int: ...
@@ -41,4 +41,4 @@ class PeekingScanner(OutputScanner, Protocol):
     withheld from it.
     """
 
-    def peek(self, tokens: Sequence[int]) -> Release: ...
+    def peek(self, tokens: Sequence[int]) -> ScannedText: ...

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specwire.core.chain import SourceKind
 from specwire.core.dividing import Windows, divided, filled
-from specwire.core.shares import MOST_WINDOW, Awaited, Candidate, Plan, Share, V
+from specwire.core.shares import MOST_WINDOW, Awaited, Share, StepCandidate, StepPlan, V
 from specwire.core.speed import AcceptanceByPosition, expected_tokens, worth_waiting
 
 PREFILL_ROWS = 512
@@ -20,14 +20,14 @@ PATIENCE_US = 5e6
 
 
 def schedule(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[StepCandidate],
     now_us: float,
     V: V,
     prefill_rows: int = PREFILL_ROWS,
     patient: bool = False,
     waited_us: float = 0.0,
     most_rows: float = math.inf,
-) -> Plan:
+) -> StepPlan:
     """Plan a step. V(m): expected microseconds of a step of m rows.
 
     patient: wait for all that is due and test all of it, whatever it costs, and keep no ledger. Textbook speculation,
@@ -38,14 +38,14 @@ def schedule(
     prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
     if patient:
         if any(candidate.missing > 0 for candidate in decoding) and waited_us < PATIENCE_US:
-            return Plan((), now_us + PATIENCE_US - waited_us)
+            return StepPlan((), now_us + PATIENCE_US - waited_us)
         windows = filled(decoding)
     else:
         windows = divided(decoding, V, most_rows)
     shares = [_share(each.slot, windows) for each in decoding]
     if patient or prompts:
-        return Plan((*shares, *prompts))
-    return Plan(tuple(shares), _wait(decoding, shares, now_us, windows, V))
+        return StepPlan((*shares, *prompts))
+    return StepPlan(tuple(shares), _wait(decoding, shares, now_us, windows, V))
 
 
 def _share(slot: int, windows: Windows) -> Share:
@@ -53,7 +53,7 @@ def _share(slot: int, windows: Windows) -> Share:
     return Share(slot, 1, window.width, True, window.kind)
 
 
-def _chunks(candidates: Sequence[Candidate], budget: int) -> list[Share]:
+def _chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
     """Of prompts, in the order given, `budget` tokens in all."""
     chunks = []
     for candidate in candidates:
@@ -65,7 +65,7 @@ def _chunks(candidates: Sequence[Candidate], budget: int) -> list[Share]:
 
 
 def _wait(
-    candidates: Sequence[Candidate], shares: Sequence[Share], now_us: float, windows: Windows, V: V
+    candidates: Sequence[StepCandidate], shares: Sequence[Share], now_us: float, windows: Windows, V: V
 ) -> float | None:
     """Until when to wait, if the proposals due by then are worth it: (B + g) / (V(m + n) + w) > B / V(m).
 
@@ -97,13 +97,13 @@ def _tokens(acceptance: AcceptanceByPosition, window: int) -> float:
     return expected_tokens(acceptance.rates(window), window) if window else 1.0
 
 
-def _expected(candidate: Candidate, share: Share) -> float:
+def _expected(candidate: StepCandidate, share: Share) -> float:
     if share.kind is not SourceKind.DRAFTER and candidate.guess is not None:
         return _tokens(candidate.guess.acceptance, share.window)
     return _tokens(candidate.acceptance, share.window)
 
 
-def _more(candidate: Candidate, share: Share, awaited: Awaited) -> tuple[int, float]:
+def _more(candidate: StepCandidate, share: Share, awaited: Awaited) -> tuple[int, float]:
     """Rows and expected tokens that the session's part would grow by if `awaited` were there.
 
     The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.

@@ -26,7 +26,7 @@ class Awaited:
     chance: float
 
 
-class Candidate(NamedTuple):
+class StepCandidate(NamedTuple):
     """A session with room, as the scheduler sees it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """Run `shares` now, or first wait until `wait_until_us` for proposals that are due."""
 
     shares: tuple[Share, ...]

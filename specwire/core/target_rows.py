@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from specwire.core.noise import NOISE_BITS, Stream, uniform_integers
+from specwire.core.noise import NOISE_BITS, NoiseStream, uniform_integers
 from specwire.core.sampling import Sampling
 from specwire.core.weights import Number, Weights
 
@@ -49,7 +49,7 @@ class TargetRows:
         return float(-(positive * np.log(positive)).sum())
 
     def coin(self, row: int, chance: Number) -> bool:
-        return self._uniform(row, Stream.ACCEPT) < chance
+        return self._uniform(row, NoiseStream.ACCEPT) < chance
 
     def own(self, row: int) -> int:
         return self._own[row]
@@ -65,10 +65,10 @@ class TargetRows:
         if not sums[-1] > 0.0:
             return self.own(row)
         # Numbers behind the last id of the rest are none of its own: rounding may carry the product to the sum itself.
-        place = int(np.searchsorted(sums, self._uniform(row, Stream.RESIDUAL) * sums[-1], side="right"))
+        place = int(np.searchsorted(sums, self._uniform(row, NoiseStream.RESIDUAL) * sums[-1], side="right"))
         return min(place, int(np.searchsorted(sums, sums[-1], side="left")))
 
-    def _uniform(self, row: int, stream: Stream) -> float:
+    def _uniform(self, row: int, stream: NoiseStream) -> float:
         """Strictly between 0 and 1."""
         sampling = self._samplings[row]
         integer = uniform_integers(sampling.seed, sampling.choice, self._position + row, ONE_ID, stream)[0]

@@ -71,7 +71,7 @@ def quantise(probabilities: npt.ArrayLike, ids: Sequence[int], most: int = MOST_
     return Weights(tuple(int(ids[index]) for index in order[kept]), tuple(int(weight) for weight in rounded[kept]))
 
 
-def draw(weights: Weights, seed: int, choice: int, position: int) -> int:
+def draw_quantised(weights: Weights, seed: int, choice: int, position: int) -> int:
     """argmax(log w + G): a token with probability w / total, by the noise that the target's own draw there has."""
     noise = gumbel(seed, choice, position, np.array(weights.ids, dtype=np.int64))
     return weights.ids[int(np.argmax(np.log(np.array(weights.weights, dtype=np.float64)) + noise))]

@@ -17,7 +17,7 @@ from torch import nn
 
 from specwire.lm.cached import Runner
 from specwire.lm.interface import Feed
-from specwire.lm.linear import Weights
+from specwire.lm.linear import LinearWeights
 
 # Rows of a block that are tried, and the number that the others are held against: one that any step can do with.
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -70,7 +70,7 @@ class Apart:
 
 
 @torch.inference_mode()
-def agreeing_widths(multiply: nn.Module, layers: Sequence[Weights], dtype: torch.dtype) -> tuple[int, ...]:
+def agreeing_widths(multiply: nn.Module, layers: Sequence[LinearWeights], dtype: torch.dtype) -> tuple[int, ...]:
     """Those of WIDTHS whose blocks give each row the bits that REFERENCE gives it, by trial, or ALONE.
 
     A kernel's order of summation depends on shapes, so one layer of each shape is tried, on random numbers: another
@@ -83,7 +83,7 @@ def agreeing_widths(multiply: nn.Module, layers: Sequence[Weights], dtype: torch
     return widths or ALONE
 
 
-def _agreeing(multiply: nn.Module, layer: Weights, dtype: torch.dtype) -> tuple[int, ...]:
+def _agreeing(multiply: nn.Module, layer: LinearWeights, dtype: torch.dtype) -> tuple[int, ...]:
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, layer.weight.shape[1], generator=source).to(dtype)
     expected = _in_blocks(multiply, layer, rows, REFERENCE)
@@ -93,5 +93,5 @@ def _agreeing(multiply: nn.Module, layer: Weights, dtype: torch.dtype) -> tuple[
     return tuple(width for width in WIDTHS if torch.equal(_in_blocks(multiply, layer, rows, width), expected))
 
 
-def _in_blocks(multiply: nn.Module, layer: Weights, rows: torch.Tensor, width: int) -> torch.Tensor:
+def _in_blocks(multiply: nn.Module, layer: LinearWeights, rows: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([multiply(block, *layer) for block in rows.split(width)])

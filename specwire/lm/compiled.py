@@ -18,15 +18,15 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.lm.decoder import Layer, Model, Shape
+from specwire.lm.decoder import DecoderShape, Layer, Model
 from specwire.lm.interface import Feed
-from specwire.lm.linear import Weights
+from specwire.lm.linear import LinearWeights
 from specwire.lm.llama import model_of, shape_of
 
 # Positions of a session in one forward; windows are of up to 16 draft tokens, and a trial at load of 20.
 COLUMNS = (1, 4, 8, 32)
 # Positions of a slot, and those attended to, are a multiple of this: GPUs' kernels for attention with a mask want it.
-ALIGNED = 8
+ALIGNED_CELLS = 8
 # The least sizes, beside one session and all, of sessions and of positions attended to, and how many times as large the
 # next size is: every layer copies what is attended to, for as many sessions as the bucket has.
 FEW_ROWS, FEW_POSITIONS, GROWTH = 8, 512, 4
@@ -83,7 +83,7 @@ class StaticLinear(nn.Module):
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: LinearWeights) -> None:
         super().__init__()
         self.register_buffer("weight", weights.weight)
         self.register_buffer("bias", weights.bias)
@@ -92,7 +92,7 @@ class StaticLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-class Where(NamedTuple):
+class CacheCells(NamedTuple):
     """What every layer of a forward needs to know; B sessions, M positions of each, L attended to.
 
     places: (B x M,) where each key goes in the cache; slots: (B,); cos, sin: (B x M, 1, head_dim / 2); mask: additive
@@ -114,7 +114,7 @@ class StaticLayer(nn.Module):
     head_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
 
-    def __init__(self, shape: Shape, layer: Layer, slots: int, context: int) -> None:
+    def __init__(self, shape: DecoderShape, layer: Layer, slots: int, context: int) -> None:
         super().__init__()
         self.shape, self.slots, self.context = shape, slots, context
         self.register_buffer("attention_norm", layer.attention_norm)
@@ -125,7 +125,7 @@ class StaticLayer(nn.Module):
         size = (slots * context, 2 * shape.kv_heads, shape.head_dim)
         self.register_buffer("cache", layer.attention_norm.new_zeros(size))
 
-    def forward(self, x: torch.Tensor, where: Where) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, where: CacheCells) -> torch.Tensor:
         """Map x (B x M, hidden) to the same; file its keys and values."""
         x = x + self.output(self._attended(self.qkv(self._normed(x, self.attention_norm)), where))
         gate, up = self.gate_up(self._normed(x, self.mlp_norm)).chunk(2, dim=-1)
@@ -135,7 +135,7 @@ class StaticLayer(nn.Module):
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, [x.shape[-1]], weight, self.shape.epsilon)
 
-    def _attended(self, qkv: torch.Tensor, where: Where) -> torch.Tensor:
+    def _attended(self, qkv: torch.Tensor, where: CacheCells) -> torch.Tensor:
         """Queries that share a key head are rows of one attention, as in `specwire.lm.decoder`."""
         heads, kv_heads, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         every = qkv.view(-1, heads + 2 * kv_heads, dim)
@@ -150,7 +150,7 @@ class StaticLayer(nn.Module):
         result = result.view(rows, kv_heads, -1, heads // kv_heads, dim).transpose(1, 2)
         return result.reshape(-1, heads * dim)
 
-    def _rotated(self, heads: torch.Tensor, where: Where) -> torch.Tensor:
+    def _rotated(self, heads: torch.Tensor, where: CacheCells) -> torch.Tensor:
         """Turn (rows, heads, head_dim) in float32; dimensions that turn together lie side by side."""
         if self.head_norm is not None:
             heads = functional.rms_norm(heads, [heads.shape[-1]], None, self.shape.epsilon) * self.head_norm
@@ -167,7 +167,7 @@ class StaticDecoder(nn.Module):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, shape: Shape, model: Model, slots: int, context: int) -> None:
+    def __init__(self, shape: DecoderShape, model: Model, slots: int, context: int) -> None:
         super().__init__()
         self.shape = shape
         self.register_buffer("embedding", model.embedding)
@@ -180,7 +180,7 @@ class StaticDecoder(nn.Module):
     def forward(self, fed: torch.Tensor, span: int) -> torch.Tensor:
         """Logits (B x M, vocabulary) in the model's dtype; `fed`: see `packed`."""
         tokens, positions, places, slots = fed.unbind(0)
-        where = Where(
+        where = CacheCells(
             places.flatten(),
             slots[:, 0],
             self.cos[positions.flatten()].unsqueeze(1),
@@ -225,7 +225,7 @@ def mode_for(device: torch.device, backend: str) -> str | None:
 
 
 def _aligned(positions: int) -> int:
-    return -(-positions // ALIGNED) * ALIGNED
+    return -(-positions // ALIGNED_CELLS) * ALIGNED_CELLS
 
 
 class CompiledRunner:

@@ -18,14 +18,14 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.lm.batched import Batch
-from specwire.lm.linear import Weights, pack
+from specwire.lm.linear import LinearWeights, pack
 from specwire.lm.party import Rank
 from specwire.lm.together import adding, joining
 
 logger = logging.getLogger(__name__)
 
 
-class Shape(NamedTuple):
+class DecoderShape(NamedTuple):
     """Sizes shared by all layers."""
 
     layers: int
@@ -39,12 +39,12 @@ class Layer(NamedTuple):
     """Weights of one decoder layer. Rows of q and k that are rotated together lie side by side."""
 
     attention_norm: torch.Tensor
-    qkv: Weights
+    qkv: LinearWeights
     head_norm: torch.Tensor | None  # (heads + kv_heads, head_dim) for Qwen3
-    output: Weights
+    output: LinearWeights
     mlp_norm: torch.Tensor
-    gate_up: Weights
-    down: Weights
+    gate_up: LinearWeights
+    down: LinearWeights
 
 
 class Model(NamedTuple):
@@ -53,7 +53,7 @@ class Model(NamedTuple):
     embedding: torch.Tensor
     layers: list[Layer]
     norm: torch.Tensor
-    head: Weights
+    head: LinearWeights
     rotations: torch.Tensor
 
 
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
     biases: list[torch.Tensor | None]
 
     def __init__(
-        self, shape: Shape, model: Model, cache: torch.Tensor, apart: bool = False, rank: Rank | None = None
+        self, shape: DecoderShape, model: Model, cache: torch.Tensor, apart: bool = False, rank: Rank | None = None
     ) -> None:
         """apart: nothing but matrix products is computed for several rows at once (`specwire.lm.apart`).
 
@@ -250,9 +250,9 @@ class Decoder(nn.Module):
         return x.div(length).mul_(weight).to(x.dtype)
 
     @torch.jit.unused
-    def products(self) -> tuple[nn.Module, list[Weights], torch.dtype]:
+    def products(self) -> tuple[nn.Module, list[LinearWeights], torch.dtype]:
         """How rows are multiplied with which layers, and the rows' dtype."""
-        layers = [Weights(*each) for each in zip(self.weights, self.biases, strict=True)]
+        layers = [LinearWeights(*each) for each in zip(self.weights, self.biases, strict=True)]
         return self.linear, layers, self.embedding.dtype
 
     def _multiply(self, index: int, x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_t
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Text(NamedTuple):
+class ModelText(NamedTuple):
     """A model's way from text to ids. tokens: by id; empty where the model has no tokenizer."""
 
     tokenizer_json: bytes
@@ -49,7 +49,7 @@ def file_of(spec: str, name: str) -> Iterator[None]:
         raise ModelError(f"model {spec!r}: {name} cannot be read: {reason}") from error
 
 
-def read_text(spec: str) -> Text:
+def read_text(spec: str) -> ModelText:
     """Tokenizer, chat template and what it may name, of a local directory or hub id; empty where the model has none.
 
     Raises ModelError, which names the file.
@@ -62,7 +62,7 @@ def read_text(spec: str) -> Text:
     with file_of(spec, TOKENIZER):
         tokens = vocabulary_map(serialised, 0)
     template = _chat_template(spec)
-    return Text(serialised, template, _special_tokens(spec) if template else {}, tokens)
+    return ModelText(serialised, template, _special_tokens(spec) if template else {}, tokens)
 
 
 def check_files(spec: str) -> None:

@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.lm.interface import Feed
-from specwire.lm.windows import FULL_ATTENTION, SLIDING_ATTENTION, Window
+from specwire.lm.windows import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
 # width would make a step of many sessions as many times as long.
 MOST_TOGETHER = 32
 
 
-class Batch(NamedTuple):
+class PaddedBatch(NamedTuple):
     """Index tensors of one ragged forward, B feeds padded to M columns over L positions."""
 
     slots: torch.Tensor  # (B,)
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     start: int  # position of the first token of the only feed, where there is one
 
     @classmethod
-    def of(cls, feeds: Sequence[Feed], device: torch.device) -> Batch:
+    def of(cls, feeds: Sequence[Feed], device: torch.device) -> PaddedBatch:
         width = max(len(feed.tokens) for feed in feeds)
         tokens = [[0] * (width - len(feed.tokens)) + list(feed.tokens) for feed in feeds]
         positions = [[0] * (width - len(feed.tokens)) + list(range(feed.start, feed.stop)) for feed in feeds]
@@ -71,7 +71,7 @@ class SlotCache(Cache):
     def __init__(self, slots: int, context: int) -> None:
         # Without Cache.__init__, whose layers grow, are cropped from the end and know one length for all rows.
         self.layers = []
-        self.batch: Batch | None = None
+        self.batch: PaddedBatch | None = None
         self.alone = False
         self._size = (slots, context)
         self._keys: dict[int, torch.Tensor] = {}
@@ -133,7 +133,7 @@ class HuggingFaceRunner:
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(
-        self, model: PreTrainedModel, slots: int, context: int, window: Window | None = None, alone: bool = False
+        self, model: PreTrainedModel, slots: int, context: int, window: SlidingWindow | None = None, alone: bool = False
     ) -> None:
         """alone: one feed at a time, without a mask, for models that make more of a mask than who sees whom (ALiBi)."""
         self._model = model
@@ -174,7 +174,7 @@ class HuggingFaceRunner:
         return self.alone or len(feed.tokens) > MOST_TOGETHER
 
     def _rows(self, feeds: Sequence[Feed]) -> Iterator[torch.Tensor]:
-        batch = self._cache.batch = Batch.of(feeds, self._device)
+        batch = self._cache.batch = PaddedBatch.of(feeds, self._device)
         kept = max(1, *(feed.wanted for feed in feeds), 1)
         options = {"logits_to_keep": kept} if self._keeps_last else {}
         try:
@@ -190,7 +190,7 @@ class HuggingFaceRunner:
             self._cache.batch = None
         return (logits[-max(feed.wanted, 1) :] for feed, logits in zip(feeds, output.logits, strict=True))
 
-    def _mask(self, batch: Batch) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _mask(self, batch: PaddedBatch) -> torch.Tensor | dict[str, torch.Tensor]:
         """One mask for all layers, or one for each kind of layer."""
         if self._window is None:
             return batch.mask(self._dtype)

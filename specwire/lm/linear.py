@@ -28,39 +28,39 @@ graph(%x : Tensor, %weight : Tensor, %bias : Tensor?):
 """
 
 
-class Weights(NamedTuple):
+class LinearWeights(NamedTuple):
     """Weight (out, in), or its packed form, and bias (out,) of one linear layer."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
 
-class Plain(nn.Module):
+class PlainLinear(nn.Module):
     """x (rows, in) -> x @ weight.T + bias (rows, out)."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return functional.linear(x, weight, bias)
 
 
-class Packed(nn.Module):
+class PackedLinear(nn.Module):
     """The same for weights in oneDNN's layout."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return pointwise(x, weight, bias)
 
 
-def pack(layers: Sequence[Weights]) -> tuple[nn.Module, list[Weights]]:
+def pack(layers: Sequence[LinearWeights]) -> tuple[nn.Module, list[LinearWeights]]:
     """How to multiply by these layers fastest where that is right here, and their weights in the form that it takes."""
     first = layers[0].weight
     if first.device.type == "cpu" and first.dtype in PROBE_TOLERANCE:
         packed = [_packed(*layer) for layer in layers]
         fit = [layer for layer in packed if layer is not None]
         if len(fit) == len(layers):
-            return Packed(), fit
-    return Plain(), list(layers)
+            return PackedLinear(), fit
+    return PlainLinear(), list(layers)
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Weights | None:
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeights | None:
     """The layer in oneDNN's layout, or None where this build or processor has none that agrees with the plain one."""
     probe = torch.linspace(-1, 1, PROBE_ROWS * weight.shape[1]).view(PROBE_ROWS, -1).to(weight.dtype)
     try:
@@ -70,7 +70,7 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Weights | None:
         return None
     scale = max(float(expected.abs().max()), 1e-6)
     agrees = float((got - expected).abs().max()) <= PROBE_TOLERANCE[weight.dtype] * scale
-    return Weights(layout, bias) if agrees else None
+    return LinearWeights(layout, bias) if agrees else None
 
 
 def _reorder(weight: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.lm.batched import Layout, batch_of, nothing
-from specwire.lm.decoder import Decoder, Layer, Model, Shape, compiled
+from specwire.lm.decoder import Decoder, DecoderShape, Layer, Model, compiled
 from specwire.lm.interface import Feed
-from specwire.lm.linear import Weights
+from specwire.lm.linear import LinearWeights
 from specwire.lm.party import Rank
 from specwire.lm.windows import window_of
 
@@ -82,7 +82,7 @@ class LlamaRunner:
         return rows
 
 
-def shape_of(model: PreTrainedModel) -> Shape:
+def shape_of(model: PreTrainedModel) -> DecoderShape:
     """Sizes of a model of MODEL_TYPES; Unsuited if it only looks like the family."""
     config: Any = model.config
     attention: Any = model.get_submodule("model.layers.0.self_attn")
@@ -91,7 +91,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
         raise Unsuited("attention is scaled in its own way")
     if config.hidden_act not in ("silu", "swish"):
         raise Unsuited(f"activation {config.hidden_act}")
-    return Shape(
+    return DecoderShape(
         config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim, config.rms_norm_eps
     )
 
@@ -110,7 +110,7 @@ def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Ten
     return torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
 
-def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int | None) -> Model:
+def model_of(model: PreTrainedModel, shape: DecoderShape, context: int, vocabulary: int | None) -> Model:
     """Weights of such a model, and its rotations for `context` positions; Unsuited as above.
 
     vocabulary: rows of the output layer to keep; None keeps all that are there.
@@ -119,7 +119,7 @@ def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int
         raise Unsuited("attention slides")
     body = model.get_submodule("model")
     bias = _optional(model, "lm_head.bias")
-    head = Weights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
+    head = LinearWeights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
     return Model(
         _parameter(body, "embed_tokens.weight"),
         [_layer(layer, shape) for layer in body.get_submodule("layers").children()],
@@ -129,7 +129,7 @@ def model_of(model: PreTrainedModel, shape: Shape, context: int, vocabulary: int
     )
 
 
-def _layer(layer: nn.Module, shape: Shape) -> Layer:
+def _layer(layer: nn.Module, shape: DecoderShape) -> Layer:
     attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     q, k, v, o = (_weights(attention, name) for name in names)
@@ -146,14 +146,14 @@ def _layer(layer: nn.Module, shape: Shape) -> Layer:
     )
 
 
-def _weights(module: nn.Module, name: str) -> Weights:
+def _weights(module: nn.Module, name: str) -> LinearWeights:
     layer = module.get_submodule(name)
     if type(layer) is not nn.Linear:
         raise Unsuited(f"{name} is a {type(layer).__name__}")
-    return Weights(_parameter(layer, "weight"), _optional(layer, "bias"))
+    return LinearWeights(_parameter(layer, "weight"), _optional(layer, "bias"))
 
 
-def _pairwise(part: Weights, head_dim: int) -> Weights:
+def _pairwise(part: LinearWeights, head_dim: int) -> LinearWeights:
     """Reorder each head's rows so that the two dimensions that are rotated together lie side by side.
 
     Hugging Face rotates dimension i with i + head_dim / 2. Scores do not depend on the order, as long as queries and
@@ -162,24 +162,24 @@ def _pairwise(part: Weights, head_dim: int) -> Weights:
     order = _pair_order(head_dim).to(part.weight.device)
     heads = part.weight.view(-1, head_dim, part.weight.shape[1])
     weight = heads[:, order].reshape(part.weight.shape)
-    return Weights(weight, None if part.bias is None else part.bias.view(-1, head_dim)[:, order].reshape(-1))
+    return LinearWeights(weight, None if part.bias is None else part.bias.view(-1, head_dim)[:, order].reshape(-1))
 
 
 def _pair_order(head_dim: int) -> torch.Tensor:
     return torch.arange(head_dim).view(2, -1).t().reshape(-1)
 
 
-def _fused(*parts: Weights) -> Weights:
+def _fused(*parts: LinearWeights) -> LinearWeights:
     """One layer whose output is the parts' outputs side by side."""
     weight = torch.cat([part.weight for part in parts])
     if all(part.bias is None for part in parts):
-        return Weights(weight, None)
+        return LinearWeights(weight, None)
     zeros = [part.weight.new_zeros(len(part.weight)) for part in parts]
     biases = [zero if part.bias is None else part.bias for part, zero in zip(parts, zeros, strict=True)]
-    return Weights(weight, torch.cat(biases))
+    return LinearWeights(weight, torch.cat(biases))
 
 
-def _head_norm(attention: nn.Module, shape: Shape) -> torch.Tensor | None:
+def _head_norm(attention: nn.Module, shape: DecoderShape) -> torch.Tensor | None:
     """Per-head scale of normalised queries and keys (Qwen3), in the order of `_pairwise`."""
     names = ("q_norm.weight", "k_norm.weight")
     q, k = (_optional(attention, name) for name in names)

@@ -34,10 +34,10 @@ def _top(log_p: torch.Tensor, count: int) -> list[tuple[tuple[int, float], ...]]
         return [()] * len(log_p)
     last = log_p.topk(min(count, log_p.shape[1]), dim=1).values[:, -1:]
     rivals = (log_p >= last) & (log_p > -torch.inf)
-    return [_best(row, rival, count) for row, rival in zip(log_p, rivals, strict=True)]
+    return [_best_ids(row, rival, count) for row, rival in zip(log_p, rivals, strict=True)]
 
 
-def _best(log_p: torch.Tensor, rival: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def _best_ids(log_p: torch.Tensor, rival: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
     ids = rival.nonzero().squeeze(1)
     ordered, order = log_p[ids].sort(descending=True, stable=True)
     chosen = zip(ids[order[:count]].tolist(), ordered[:count].tolist(), strict=True)

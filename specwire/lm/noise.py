@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specwire.core import noise as reference
-from specwire.core.noise import MULTIPLIERS, NOISE_BITS, ROUNDS, WEYL, WORD, Stream
+from specwire.core.noise import MULTIPLIERS, NOISE_BITS, ROUNDS, WEYL, WORD, NoiseStream
 
 # Rows of full-vocabulary noise that are kept, and the largest vocabulary they are kept for: at most 16 MiB.
 KEPT_ROWS = 128
@@ -32,11 +32,11 @@ class Key(NamedTuple):
 def uniform_integers(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
     """52-bit integers, int64 (rows, n), for token ids (rows, n) or (1, n)."""
     first, second = MULTIPLIERS
-    low = _column([key.seed & WORD for key in keys], ids.device)
-    high = _column([key.seed >> 32 for key in keys], ids.device)
-    c0 = torch.full_like(low, int(Stream.GUMBEL))
-    c1 = _column([key.choice for key in keys], ids.device)
-    c2 = _column([key.position for key in keys], ids.device)
+    low = _noise_column([key.seed & WORD for key in keys], ids.device)
+    high = _noise_column([key.seed >> 32 for key in keys], ids.device)
+    c0 = torch.full_like(low, int(NoiseStream.GUMBEL))
+    c1 = _noise_column([key.choice for key in keys], ids.device)
+    c2 = _noise_column([key.position for key in keys], ids.device)
     c3 = ids
     for index in range(ROUNDS):
         k0, k1 = (low + index * WEYL[0]) & WORD, (high + index * WEYL[1]) & WORD
@@ -46,7 +46,7 @@ def uniform_integers(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
     return (c0 << 20) | (c1 >> 12)
 
 
-def _column(words: list[int], device: torch.device) -> torch.Tensor:
+def _noise_column(words: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(words, dtype=torch.long, device=device).unsqueeze(1)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from specwire.lm.decoder import Layer, Model, Shape
-from specwire.lm.linear import Weights
+from specwire.lm.decoder import DecoderShape, Layer, Model
+from specwire.lm.linear import LinearWeights
 from specwire.lm.stateless import Stateless, causal_mask
 
 
@@ -21,7 +21,7 @@ class OpenvinoDecoder(Stateless):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, shape: Shape, model: Model) -> None:
+    def __init__(self, shape: DecoderShape, model: Model) -> None:
         super().__init__()
         self.layers, self.queries, self.heads, self.head_size, self.epsilon = shape
         angles = model.rotations
@@ -89,17 +89,17 @@ class OpenvinoDecoder(Stateless):
         return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon))
 
 
-def _in_halves(qkv: Weights, shape: Shape) -> Weights:
+def _in_halves(qkv: LinearWeights, shape: DecoderShape) -> LinearWeights:
     """Rows of q and k reordered: dimensions that are rotated together lie half a head apart, not side by side."""
     order = _order(shape)
-    return Weights(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
+    return LinearWeights(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
 
 
-def _norms_in_halves(layer: Layer, shape: Shape) -> torch.Tensor | None:
+def _norms_in_halves(layer: Layer, shape: DecoderShape) -> torch.Tensor | None:
     return None if layer.head_norm is None else layer.head_norm[:, _half_order(shape.head_dim)]
 
 
-def _order(shape: Shape) -> torch.Tensor:
+def _order(shape: DecoderShape) -> torch.Tensor:
     turned, values = shape.heads + shape.kv_heads, shape.kv_heads
     starts = torch.arange(turned) * shape.head_dim
     first = (starts[:, None] + _half_order(shape.head_dim)).reshape(-1)

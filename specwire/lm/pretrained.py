@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from specwire.lm.cached import CachedLM
 from specwire.lm.checks import check_class, check_kind, check_rotation, check_window, context_of, first_line
-from specwire.lm.describe import CONFIG, Text, check_files, read_text, weights_fingerprint
+from specwire.lm.describe import CONFIG, ModelText, check_files, read_text, weights_fingerprint
 from specwire.lm.interface import NONE, LanguageModel, ModelError, ModelInfo
 from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of
 from specwire.lm.leading import LeadingRunner
@@ -38,7 +38,7 @@ class Outline:
     location: str
     config: PreTrainedConfig
     context: int
-    text: Text
+    text: ModelText
 
 
 def outline(spec: str, context: int | None = None) -> Outline:

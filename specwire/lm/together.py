@@ -28,7 +28,7 @@ class Summed(nn.Module):
         return total
 
 
-class SideBySide(nn.Module):
+class Concatenated(nn.Module):
     """All ranks' parts (rows, width) as (rows, size x width)."""
 
     def __init__(self, group: str, size: int) -> None:
@@ -47,4 +47,4 @@ def adding(rank: Rank | None) -> nn.Module:
 
 
 def joining(rank: Rank | None) -> nn.Module:
-    return Alone() if rank is None else SideBySide(rank.group.group_name, rank.size)
+    return Alone() if rank is None else Concatenated(rank.group.group_name, rank.size)

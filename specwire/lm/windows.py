@@ -17,20 +17,20 @@ SLIDING_ATTENTION = "sliding_attention"
 WINDOWED = frozenset({"gemma2", "gemma3_text", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
 
 
-class Window(NamedTuple):
+class SlidingWindow(NamedTuple):
     """The window of a model's sliding layers: the position p sees (p - size, p]."""
 
     size: int
     mixed: bool  # whether other layers see everything
 
 
-def window_of(config: PreTrainedConfig, context: int) -> Window | None:
+def window_of(config: PreTrainedConfig, context: int) -> SlidingWindow | None:
     """The model's window, None if every layer sees the whole context."""
     text = config.get_text_config()
     size = _size(text)
     if size is None or size >= context:
         return None
-    return Window(size, FULL_ATTENTION in (getattr(text, "layer_types", None) or ()))
+    return SlidingWindow(size, FULL_ATTENTION in (getattr(text, "layer_types", None) or ()))
 
 
 def _size(config: Any) -> int | None:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from specwire.redis.lines import Command, Lines, Node, is_trouble
 from specwire.redis.urls import lines_of
-from specwire.registry.entry import ID, MOST_BYTES, Entry, InvalidEntry, checked_address, decode, encode
+from specwire.registry.entry import ID, MOST_BYTES, InvalidEntry, ServiceEntry, checked_address, decode, encode
 
 FIELD = "registry"
 PREFIX = "specwire:service:"
@@ -57,7 +57,7 @@ class RegistryUnavailable(Exception):
 class Listing:
     """Who is there. ignored: what was there and is not believed, by reason."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ServiceEntry, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
 
 
@@ -73,7 +73,7 @@ class Directory:
         """Nothing is connected yet. Raises InvalidUrl."""
         return cls(lines_of(url, timeout_s, FIELD), timeout_s)
 
-    async def put(self, entry: Entry, ttl_s: float) -> None:
+    async def put(self, entry: ServiceEntry, ttl_s: float) -> None:
         """The service is there, for `ttl_s` seconds from now."""
         ttl_ms = max(1, round(ttl_s * 1000))
         await self._ask(PREFIX + entry.id, ("SET", PREFIX + entry.id, encode(entry), "PX", ttl_ms))
@@ -181,7 +181,7 @@ class Directory:
             return  # the connection was broken already
 
 
-def _decoded(entry_id: str, value: object) -> Entry:
+def _decoded(entry_id: str, value: object) -> ServiceEntry:
     if not isinstance(value, bytes):
         raise InvalidEntry("invalid", "is no string")
     return decode(entry_id, value)

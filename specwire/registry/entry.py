@@ -35,7 +35,7 @@ class Role(StrEnum):
     ORCHESTRATOR = "orchestrator"
 
 
-class State(StrEnum):
+class ServiceState(StrEnum):
     SERVING = "serving"
     DRAINING = "draining"
 
@@ -83,7 +83,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServiceEntry:
     """A service.
 
     id: random, of one process. address: HOST:PORT where others dial it. region: services of one region are near each
@@ -99,24 +99,24 @@ class Entry:
     slots: int = 0
     kv_bytes: int = 0
     load: Load = Load()
-    state: State = State.SERVING
+    state: ServiceState = ServiceState.SERVING
     started: float = 0.0
     beat: int = 0
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: ServiceEntry) -> bytes:
     return json.dumps({"v": VERSION, **asdict(entry)}, separators=(",", ":")).encode()
 
 
-def decode(entry_id: str, data: bytes) -> Entry:
+def decode(entry_id: str, data: bytes) -> ServiceEntry:
     """The entry of this id. Raises InvalidEntry."""
-    found = _Fields(_parsed(data))
+    found = _EntryFields(_parsed(data))
     version = found.count("v", least=1)
     if version > VERSION:
         raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
     if found.text("id") != entry_id:
         raise InvalidEntry("invalid", "id: is another one than the key's")
-    return Entry(
+    return ServiceEntry(
         id=entry_id,
         role=Role(found.choice("role", Role)),
         address=checked_address("address", found.text("address")),
@@ -125,7 +125,7 @@ def decode(entry_id: str, data: bytes) -> Entry:
         slots=found.count("slots"),
         kv_bytes=found.count("kv_bytes"),
         load=_load(found.inner("load")),
-        state=State(found.choice("state", State)),
+        state=ServiceState(found.choice("state", ServiceState)),
         started=found.number("started"),
         beat=found.count("beat"),
     )
@@ -165,13 +165,13 @@ def _object(name: str, value: object) -> dict[str, Any]:
 
 
 def _model(value: dict[str, Any]) -> ServedModel:
-    found = _Fields({"identity": "", **value})
+    found = _EntryFields({"identity": "", **value})
     told = (found.matching(each, FINGERPRINT) for each in ("weights", "vocabulary", "identity"))
     return ServedModel(found.text("name"), *told)
 
 
 def _load(value: dict[str, Any]) -> Load:
-    found = _Fields({**UNTOLD, **value})
+    found = _EntryFields({**UNTOLD, **value})
     return Load(
         found.count("running"),
         found.count("waiting"),
@@ -181,7 +181,7 @@ def _load(value: dict[str, Any]) -> Load:
     )
 
 
-class _Fields:
+class _EntryFields:
     """Each is taken by name and type. Raises InvalidEntry."""
 
     def __init__(self, values: dict[str, Any]) -> None:

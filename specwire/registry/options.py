@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specwire.core.sampling import InvalidParameter
 from specwire.redis.urls import InvalidUrl, lines_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
-from specwire.registry.entry import Entry, InvalidEntry, Load, Role, ServedModel, check_region, checked_address
+from specwire.registry.entry import InvalidEntry, Load, Role, ServedModel, ServiceEntry, check_region, checked_address
 from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.model_info import Identity
 from specwire.rpc.options import host_of
@@ -86,8 +86,8 @@ def register_model(
     models = (ServedModel(info.model, weights, vocabulary, identity),)
     entry_id, started = new_id(), time.time()
 
-    def describe(at: str) -> Entry:
-        return Entry(
+    def describe(at: str) -> ServiceEntry:
+        return ServiceEntry(
             entry_id,
             role,
             at,
@@ -102,7 +102,7 @@ def register_model(
     return register(options, address, describe)
 
 
-def register(options: RegistryOptions, address: str, describe: Callable[[str], Entry]) -> Registrar:
+def register(options: RegistryOptions, address: str, describe: Callable[[str], ServiceEntry]) -> Registrar:
     """Register whatever `describe` says of a service at the address that it is given. As `register_model`."""
     at = advertised(options.advertise, address)
     registrar = Registrar(Directory.at(options.url) if options.url else None, lambda: describe(at))

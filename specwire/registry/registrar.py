@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from specwire.registry.directory import Directory, RegistryUnavailable
-from specwire.registry.entry import Entry, Load, State
+from specwire.registry.entry import Load, ServiceEntry, ServiceState
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,13 @@ class Registrar:
         describe: the service as it is now, its state and beat apart.
     """
 
-    def __init__(self, directory: Directory | None, describe: Callable[[], Entry], rhythm: Rhythm = RHYTHM) -> None:
+    def __init__(
+        self, directory: Directory | None, describe: Callable[[], ServiceEntry], rhythm: Rhythm = RHYTHM
+    ) -> None:
         self._directory = directory
         self._describe = describe
         self._rhythm = rhythm
-        self._state = State.SERVING
+        self._state = ServiceState.SERVING
         self._beat = 0
         self._speaking = asyncio.Lock()
         self._trouble = ""
@@ -69,7 +71,7 @@ class Registrar:
 
     async def drain(self) -> None:
         """The service is about to stop: say so now."""
-        self._state = State.DRAINING
+        self._state = ServiceState.DRAINING
         if self._task is not None and self._directory is not None:
             await self._soon(self._say(self._directory))
 

@@ -20,7 +20,7 @@ A cell is one session. Times are microseconds. The same cell and policy give the
 
 from specwire.core.plan import InvalidPlan
 from specwire.sim.cell import Cell, InvalidCell, Result, simulate
-from specwire.sim.fleet import Fleet, FleetResult, simulate_fleet
+from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
 from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
 
@@ -30,12 +30,12 @@ __all__ = [
     "Best",
     "BestOfAll",
     "Cell",
-    "Fleet",
     "FleetResult",
     "InvalidCell",
     "InvalidPlan",
     "Policy",
     "Result",
+    "SimFleet",
     "best_textbook",
     "fixed",
     "optimum",

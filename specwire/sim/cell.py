@@ -9,11 +9,11 @@ from specwire.core.acceptance import DraftCounts
 from specwire.core.credit import buffer_for
 from specwire.core.planner import Planner
 from specwire.sim.clock import Clock, Machine
-from specwire.sim.drafter import Drafter
+from specwire.sim.drafter import SimDrafter
 from specwire.sim.edge import Delays, Edge, Planned
 from specwire.sim.guesses import Guesses, drawn_trace
 from specwire.sim.policy import AUTO, Policy
-from specwire.sim.verifier import ForwardCost, Verifier
+from specwire.sim.verifier import ForwardCost, SimVerifier
 
 
 class InvalidCell(ValueError):
@@ -119,8 +119,8 @@ def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) 
     """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
     clock = Clock()
     target = Machine(clock)
-    verifier = Verifier(clock, target, cell.cost, cell.step_us, policy.patient)
-    drafter = Drafter(clock, target if cell.shared_host else Machine(clock), cell.draft_us)
+    verifier = SimVerifier(clock, target, cell.cost, cell.step_us, policy.patient)
+    drafter = SimDrafter(clock, target if cell.shared_host else Machine(clock), cell.draft_us)
     forward = cell.cost.measured()
     edge = Edge(
         clock,
@@ -139,7 +139,7 @@ def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) 
     return _result(edge, verifier)
 
 
-def _result(edge: Edge, verifier: Verifier) -> Result:
+def _result(edge: Edge, verifier: SimVerifier) -> Result:
     stats, counts = edge.stats, verifier.counts
     rest_us = stats.last_us - stats.first_us
     return Result(

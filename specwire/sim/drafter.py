@@ -19,7 +19,7 @@ Deliver = Callable[[Proposal, float], None]
 
 
 @dataclass(slots=True, eq=False)
-class Drafting:
+class SimDraftSession:
     """One session: `spent_us` counts since its last proposal. `session` is None before its opening arrives."""
 
     guesses: Guesses
@@ -28,7 +28,7 @@ class Drafting:
     spent_us: float = 0.0
 
 
-class Drafter:
+class SimDrafter:
     """Args:
     draft_us: a pass for one session.
     session_slope: share of it that each further session of the pass adds.
@@ -40,24 +40,24 @@ class Drafter:
         self._machine = machine
         self._draft_us = draft_us
         self._session_slope = session_slope
-        self._open: list[Drafting] = []
+        self._open: list[SimDraftSession] = []
         self._inbox: list[Action] = []
         self._busy = False
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def attach(self, guesses: Guesses, deliver: Deliver) -> Drafting:
+    def attach(self, guesses: Guesses, deliver: Deliver) -> SimDraftSession:
         """A place for a session, before its opening arrives."""
-        return Drafting(guesses, deliver)
+        return SimDraftSession(guesses, deliver)
 
-    def open(self, drafting: Drafting, tokens: Sequence[int], pace: Pace) -> None:
+    def open(self, drafting: SimDraftSession, tokens: Sequence[int], pace: Pace) -> None:
         self._command(partial(self._start, drafting, tokens, pace))
 
-    def advance(self, drafting: Drafting, position: int, tokens: Sequence[int], pace: Pace) -> None:
+    def advance(self, drafting: SimDraftSession, position: int, tokens: Sequence[int], pace: Pace) -> None:
         self._command(partial(self._advance, drafting, position, tokens, pace))
 
-    def close(self, drafting: Drafting) -> None:
+    def close(self, drafting: SimDraftSession) -> None:
         self._command(partial(self._end, drafting))
 
     def _command(self, action: Action) -> None:
@@ -66,18 +66,18 @@ class Drafter:
             self._busy = True
             self._clock.after(0.0, self._step)
 
-    def _start(self, drafting: Drafting, tokens: Sequence[int], pace: Pace) -> None:
+    def _start(self, drafting: SimDraftSession, tokens: Sequence[int], pace: Pace) -> None:
         chain = drafting.session.chain + 1 if drafting.session else 0
         drafting.session = DraftSession(tokens, pace, chain)
         if drafting not in self._open:
             self._open.append(drafting)
 
-    def _advance(self, drafting: Drafting, position: int, tokens: Sequence[int], pace: Pace) -> None:
+    def _advance(self, drafting: SimDraftSession, position: int, tokens: Sequence[int], pace: Pace) -> None:
         if drafting.session is not None:
             drafting.session.advance(position, tokens, pace)
             self._propose(drafting)
 
-    def _end(self, drafting: Drafting) -> None:
+    def _end(self, drafting: SimDraftSession) -> None:
         if drafting in self._open:
             self._open.remove(drafting)
 
@@ -94,7 +94,7 @@ class Drafter:
             duration_us = self._draft_us * (1.0 + self._session_slope * (len(batch) - 1))
             self._machine.use(duration_us, partial(self._pass_ended, batch, began_us))
 
-    def _pass_ended(self, batch: Sequence[Drafting], began_us: float) -> None:
+    def _pass_ended(self, batch: Sequence[SimDraftSession], began_us: float) -> None:
         spent_us = self._clock.now_us - began_us
         self.drafted += len(batch)
         for drafting in batch:
@@ -109,7 +109,7 @@ class Drafter:
         confidence = guesses.confidence_at(position) if session.pace.confidence_floor else 1.0
         session.drafted(guesses.token(position), confidence)
 
-    def _propose(self, drafting: Drafting) -> None:
+    def _propose(self, drafting: SimDraftSession) -> None:
         """Send every chunk that is due."""
         while drafting.session is not None and (proposal := drafting.session.take_proposal()) is not None:
             drafting.deliver(proposal, drafting.spent_us)

@@ -18,7 +18,7 @@ from specwire.core.chain import Proposal
 from specwire.core.drafting import Pace
 from specwire.core.limits import Ending
 from specwire.core.plan import Plan
-from specwire.core.planner import Decided as PlannedFrom
+from specwire.core.planner import PlannedVerdict as PlannedFrom
 from specwire.core.planner import Planner
 from specwire.core.sampling import Sampling
 from specwire.core.session import Session
@@ -26,9 +26,9 @@ from specwire.core.speed import ForwardTimes
 from specwire.core.text import Text
 from specwire.core.verification import Allowance, VerifySession
 from specwire.sim.clock import Action, Clock
-from specwire.sim.drafter import Drafter, Drafting
+from specwire.sim.drafter import SimDrafter, SimDraftSession
 from specwire.sim.guesses import VOCABULARY, Guesses, target_token
-from specwire.sim.verifier import Decided, Held, Verifier
+from specwire.sim.verifier import SimSession, SimVerdict, SimVerifier
 
 GREEDY = Sampling()
 # The one drafter.
@@ -53,7 +53,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stats:
+class SimStats:
     """What a session's client saw, and its wire. Absolute times."""
 
     asked_us: float
@@ -94,8 +94,8 @@ class Edge:
     def __init__(
         self,
         clock: Clock,
-        verifier: Verifier,
-        drafter: Drafter | None,
+        verifier: SimVerifier,
+        drafter: SimDrafter | None,
         planner: Planner,
         forward: ForwardTimes,
         guesses: Guesses,
@@ -106,7 +106,7 @@ class Edge:
     ) -> None:
         prompt = [target_token(position) for position in range(guesses.prompt)]
         self.session = Session(Text(prompt), len(prompt), NoText(), buffer)
-        self.stats = Stats(clock.now_us)
+        self.stats = SimStats(clock.now_us)
         self.plans: list[Planned] = []
         self.planner = planner
         self.verifier = verifier
@@ -116,8 +116,10 @@ class Edge:
         self._delays = delays
         self._ending = Ending(len(prompt) + tokens, frozenset(), frozenset())
         self._on_ended = on_ended
-        self._held: Held | None = None
-        self._drafting: Drafting | None = drafter.attach(guesses, self._draft_sent) if drafter is not None else None
+        self._held: SimSession | None = None
+        self._drafting: SimDraftSession | None = (
+            drafter.attach(guesses, self._draft_sent) if drafter is not None else None
+        )
         self._planned = Pace(), 0
         self._events: deque[ev.Event] = deque()
         self._applying = False
@@ -141,7 +143,7 @@ class Edge:
 
     # From the verifier
 
-    def _on_decided(self, decided: Decided) -> None:
+    def _on_decided(self, decided: SimVerdict) -> None:
         verdict, step = decided.verdict, decided.step
         if step.sessions == 1:
             self._forward.observe(step.rows, step.forward_us)
@@ -210,7 +212,10 @@ class Edge:
             self._clock.after(self._delays.drafter_us, self._drafter_action(effect, self.drafter, self._drafting))
 
     def _drafter_action(
-        self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter, drafter: Drafter, drafting: Drafting
+        self,
+        effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter,
+        drafter: SimDrafter,
+        drafting: SimDraftSession,
     ) -> Action:
         match effect:
             case fx.OpenDrafter():
@@ -234,7 +239,7 @@ class Edge:
         opened = ev.VerifierOpened(effect.attach, len(effect.tokens))
         self._clock.after(self._delays.verifier_us, partial(self._apply, opened))
 
-    def _decided(self, decided: Decided) -> None:
+    def _decided(self, decided: SimVerdict) -> None:
         self._clock.after(self._delays.verifier_us, partial(self._on_decided, decided))
 
     def _propose(self, proposal: Proposal) -> None:

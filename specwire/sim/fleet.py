@@ -12,11 +12,11 @@ from specwire.core.planner import Planner
 from specwire.core.speed import ForwardTimes
 from specwire.sim.cell import InvalidCell
 from specwire.sim.clock import Clock, Machine
-from specwire.sim.drafter import Drafter
-from specwire.sim.edge import Delays, Edge, Stats
+from specwire.sim.drafter import SimDrafter
+from specwire.sim.edge import Delays, Edge, SimStats
 from specwire.sim.guesses import Guesses, drawn_trace
 from specwire.sim.policy import AUTO, Policy
-from specwire.sim.verifier import ForwardCost, Verifier
+from specwire.sim.verifier import ForwardCost, SimVerifier
 
 POSITIVE = ("V_us", "draft_us", "arrivals_per_second")
 NOT_NEGATIVE = ("slope", "session_slope", "draft_slope", "prefill_us", "append_us", "drafter_rtt_us")
@@ -24,7 +24,7 @@ COUNTS = ("sessions", "verifiers", "drafters", "slots", "prompt", "tokens", "buf
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimFleet:
     """Microseconds throughout; `V_us`, `slope`, `append_us`, `drafter_rtt_us`, `buffer` as in `Cell`.
 
     Attributes:
@@ -111,7 +111,7 @@ class FleetResult:
 class _Place:
     """A verifier, and what sessions there have learnt of it."""
 
-    verifier: Verifier
+    verifier: SimVerifier
     machine: Machine
     forward: ForwardTimes
     sessions: int = 0
@@ -121,22 +121,24 @@ class _Place:
 class _Pool:
     """Takes sessions in as they arrive. Invariant: no place has more than `slots` sessions."""
 
-    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+    def __init__(self, fleet: SimFleet, policy: Policy) -> None:
         self.clock = Clock()
         self.fleet = fleet
         self.policy = policy
         self.random = Random(fleet.seed)
         self.places = [self._place() for _ in range(fleet.verifiers)]
         self.draft_machines = [Machine(self.clock) for _ in range(fleet.drafters)]
-        self.drafters = [Drafter(self.clock, each, fleet.draft_us, fleet.draft_slope) for each in self.draft_machines]
+        self.drafters = [
+            SimDrafter(self.clock, each, fleet.draft_us, fleet.draft_slope) for each in self.draft_machines
+        ]
         self.drafting = [0] * fleet.drafters
         self.waiting: deque[tuple[int, float]] = deque()
-        self.ended: list[Stats] = []
+        self.ended: list[SimStats] = []
         self.most_at_once = 0
 
     def _place(self) -> _Place:
         machine, cost = Machine(self.clock), self.fleet.cost
-        return _Place(Verifier(self.clock, machine, cost, patient=self.policy.patient), machine, cost.measured())
+        return _Place(SimVerifier(self.clock, machine, cost, patient=self.policy.patient), machine, cost.measured())
 
     def run(self) -> None:
         self._expect(0)
@@ -200,7 +202,7 @@ class _Pool:
         self._admit()
 
 
-def simulate_fleet(fleet: Fleet, policy: Policy = AUTO) -> FleetResult:
+def simulate_fleet(fleet: SimFleet, policy: Policy = AUTO) -> FleetResult:
     """Run all sessions to their ends."""
     pool = _Pool(fleet, policy)
     pool.run()
@@ -220,7 +222,7 @@ def simulate_fleet(fleet: Fleet, policy: Policy = AUTO) -> FleetResult:
     )
 
 
-def _per_token_us(stats: Stats) -> float:
+def _per_token_us(stats: SimStats) -> float:
     return (stats.last_us - stats.first_us) / max(1, stats.tokens - stats.first_tokens)
 
 

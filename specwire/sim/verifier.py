@@ -15,7 +15,7 @@ from specwire.core.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.chain import Proposal
 from specwire.core.costs import StepCosts
 from specwire.core.ledger import part_of
-from specwire.core.running import Running
+from specwire.core.running import RunningSession
 from specwire.core.scheduler import schedule
 from specwire.core.shares import Share
 from specwire.core.speed import ForwardTimes
@@ -66,7 +66,7 @@ class StepTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class SimVerdict:
     """A verdict on its way; `delay_us`: from the verdict before to the proposal that answered it."""
 
     verdict: Verdict
@@ -76,25 +76,25 @@ class Decided:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class SimSession:
     """A session in its slot. `cached`: positions that the slot holds. `report` hears of every verdict."""
 
     slot: int
-    running: Running
-    report: Callable[[Decided], None]
+    running: RunningSession
+    report: Callable[[SimVerdict], None]
     cached: int = 0
 
 
-class Part(NamedTuple):
+class SimPart(NamedTuple):
     share: Share
-    held: Held
+    held: SimSession
     window: tuple[int, ...]
     source: int | None
 
 
-def _part(share: Share, held: Held) -> Part:
+def _part(share: Share, held: SimSession) -> SimPart:
     session = held.running.session
-    return Part(share, held, session.window(share.window), session.source)
+    return SimPart(share, held, session.window(share.window), session.source)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class _Pause:
     number: int = 0
 
 
-class Verifier:
+class SimVerifier:
     """Commands may come at any time; during a forward they wait for its end.
 
     Args:
@@ -136,7 +136,7 @@ class Verifier:
         self._cost = cost
         self._step_us = step_us
         self._patient = patient
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, SimSession] = {}
         self._slots = 0
         self._inbox: list[Callable[[], object]] = []
         self._computing = False
@@ -148,20 +148,20 @@ class Verifier:
 
     # Commands
 
-    def open(self, session: VerifySession, report: Callable[[Decided], None]) -> Held:
+    def open(self, session: VerifySession, report: Callable[[SimVerdict], None]) -> SimSession:
         """Take a session in; its prompt is not cached."""
         self._slots += 1
-        held = Held(self._slots, Running(session, self._clock.now_us), report)
+        held = SimSession(self._slots, RunningSession(session, self._clock.now_us), report)
         self._command(partial(self._held.__setitem__, held.slot, held))
         return held
 
-    def propose(self, held: Held, proposal: Proposal) -> None:
+    def propose(self, held: SimSession, proposal: Proposal) -> None:
         self._command(partial(held.running.propose, proposal, self._clock.now_us))
 
-    def allow(self, held: Held, allowance: Allowance) -> None:
+    def allow(self, held: SimSession, allowance: Allowance) -> None:
         self._command(partial(held.running.allow, allowance, self._clock.now_us))
 
-    def close(self, held: Held) -> None:
+    def close(self, held: SimSession) -> None:
         self._command(partial(self._held.pop, held.slot, None))
 
     def _command(self, action: Callable[[], object]) -> None:
@@ -205,7 +205,7 @@ class Verifier:
         elif plan.shares:
             self._compute([(share, runnable[share.slot]) for share in plan.shares])
 
-    def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
+    def _compute(self, shares: Sequence[tuple[Share, SimSession]]) -> None:
         self._computing = True
         parts = [_part(share, held) for share, held in shares]
         drafted = sum(len(part.window) for part in parts)
@@ -213,14 +213,14 @@ class Verifier:
         began_us = self._clock.now_us
         self._machine.use(self._cost.at(len(parts), drafted, prefill), partial(self._forward_ended, parts, began_us))
 
-    def _forward_ended(self, parts: Sequence[Part], began_us: float) -> None:
+    def _forward_ended(self, parts: Sequence[SimPart], began_us: float) -> None:
         times = StepTimes(len(parts), sum(part.share.rows for part in parts), self._clock.now_us - began_us)
         if self._step_us:
             self._clock.after(self._step_us, partial(self._decide, parts, times))
         else:
             self._decide(parts, times)
 
-    def _decide(self, parts: Sequence[Part], times: StepTimes) -> None:
+    def _decide(self, parts: Sequence[SimPart], times: StepTimes) -> None:
         self._computing = False
         waited_us, self._pause.waited_us = self._pause.waited_us, 0.0
         self._take_commands()
@@ -235,14 +235,16 @@ class Verifier:
                 self._resolve(part, part_of(len(part.window), windows, len(parts)), plain_us, waited_us, times)
         self._step()
 
-    def _learn(self, parts: Sequence[Part], times: StepTimes, waited: bool) -> float | None:
+    def _learn(self, parts: Sequence[SimPart], times: StepTimes, waited: bool) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
         drafting = any(part.held.running.session.allowance.due for part in parts)
         return self.costs.observe(times.sessions, times.rows, times.forward_us, self._step_us, drafting, waited)
 
-    def _resolve(self, part: Part, charged: float, plain_us: float | None, waited_us: float, times: StepTimes) -> None:
+    def _resolve(
+        self, part: SimPart, charged: float, plain_us: float | None, waited_us: float, times: StepTimes
+    ) -> None:
         held, session = part.held, part.held.running.session
         chosen = [target_token(session.position + index) for index in range(len(part.window) + 1)]
         verdict = session.resolve(chosen, part.window, source=part.source)
@@ -251,6 +253,6 @@ class Verifier:
         self.counts.drafts.add(window_counts(verdict.outcomes, verdict.width))
         self.counts.drafts.add(late_counts(verdict.outcomes, verdict.width))
         self.counts.decided += len(verdict.tokens)
-        held.report(Decided(verdict, answer.delay_us, session.ledger.balance_us, times))
+        held.report(SimVerdict(verdict, answer.delay_us, session.ledger.balance_us, times))
         if verdict.finish is not None:
             del self._held[held.slot]

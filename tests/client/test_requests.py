@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from specwire.client import SpecwireError
-from specwire.client.requests import Options, generate_request, watch_request
+from specwire.client.requests import RequestOptions, generate_request, watch_request
 from specwire.v1 import generation_pb2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(max_tokens=-5), "max_tokens: must be from 0 to 4294967295, not -5"),
-        (Options(top_k=-1), "top_k: must be from 0 to 4294967295, not -1"),
-        (Options(seed=1 << 64), "seed: must be a whole number of 64 bits, not 18446744073709551616"),
-        (Options(stop_ids=[3, -1]), "stop_ids: must be from 0 to 4294967295, not -1"),
-        (Options(stop=["a", "\ud800"]), "stop: is not valid Unicode at index 0"),
-        (Options(request_id="x\udc80"), "request_id: is not valid Unicode at index 1"),
+        (RequestOptions(max_tokens=-5), "max_tokens: must be from 0 to 4294967295, not -5"),
+        (RequestOptions(top_k=-1), "top_k: must be from 0 to 4294967295, not -1"),
+        (RequestOptions(seed=1 << 64), "seed: must be a whole number of 64 bits, not 18446744073709551616"),
+        (RequestOptions(stop_ids=[3, -1]), "stop_ids: must be from 0 to 4294967295, not -1"),
+        (RequestOptions(stop=["a", "\ud800"]), "stop: is not valid Unicode at index 0"),
+        (RequestOptions(request_id="x\udc80"), "request_id: is not valid Unicode at index 1"),
     ],
 )
-def test_options_that_do_not_fit(options: Options, message: str) -> None:
+def test_options_that_do_not_fit(options: RequestOptions, message: str) -> None:
     with pytest.raises(SpecwireError, match=f"INVALID_ARGUMENT: {message}"):
         generate_request("x", **options)
 
@@ -44,11 +44,11 @@ def test_a_seed_is_sent_only_if_given() -> None:
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        (Options(), generation_pb2.DRAFTING_AUTOMATIC),
-        (Options(drafting=False), generation_pb2.DRAFTING_OFF),
-        (Options(ngram=False), generation_pb2.DRAFTING_DRAFTERS),
-        (Options(drafting=False, ngram=True), generation_pb2.DRAFTING_NGRAM),
+        (RequestOptions(), generation_pb2.DRAFTING_AUTOMATIC),
+        (RequestOptions(drafting=False), generation_pb2.DRAFTING_OFF),
+        (RequestOptions(ngram=False), generation_pb2.DRAFTING_DRAFTERS),
+        (RequestOptions(drafting=False, ngram=True), generation_pb2.DRAFTING_NGRAM),
     ],
 )
-def test_who_may_propose(options: Options, asked: generation_pb2.Drafting) -> None:
+def test_who_may_propose(options: RequestOptions, asked: generation_pb2.Drafting) -> None:
     assert generate_request("x", **options).drafting == asked

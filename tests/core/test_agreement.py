@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.agreement import DECAY, REMEMBERED, Agreement
+from specwire.core.agreement import AGREEMENT_DECAY, REMEMBERED_CHAINS, Agreement
 from specwire.core.chain import Proposal
 
 TEXT = (5, 6, 7, 8, 9, 10)
@@ -61,7 +61,7 @@ def test_the_rate_follows_what_is_seen_and_can_be_handed_on() -> None:
         agreement.proposal(chunk(base, base, 0, 1, 1))
         agreement.decided(base, (1, 2, 3))
     assert agreement.rate == pytest.approx(0.5, abs=0.02)
-    assert agreement.compared == pytest.approx(1 / (1 - DECAY), rel=0.01)
+    assert agreement.compared == pytest.approx(1 / (1 - AGREEMENT_DECAY), rel=0.01)
     heir = agreement.faded(8.0)
     assert heir.compared == pytest.approx(8.0)
     assert heir.equal / heir.compared == pytest.approx(agreement.equal / agreement.compared)
@@ -79,4 +79,4 @@ def test_what_a_drafter_can_make_it_remember_is_bounded() -> None:
     agreement = Agreement()
     for offset in range(0, 50_000, 50):
         agreement.proposal(chunk(0, 0, 2 * offset, *range(50)))
-    assert len(agreement._ahead) <= REMEMBERED
+    assert len(agreement._ahead) <= REMEMBERED_CHAINS

@@ -10,7 +10,7 @@ from specwire.core.chain import Proposal
 from specwire.core.contention import LEAST_FORWARDS, STALE_AFTER, Contention, Forward
 from specwire.core.controller import Controller
 from specwire.core.plan import Discipline, Plan
-from specwire.core.planner import Decided
+from specwire.core.planner import PlannedVerdict
 from specwire.core.side_by_side import TRY_EVERY, TRY_FIRST, TRY_VERDICTS
 from specwire.core.speed import ForwardTimes
 
@@ -138,7 +138,7 @@ class Host:
         self.now_us += took_us
         forward = Forward(tested + 1, self.now_us, took_us) if self.told else None
         decided = [2] * accepted + [3]
-        self.controller.observe_verdict(Decided(self.length, decided, tested, accepted, 0, forward))
+        self.controller.observe_verdict(PlannedVerdict(self.length, decided, tested, accepted, 0, forward))
         self.length += len(decided)
 
 

@@ -8,7 +8,7 @@ from specwire.core.chain import Proposal
 from specwire.core.controller import MOST_IGNORED, Controller
 from specwire.core.drafting import Pace
 from specwire.core.plan import Discipline, Plan, parse_plan
-from specwire.core.planner import Decided, Fixed
+from specwire.core.planner import Fixed, PlannedVerdict
 from specwire.core.probing import PROBE_EVERY, PROBE_VERDICTS, PROBE_WINDOW
 from specwire.core.shares import MOST_WINDOW
 from specwire.core.speed import ForwardTimes
@@ -39,7 +39,7 @@ def observe(
     """A chain of `tested` tokens of which the first `accepted` are right, then one more decided token."""
     base = 100 * chain
     subject.observe_proposal(Proposal(1, chain, base, 0, tuple(range(tested)), 7, expected), drafting_us)
-    subject.observe_verdict(Decided(base, (*range(accepted), 999), tested, accepted, delay_us))
+    subject.observe_verdict(PlannedVerdict(base, (*range(accepted), 999), tested, accepted, delay_us))
 
 
 def consistent(plan: Plan) -> bool:
@@ -129,7 +129,7 @@ def test_a_far_drafter_that_connects_again_is_measured_again() -> None:
 def settled(subject: Controller) -> Plan:
     """The plan once a probe, if there is one, has had its answer."""
     if subject.plan().reason == "probe":
-        subject.observe_verdict(Decided(0, (999,), 1, 0, 0))
+        subject.observe_verdict(PlannedVerdict(0, (999,), 1, 0, 0))
     return subject.plan()
 
 
@@ -147,7 +147,7 @@ def test_off_is_probed_now_and_then() -> None:
     learn(subject, 20_000, 0)
     plans = []
     for _ in range(3 * PROBE_EVERY):
-        subject.observe_verdict(Decided(0, (999,), 0, 0, 0))
+        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0))
         plans.append(subject.plan())
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
     begun = [index for index in probes if index - 1 not in probes]
@@ -160,9 +160,9 @@ def test_a_probe_ends_with_its_answer() -> None:
     subject = controller()
     learn(subject, 20_000, 0)
     assert subject.plan().reason == "probe"
-    subject.observe_verdict(Decided(0, (999,), 0, 0, 0))
+    subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0))
     assert subject.plan().reason == "probe"
-    subject.observe_verdict(Decided(0, (999,), PROBE_WINDOW, 0, 0))
+    subject.observe_verdict(PlannedVerdict(0, (999,), PROBE_WINDOW, 0, 0))
     assert subject.time_to_plan
     assert subject.plan().discipline is Discipline.OFF
 
@@ -179,7 +179,7 @@ def test_probes_cost_no_more_than_their_share_of_the_time(price_us: int) -> None
         begun += probing
         spent_us += price_us if probing else 0.0
         elapsed_us += plain_us + (price_us if probing else 0.0)
-        subject.observe_verdict(Decided(0, (999,), 1 if probing else 0, 0, price_us if probing else 0))
+        subject.observe_verdict(PlannedVerdict(0, (999,), 1 if probing else 0, 0, price_us if probing else 0))
     assert begun >= 2
     assert spent_us <= 0.01 * elapsed_us + price_us
 
@@ -190,10 +190,10 @@ def test_a_drafter_whose_answers_nobody_tests_is_put_off_until_one_is_tested() -
     learn(subject, draft_us=500, accepted=6, times=20)
     for verdict in range(MOST_IGNORED):
         assert subject.plan().discipline is Discipline.LOCKSTEP
-        subject.observe_verdict(Decided(verdict, (1,), 0, 0, delay_us=2_000))
+        subject.observe_verdict(PlannedVerdict(verdict, (1,), 0, 0, delay_us=2_000))
     assert subject.plan().discipline is Discipline.OFF
     for verdict in range(2 * PROBE_EVERY):
-        subject.observe_verdict(Decided(verdict, (1,), 0, 0, delay_us=0))
+        subject.observe_verdict(PlannedVerdict(verdict, (1,), 0, 0, delay_us=0))
     assert subject.plan().reason == "probe"
     observe(subject, 1, tested=2, accepted=2, drafting_us=1_000, delay_us=2_000)
     assert subject.plan().discipline is Discipline.LOCKSTEP

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specwire.core import noise
-from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
+from specwire.core.noise import NoiseStream, gumbel, philox4x32, uniform_integers
 from tests.core import philox
 
 ZERO = (0, 0, 0, 0)
@@ -45,8 +45,8 @@ def test_cipher_equals_the_independent_one(counter: philox.Counter, key: tuple[i
     assert encrypt(counter, key) == philox.philox(counter, key)
 
 
-@given(SEEDS, WORDS, WORDS, st.lists(WORDS, max_size=5), st.sampled_from(Stream))
-def test_packing_of_counter_and_key(seed: int, choice: int, position: int, ids: list[int], stream: Stream) -> None:
+@given(SEEDS, WORDS, WORDS, st.lists(WORDS, max_size=5), st.sampled_from(NoiseStream))
+def test_packing_of_counter_and_key(seed: int, choice: int, position: int, ids: list[int], stream: NoiseStream) -> None:
     got = uniform_integers(seed, choice, position, np.array(ids, np.int64), stream)
     assert [int(value) for value in got] == [philox.integer(seed, choice, position, t, stream) for t in ids]
 
@@ -60,8 +60,8 @@ def test_every_coordinate_matters() -> None:
         uniform_integers(5, 1, 0, ids),
         uniform_integers(5, 0, 1, ids),
         uniform_integers(5, 0, 0, ids + 8),
-        uniform_integers(5, 0, 0, ids, Stream.ACCEPT),
-        uniform_integers(5, 0, 0, ids, Stream.RESIDUAL),
+        uniform_integers(5, 0, 0, ids, NoiseStream.ACCEPT),
+        uniform_integers(5, 0, 0, ids, NoiseStream.RESIDUAL),
     ]
     assert all(not np.any(base == other) for other in others)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.placement import TWO, Candidate, Reason, Wish, place
+from specwire.core.placement import TWO, PlacementCandidate, PlacementRequest, Reason, place
 
 WEIGHTS = "w"
-A, B, C = (Candidate(name, WEIGHTS, slots=4) for name in "abc")
-ANY = Wish("session", WEIGHTS)
+A, B, C = (PlacementCandidate(name, WEIGHTS, slots=4) for name in "abc")
+ANY = PlacementRequest("session", WEIGHTS)
 
 
-def at(candidate: Candidate, sessions: int, **values: object) -> Candidate:
+def at(candidate: PlacementCandidate, sessions: int, **values: object) -> PlacementCandidate:
     return replace(candidate, sessions=sessions, **values)  # type: ignore[arg-type]  # of a test
 
 
@@ -57,15 +57,19 @@ def at(candidate: Candidate, sessions: int, **values: object) -> Candidate:
         ([replace(A, refusals=1), at(B, 4, fresh=False)], ANY, "b", Reason.LOAD),
     ],
 )
-def test_cases(candidates: list[Candidate], wish: Wish, chosen: str, reason: Reason | None) -> None:
+def test_cases(
+    candidates: list[PlacementCandidate], wish: PlacementRequest, chosen: str, reason: Reason | None
+) -> None:
     choice = place(candidates, wish)
     found = ("", None) if choice is None else (candidates[choice.index].name, choice.reason)
     assert found == (chosen, reason)
 
 
 def test_two_are_drawn_evenly_and_the_less_loaded_one_is_taken() -> None:
-    candidates = [Candidate(f"10.0.0.{number}:50061", WEIGHTS, slots=100, sessions=number) for number in range(10)]
-    wishes = [Wish(f"session-{number}", WEIGHTS, draws=TWO) for number in range(4500)]
+    candidates = [
+        PlacementCandidate(f"10.0.0.{number}:50061", WEIGHTS, slots=100, sessions=number) for number in range(10)
+    ]
+    wishes = [PlacementRequest(f"session-{number}", WEIGHTS, draws=TWO) for number in range(4500)]
     taken = Counter(choice.index for choice in (place(candidates, wish) for wish in wishes) if choice is not None)
     # Of 45 pairs the i-th is the lesser in 9 - i.
     expected = [4500 * (9 - number) / 45 for number in range(10)]
@@ -75,10 +79,12 @@ def test_two_are_drawn_evenly_and_the_less_loaded_one_is_taken() -> None:
 
 def test_hearsay_does_not_send_everybody_to_one() -> None:
     """What is placed between two heartbeats: with the loads of the last one everybody would choose alike."""
-    candidates = [Candidate(f"v{number}", WEIGHTS, slots=64, sessions=10) for number in range(8)]
+    candidates = [PlacementCandidate(f"v{number}", WEIGHTS, slots=64, sessions=10) for number in range(8)]
     candidates[3] = replace(candidates[3], sessions=9)
     for draws, most in ((0, 80), (TWO, 40)):
-        choices = [place(candidates, Wish(f"session-{number}", WEIGHTS, draws=draws)) for number in range(80)]
+        choices = [
+            place(candidates, PlacementRequest(f"session-{number}", WEIGHTS, draws=draws)) for number in range(80)
+        ]
         placed = Counter(choice.index for choice in choices if choice is not None)
         assert max(placed.values()) <= most
         assert (max(placed.values()) == 80) is (draws == 0)
@@ -86,7 +92,7 @@ def test_hearsay_does_not_send_everybody_to_one() -> None:
 
 CANDIDATES = st.lists(
     st.builds(
-        Candidate,
+        PlacementCandidate,
         name=st.sampled_from("abcdef"),
         fingerprint=st.sampled_from(["w", "x"]),
         up=st.booleans(),
@@ -101,7 +107,7 @@ CANDIDATES = st.lists(
     unique_by=lambda candidate: candidate.name,
 )
 WISHES = st.builds(
-    Wish,
+    PlacementRequest,
     key=st.text(max_size=4),
     fingerprint=st.just("w"),
     held_by=st.sampled_from(["", "a", "b"]),
@@ -111,12 +117,12 @@ WISHES = st.builds(
 )
 
 
-def fits(candidate: Candidate) -> bool:
+def fits(candidate: PlacementCandidate) -> bool:
     return candidate.up and candidate.fingerprint == "w"
 
 
 @given(CANDIDATES, WISHES)
-def test_whoever_can_be_chosen_is_and_nobody_else(candidates: list[Candidate], wish: Wish) -> None:
+def test_whoever_can_be_chosen_is_and_nobody_else(candidates: list[PlacementCandidate], wish: PlacementRequest) -> None:
     choice = place(candidates, wish)
     assert (choice is not None) == any(map(fits, candidates))
     assert choice is None or fits(candidates[choice.index])
@@ -126,7 +132,7 @@ def test_whoever_can_be_chosen_is_and_nobody_else(candidates: list[Candidate], w
 
 
 @given(CANDIDATES, WISHES)
-def test_who_cannot_be_chosen_changes_nothing(candidates: list[Candidate], wish: Wish) -> None:
+def test_who_cannot_be_chosen_changes_nothing(candidates: list[PlacementCandidate], wish: PlacementRequest) -> None:
     fit = [each for each in candidates if fits(each)]
     whole, few = place(candidates, wish), place(fit, wish)
     assert (whole is None) == (few is None)
@@ -134,14 +140,14 @@ def test_who_cannot_be_chosen_changes_nothing(candidates: list[Candidate], wish:
 
 
 @given(CANDIDATES, WISHES)
-def test_nobody_better_is_passed_over(candidates: list[Candidate], wish: Wish) -> None:
+def test_nobody_better_is_passed_over(candidates: list[PlacementCandidate], wish: PlacementRequest) -> None:
     """Without a holder: who stays, less refusals, a heartbeat, room, nearness, and where all are compared less load."""
     wish = replace(wish, held_by="", parent_at="")
     choice = place(candidates, wish)
     if choice is None:
         return
 
-    def rank(each: Candidate) -> tuple[bool, int, bool, bool, int]:
+    def rank(each: PlacementCandidate) -> tuple[bool, int, bool, bool, int]:
         near = wish.near.index(each.region) if each.region in wish.near else len(wish.near)
         return each.draining, each.refusals, not each.fresh, each.sessions >= each.slots, near
 
@@ -153,7 +159,7 @@ def test_nobody_better_is_passed_over(candidates: list[Candidate], wish: Wish) -
 
 
 @given(CANDIDATES, WISHES)
-def test_who_holds_the_session_keeps_it(candidates: list[Candidate], wish: Wish) -> None:
+def test_who_holds_the_session_keeps_it(candidates: list[PlacementCandidate], wish: PlacementRequest) -> None:
     fit = [each for each in candidates if fits(each)]
     fit = [each for each in fit if not each.draining] or fit
     holder = next((each for each in fit if each.name == wish.held_by), None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specwire.core import events as ev
 from specwire.core.chain import Chains, Proposal
-from specwire.core.preview import Ahead, Preview, Provisional, provisional
+from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
 from specwire.core.session import Session
 from specwire.core.states import State
 from specwire.core.text import Text, hash_of
@@ -129,7 +129,7 @@ class Shown(World):
     def _own(self) -> Session:
         session = super()._own()
         self.preview = Preview(VOCABULARY, session.text)
-        self.seen: list[Provisional] = []
+        self.seen: list[ProvisionalDraft] = []
         return session
 
     def handle(self, event: ev.Event) -> None:
@@ -146,7 +146,7 @@ class Shown(World):
         self.check_shown(shown)
         self.seen.append(shown)
 
-    def check_shown(self, shown: Provisional) -> None:
+    def check_shown(self, shown: ProvisionalDraft) -> None:
         assert shown.position == len(self.told_tokens)
         tokens = [*self.told_tokens, *shown.tokens]
         decided = self.session.text.tokens

@@ -11,7 +11,7 @@ from scripts import protocol_table
 from specwire.core.acceptance import Outcome, choose
 from specwire.core.chain import Offer
 from specwire.core.history import History
-from specwire.core.noise import Stream, gumbel, philox4x32, uniform_integers
+from specwire.core.noise import NoiseStream, gumbel, philox4x32, uniform_integers
 from specwire.core.sampling import Sampling
 from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import extend_hash, hash_of
@@ -61,11 +61,11 @@ def test_philox(counter: str, key: str, output: str) -> None:
 @pytest.mark.parametrize("row", vectors("noise"))
 def test_noise(row: list[str]) -> None:
     seed, choice, position, token, stream, integer = (int(cell) for cell in row[:6])
-    assert int(uniform_integers(seed, choice, position, np.array(token), Stream(stream))) == integer
+    assert int(uniform_integers(seed, choice, position, np.array(token), NoiseStream(stream))) == integer
     if row[6]:
         assert float(gumbel(seed, choice, position, np.array(token))) == pytest.approx(float(row[6]), rel=1e-14)
     else:
-        assert stream != Stream.GUMBEL
+        assert stream != NoiseStream.GUMBEL
 
 
 @pytest.mark.parametrize("row", vectors("coupled"))

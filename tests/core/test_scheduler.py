@@ -13,7 +13,7 @@ from specwire.core import dividing
 from specwire.core.chain import SourceKind
 from specwire.core.ngram import Guess
 from specwire.core.scheduler import PATIENCE_US, PREFILL_ROWS, schedule
-from specwire.core.shares import MOST_WINDOW, Awaited, Candidate, Plan, Share
+from specwire.core.shares import MOST_WINDOW, Awaited, Share, StepCandidate, StepPlan
 from specwire.core.speed import AcceptanceByPosition, expected_tokens
 
 
@@ -45,8 +45,8 @@ def candidate(
     rate: float = 0.9,
     awaited: Awaited | None = None,
     missing: int = 0,
-) -> Candidate:
-    return Candidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited, missing)
+) -> StepCandidate:
+    return StepCandidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited, missing)
 
 
 def test_nothing_to_do() -> None:
@@ -81,7 +81,7 @@ def steady(rows: int) -> float:
     return 1000.0 + 200.0 * (rows - 1)
 
 
-def best_rate(candidates: Sequence[Candidate], V: Callable[[int], float]) -> float:
+def best_rate(candidates: Sequence[StepCandidate], V: Callable[[int], float]) -> float:
     """Of all ways to give each session a window, or none: the most tokens per microsecond."""
     most = {0: 0.0}  # tokens that so many rows can be expected to decide
     for each in candidates:
@@ -224,7 +224,7 @@ def test_waits_for_tokens_that_are_due_soon() -> None:
     assert schedule([candidate(awaited=due())], 0.0, flat).wait_until_us == 300.0
 
 
-Veto = Callable[[], list[Candidate]]
+Veto = Callable[[], list[StepCandidate]]
 
 
 @pytest.mark.parametrize(
@@ -258,13 +258,13 @@ def test_waits_for_the_best_of_several_due_times() -> None:
 
 def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> None:
     short = candidate(drafted=1, spare_us=-1e9, missing=3)
-    assert schedule([short], 100.0, flat, patient=True) == Plan((), 100.0 + PATIENCE_US)
+    assert schedule([short], 100.0, flat, patient=True) == StepPlan((), 100.0 + PATIENCE_US)
     assert schedule([short], 100.0, flat).wait_until_us is None
     full = candidate(drafted=4, spare_us=-1e9, missing=0)
     assert [share.window for share in schedule([full], 100.0, flat, patient=True).shares] == [4]
 
 
-def guessing(guess_rate: float, tokens: int = MOST_WINDOW, untested_us: float = 0.0, **rest: Any) -> Candidate:
+def guessing(guess_rate: float, tokens: int = MOST_WINDOW, untested_us: float = 0.0, **rest: Any) -> StepCandidate:
     """A candidate for whom the verifier has a guess of so many `tokens`."""
     guess = Guess(0, (1,) * tokens, AcceptanceByPosition(prior=guess_rate))
     return candidate(**rest)._replace(guess=guess, guess_untested_us=untested_us)
@@ -353,7 +353,7 @@ def test_a_patient_verifier_guesses_nothing() -> None:
 # A prompt of 4,000 tokens
 
 
-def steps_of(uncached: list[int], decoding: int, prefill_rows: int = PREFILL_ROWS) -> list[Plan]:
+def steps_of(uncached: list[int], decoding: int, prefill_rows: int = PREFILL_ROWS) -> list[StepPlan]:
     """Plans until all prompts are fed; every other session decides a token in each, of a chain that is always there."""
     left, plans = dict(enumerate(uncached)), []
     while any(count > 1 for count in left.values()):
@@ -366,7 +366,7 @@ def steps_of(uncached: list[int], decoding: int, prefill_rows: int = PREFILL_ROW
     return plans
 
 
-def rows_of_prompts(plan: Plan) -> int:
+def rows_of_prompts(plan: StepPlan) -> int:
     return sum(share.fresh for share in plan.shares if share.slot < 100)
 
 

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from specwire.core.acceptance import choose
 from specwire.core.sampling import Sampling
-from specwire.core.weights import MOST_IDS, MOST_KEPT, MOST_TOTAL, PARTS, Weights, draw, quantise
+from specwire.core.weights import MOST_IDS, MOST_KEPT, MOST_TOTAL, PARTS, Weights, draw_quantised, quantise
 
 
 def test_the_most_probable_ids_are_kept_in_proportion() -> None:
@@ -55,7 +55,7 @@ def test_what_cannot_have_given_the_token_is_refused(ids: tuple[int, ...], numbe
 def test_draws_follow_the_integers() -> None:
     """Over 4,000 seeds; ids of the vocabulary's other end as well."""
     weights = Weights((151_000, 0, 7), (5, 2, 1))
-    drawn = [draw(weights, seed, choice=1, position=9) for seed in range(4000)]
+    drawn = [draw_quantised(weights, seed, choice=1, position=9) for seed in range(4000)]
     assert chisquare([drawn.count(token) for token in weights.ids], np.array([5, 2, 1]) * 500).pvalue > 1e-3
 
 
@@ -64,4 +64,4 @@ def test_the_target_s_own_draw_has_the_same_noise() -> None:
     weights = Weights((0, 1, 2, 3), (4, 3, 2, 1))
     logits = np.log(np.array([4.0, 3.0, 2.0, 1.0]))
     for seed in range(100):
-        assert draw(weights, seed, 2, 5) == choose(logits, 5, Sampling(1.0, seed=seed, choice=2))
+        assert draw_quantised(weights, seed, 2, 5) == choose(logits, 5, Sampling(1.0, seed=seed, choice=2))

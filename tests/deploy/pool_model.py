@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
 from deploy.cluster.schema import ClusterConfig, Group
 from deploy.cluster.steering import Look, Steering, every
-from specwire.registry.entry import Entry, Load, Role, State
+from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 
 TICK_S = 0.05
 # As `verify_service.waiting` remembers waits.
@@ -32,7 +32,7 @@ class Member:
     queue: list[tuple[float, float]] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
     draining: bool = False
-    entry: Entry | None = None
+    entry: ServiceEntry | None = None
 
 
 class PoolModel:
@@ -106,15 +106,19 @@ class PoolModel:
             recent = [waited for at, waited in member.waits if self._now - at < KEPT_S]
             longest = max([*recent, *(self._now - came for came, _ in member.queue)], default=0.0)
             load = Load(len(member.ends), len(member.queue), self._slots - len(member.ends), longest)
-            member.entry = Entry(f"{member.number:032x}", Role.VERIFIER, _address(member), slots=self._slots, load=load)
+            member.entry = ServiceEntry(
+                f"{member.number:032x}", Role.VERIFIER, _address(member), slots=self._slots, load=load
+            )
 
     def _look(self) -> None:
         places = {
-            name: Place(_address(each) if each.ready_at <= self._now else "", "node", draining=each.draining)
+            name: ReplicaPlace(_address(each) if each.ready_at <= self._now else "", "node", draining=each.draining)
             for name, each in self._members.items()
         }
         entries = [
-            each.entry for each in self._serving() if each.entry is not None and each.entry.state is State.SERVING
+            each.entry
+            for each in self._serving()
+            if each.entry is not None and each.entry.state is ServiceState.SERVING
         ]
         orders = self._steering.look(places, entries, self._now)
         for name in orders.start:

@@ -17,7 +17,7 @@ from deploy.cluster import fleet
 from deploy.cluster.command import carried_out, drain_timeout_of, ray_token
 from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.scale import counts_of
-from deploy.cluster.scaling import Rule
+from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.schema import parse
 from deploy.cluster.status import table
 
@@ -144,7 +144,7 @@ def test_a_digest_says_what_a_replica_is_made_by() -> None:
 def test_how_a_pool_is_scaled_does_not_change_its_replicas() -> None:
     scaled = parse(WHOLE.replace("max_replicas: 4", "max_replicas: 4\n    scaling: {high: 0.9, queue_s: 2}")).groups[0]
     assert scaled.digest == parse(WHOLE).groups[0].digest
-    assert scaled.rule == Rule(1, 4, high=0.9, queue_s=2.0)
+    assert scaled.rule == ScalingRule(1, 4, high=0.9, queue_s=2.0)
     assert [group.scales for group in parse(WHOLE).groups] == [True, False, False]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster.scaling import Memory, Reading, Rule, decide
+from deploy.cluster.scaling import Memory, Reading, ScalingRule, decide
 from deploy.cluster.schema import parse
 from tests.deploy.pool_model import BEAT_S, PoolModel
 
@@ -55,7 +55,7 @@ def model() -> PoolModel:
 
 def test_what_was_seen_leads_to_what_was_done() -> None:
     memory = Memory()
-    rule = Rule(LEAST, MOST, **SCALING)
+    rule = ScalingRule(LEAST, MOST, **SCALING)
     for look in RECORD["looks"]:
         wanted, memory = decide(rule, memory, Reading(**look["reading"]), look["at"])
         assert wanted == look["wanted"], look

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.scaling import Memory, Reading, Rule, decide
+from deploy.cluster.scaling import Memory, Reading, ScalingRule, decide
 
-RULE = Rule(least=1, most=4)
+RULE = ScalingRule(least=1, most=4)
 SLOTS = 16
 STEP_S = 5.0
 
@@ -23,7 +23,7 @@ def reading(replicas: int, demand: int, misses: float = 0.0) -> Reading:
     return Reading(replicas, min(demand, slots), max(0, demand - slots), slots, misses=misses)
 
 
-def play(rule: Rule, demands: list[int], count: int = 1, misses: float = 0.0) -> list[int]:
+def play(rule: ScalingRule, demands: list[int], count: int = 1, misses: float = 0.0) -> list[int]:
     """Replicas after each look at the demand of that moment; what is asked for is there at the next."""
     memory, counts = Memory(), []
     for look, demand in enumerate(demands):
@@ -32,7 +32,7 @@ def play(rule: Rule, demands: list[int], count: int = 1, misses: float = 0.0) ->
     return counts
 
 
-def looked(rule: Rule, seen: list[Reading]) -> list[int]:
+def looked(rule: ScalingRule, seen: list[Reading]) -> list[int]:
     """What each look asks for."""
     memory, counts = Memory(), []
     for look, each in enumerate(seen):
@@ -106,7 +106,7 @@ def test_a_pool_of_none_begins_with_one_for_whoever_waits() -> None:
 
 @pytest.mark.parametrize(("there", "least", "most", "wanted"), [(0, 1, 4, 1), (6, 1, 4, 4), (1, 2, 4, 2)])
 def test_bounds_are_kept_at_once(there: int, least: int, most: int, wanted: int) -> None:
-    assert decide(Rule(least, most), Memory(), reading(there, 5), 0.0)[0] == wanted
+    assert decide(ScalingRule(least, most), Memory(), reading(there, 5), 0.0)[0] == wanted
 
 
 def test_replicas_that_say_nothing_are_left_alone() -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.place import Place
+from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
 from deploy.cluster.registered import are_known
 from deploy.cluster.schema import parse
 from deploy.cluster.status import scaling
 from deploy.cluster.steering import RETRY_S, Look, Orders, Steering, every
-from specwire.registry.entry import Entry, Load, Role, ServedModel, State
+from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState
 
 CONFIG = parse("""
 redis: redis://127.0.0.1:6379/0
@@ -38,14 +38,14 @@ class Site:
     """Replicas and what they say; orders are carried out at once."""
 
     def __init__(self) -> None:
-        self.places: dict[ReplicaName, Place | None] = {}
+        self.places: dict[ReplicaName, ReplicaPlace | None] = {}
         self.loads: dict[ReplicaName, Load] = {}
-        self.others: list[Entry] = []
+        self.others: list[ServiceEntry] = []
         self.now = 1000.0
         self._steering = Steering(CONFIG, START_S, MARGIN_S)
 
     def serve(self, name: ReplicaName, load: Load) -> None:
-        self.places[name], self.loads[name] = Place(f"{name.group}:{name.number + 1}", "node"), load
+        self.places[name], self.loads[name] = ReplicaPlace(f"{name.group}:{name.number + 1}", "node"), load
 
     def look(self, passed: float = 5.0) -> Orders:
         self.now += passed
@@ -62,14 +62,14 @@ class Site:
     def looks(self, seconds: float) -> list[Orders]:
         return [self.look() for _ in range(round(seconds / 5))]
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[ServiceEntry]:
         found = []
         for number, (name, load) in enumerate(sorted(self.loads.items())):
             place = self.places.get(name)
             if place is not None and place.address:
                 role = Role.DRAFTER if name.group == "small" else Role.VERIFIER
-                state = State.DRAINING if place.draining else State.SERVING
-                found.append(Entry(f"{number:032x}", role, place.known_as, slots=4, load=load, state=state))
+                state = ServiceState.DRAINING if place.draining else ServiceState.SERVING
+                found.append(ServiceEntry(f"{number:032x}", role, place.known_as, slots=4, load=load, state=state))
         return found + self.others
 
 
@@ -127,7 +127,7 @@ def test_what_drains_too_long_is_killed(site: Site) -> None:
 def test_what_another_one_told_to_drain_is_not_counted(site: Site) -> None:
     for number in range(2):
         site.serve(large(number), FULL)
-    site.places[large(0)] = Place("large:1", "node", draining=True)
+    site.places[large(0)] = ReplicaPlace("large:1", "node", draining=True)
     orders = site.looks(15)
     assert started(orders) == [large(2)]
     assert orders[0].looks[0].reading.running == 4
@@ -146,7 +146,7 @@ def test_who_never_gets_ready_goes_and_is_not_tried_again_at_once(site: Site) ->
 def test_who_cannot_start_says_why(site: Site) -> None:
     site.serve(large(0), FULL)
     site.looks(15)
-    site.places[large(1)] = Place("", "node", error="the model is not there")
+    site.places[large(1)] = ReplicaPlace("", "node", error="the model is not there")
     orders = site.look()
     assert (orders.kill, orders.notes) == ([large(1)], [f"{large(1)}: the model is not there"])
     assert started(site.looks(RETRY_S - 5)) == []
@@ -162,7 +162,7 @@ def test_a_pool_that_is_being_updated_is_left_alone(site: Site) -> None:
 
 def test_a_pool_of_none_wakes_up_for_sessions_that_no_verifier_has(site: Site) -> None:
     assert site.look().start == []
-    site.others = [Entry("f" * 32, Role.ORCHESTRATOR, "front:1", load=Load(0, 2, 0))]
+    site.others = [ServiceEntry("f" * 32, Role.ORCHESTRATOR, "front:1", load=Load(0, 2, 0))]
     assert site.look().start == [large(0)]
 
 
@@ -190,7 +190,7 @@ def test_a_replica_that_dies_is_not_replaced_beside_ray(site: Site) -> None:
 
 def test_a_replica_may_be_registered_at_another_address(site: Site) -> None:
     site.serve(large(0), FULL)
-    site.places[large(0)] = Place("10.0.0.1:5", "node", registered="large:1")
+    site.places[large(0)] = ReplicaPlace("10.0.0.1:5", "node", registered="large:1")
     assert site.look().looks[0].reading.ready == 1
 
 
@@ -216,13 +216,15 @@ def test_it_looks_twice_before_a_pool_may_grow(grow_after_s: float, seconds: flo
 
 
 def test_new_replicas_are_known_once_every_orchestrator_uses_them() -> None:
-    def entry(number: int, role: Role, weights: str, state: State = State.SERVING, identity: str = "") -> Entry:
+    def entry(
+        number: int, role: Role, weights: str, state: ServiceState = ServiceState.SERVING, identity: str = ""
+    ) -> ServiceEntry:
         models = (ServedModel("m", weights, "", identity),)
-        return Entry(f"{number:032x}", role, f"{role}:{number + 1}", models=models, state=state)
+        return ServiceEntry(f"{number:032x}", role, f"{role}:{number + 1}", models=models, state=state)
 
     verifier = entry(0, Role.VERIFIER, "bb")
     behind, there = entry(1, Role.ORCHESTRATOR, "aa"), entry(2, Role.ORCHESTRATOR, "bb")
-    leaving = entry(3, Role.ORCHESTRATOR, "aa", State.DRAINING)
+    leaving = entry(3, Role.ORCHESTRATOR, "aa", ServiceState.DRAINING)
     assert not are_known([verifier.address], [there])
     assert not are_known([verifier.address], [verifier, behind, there])
     assert are_known([verifier.address], [verifier, there, leaving])

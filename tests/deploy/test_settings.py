@@ -12,7 +12,7 @@ import pytest
 from deploy import cli
 from deploy.commands import CONFIGURABLE
 from deploy.config_file import SettingInvalid
-from deploy.settings import Options, Setting
+from deploy.settings import CommandOptions, Setting
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def complete(
     *words: str, env: Mapping[str, str] | None = None, file: Path | None = None
 ) -> tuple[argparse.Namespace, dict[str, Setting]]:
     command = parser()
-    options = Options("up", command)
+    options = CommandOptions("up", command)
     args = command.parse_args([*words, *(("--config", str(file)) if file else ())])
     settings = options.complete(args, env or {})
     return args, {setting.name: setting for setting in settings}
@@ -151,7 +151,7 @@ def test_what_is_required_may_come_from_anywhere_and_is_missed(capsys: pytest.Ca
 
 def test_help_tells_the_defaults() -> None:
     command = parser()
-    Options("up", command)
+    CommandOptions("up", command)
     assert "(default: 127.0.0.1:0, 100 %)" in command.format_help()
 
 

@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.terminal import MARKED, RESET, Tail
+from deploy.terminal import MARKED, RESET, ProvisionalTail
 from specwire.rpc.process import visible
 from tests.deploy.screen import COMBINING, WIDE, Screen
 
@@ -26,7 +26,7 @@ def screen_of(text: str, columns: int, lines: int) -> str:
 def test_the_screen_shows_decided_text_and_the_newest_guess(
     steps: list[tuple[int, str, str]], columns: int, lines: int
 ) -> None:
-    screen, tail = Screen(columns, lines), Tail(lambda: os.terminal_size((columns, lines)))
+    screen, tail = Screen(columns, lines), ProvisionalTail(lambda: os.terminal_size((columns, lines)))
     decided = guess = ""
     for confirmed, other, following in steps:
         text = guess[:confirmed] + other
@@ -42,8 +42,8 @@ def test_the_screen_shows_decided_text_and_the_newest_guess(
         assert any(shown == screen_of(decided + seen[:end], columns, lines) for end in range(len(seen) + 1))
 
 
-def fixed(columns: int = 20, lines: int = 10) -> Tail:
-    return Tail(lambda: os.terminal_size((columns, lines)))
+def fixed(columns: int = 20, lines: int = 10) -> ProvisionalTail:
+    return ProvisionalTail(lambda: os.terminal_size((columns, lines)))
 
 
 def test_a_guess_is_marked_and_taken_back() -> None:

@@ -17,11 +17,11 @@ from draft_service.commands import (
     AdvanceSession,
     BeginSession,
     CloseSession,
+    DraftedProposal,
     Dropped,
     LoseLink,
     Opened,
     OpenSession,
-    Proposed,
     Reply,
 )
 from draft_service.sessions import Sessions
@@ -49,7 +49,7 @@ class Recorder:
         return taken
 
     def proposed(self, handle: int) -> list[int]:
-        mine = [reply for reply in self.replies if isinstance(reply, Proposed) and reply.handle == handle]
+        mine = [reply for reply in self.replies if isinstance(reply, DraftedProposal) and reply.handle == handle]
         return [token for reply in mine for token in reply.proposal.tokens]
 
 
@@ -99,7 +99,7 @@ def test_replies_are_delivered_in_order_and_once() -> None:
     sessions.apply(open_session(link, 1, [3]))
     run(sessions)
     kinds = [type(reply) for reply in link.take()]
-    assert kinds == [Opened, Proposed, Proposed, Proposed]
+    assert kinds == [Opened, DraftedProposal, DraftedProposal, DraftedProposal]
     sessions.deliver()
     assert not link.replies
 
@@ -184,7 +184,7 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
         sessions.apply(AdvanceSession(link, 1, position, tuple(told), pace))
         decided = decided[:position] + told
     run(sessions)
-    replies = [reply for reply in link.replies if isinstance(reply, Proposed)]
+    replies = [reply for reply in link.replies if isinstance(reply, DraftedProposal)]
     ahead: list[int] = []
     for reply in replies:
         if reply.proposal.chain == replies[-1].proposal.chain:
@@ -267,7 +267,7 @@ def constrained(sampling: Sampling, matcher: Matcher | None) -> tuple[Sessions, 
 def forbidden(link: Recorder, output: Sequence[int]) -> list[tuple[int, int]]:
     """What was proposed behind `output`, or might have been drawn there, and may not stand: (place, id)."""
     found = []
-    replies = [reply.proposal for reply in link.replies if isinstance(reply, Proposed)]
+    replies = [reply.proposal for reply in link.replies if isinstance(reply, DraftedProposal)]
     tokens = [token for proposal in replies for token in proposal.tokens]
     weights = [each for proposal in replies for each in proposal.weights]
     for place, token in enumerate(tokens):

@@ -15,7 +15,7 @@ import grpc
 
 from specwire.client import Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import SamplingInForce, Stats
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from tests.faults.cells import HTTP_SILENT_S
@@ -49,7 +49,7 @@ class HttpReader:
         self._begun = False
         self._withheld = ""
 
-    def generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+    def generate(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Event]:
         """As the client library's. Raises SpecwireError."""
         body, at, broken_since = json.dumps(_wish(prompt, options)), 0, None
         while not self.over.is_set():
@@ -108,7 +108,7 @@ class HttpReader:
             self._withheld += choice["text"]  # the end releases it
 
 
-def _wish(prompt: Sequence[int], options: Options) -> dict[str, Any]:
+def _wish(prompt: Sequence[int], options: RequestOptions) -> dict[str, Any]:
     """The request's body. The request id is what makes it one session, however often it is asked for."""
     return {
         "prompt": list(prompt),
@@ -145,7 +145,7 @@ class HttpStream(Stream):
     def _call(self, address: str | Sequence[str], patience: float) -> None:
         self._reader = HttpReader([address] if isinstance(address, str) else address, patience, self.breaks)
 
-    def _generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+    def _generate(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Event]:
         return self._reader.generate(prompt, options)
 
     def _hang_up(self) -> None:

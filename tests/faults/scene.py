@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.sampling import Sampling
 from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
 from tests.faults.http_streams import HttpStream
@@ -163,7 +163,7 @@ class Scene:
         return steps_of(verifier.address) > before + 1
 
     def _ask(self, asked: Asked) -> Stream:
-        options = Options(max_tokens=self.length, temperature=asked.temperature, seed=asked.seed, ngram=False)
+        options = RequestOptions(max_tokens=self.length, temperature=asked.temperature, seed=asked.seed, ngram=False)
         kind = HttpStream if self._cell.where == HTTP_LINE else Stream
         return kind(addresses(self._place, self._cell), asked.prompt, PATIENCE_S, **options)
 

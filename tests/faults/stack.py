@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Unpack
 
 from orchestrator.store import StoredSession, open_store
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -49,9 +49,9 @@ class Stack:
         for service in dead:
             service.ready()
 
-    def generate(self, length: int, **options: Unpack[Options]) -> Stream:
+    def generate(self, length: int, **options: Unpack[RequestOptions]) -> Stream:
         """A stream of `length` tokens."""
-        asked: Options = {**options, "max_tokens": length}
+        asked: RequestOptions = {**options, "max_tokens": length}
         return Stream(self.orchestrator.address, **asked)
 
     def log(self, session_id: str) -> StoredSession:

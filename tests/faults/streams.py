@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.acceptance import Outcome, choose
 from specwire.core.sampling import Sampling
 from specwire.lm import Feed, load_model
@@ -51,7 +51,7 @@ class Stream:
         address: str | Sequence[str],
         prompt: Sequence[int] = PROMPT,
         patience: float = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[RequestOptions],
     ) -> None:
         self.tokens: list[int] = []
         self.outcomes: list[Outcome] = []
@@ -71,7 +71,7 @@ class Stream:
         """Be ready to generate."""
         self._client = Client(address, patience=patience)
 
-    def _generate(self, prompt: Sequence[int], options: Options) -> Iterator[Event]:
+    def _generate(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Event]:
         """All events of the stream, wherever they come from; in the stream's own thread."""
         with Noting(self.breaks):
             yield from self._client.generate(prompt, timeout=2 * LIMIT_S, **options)
@@ -80,8 +80,8 @@ class Stream:
         """Have `_generate` end."""
         self._client.close()
 
-    def _read(self, prompt: Sequence[int], options: Options) -> None:
-        asked: Options = {**options, "ignore_eos": True}
+    def _read(self, prompt: Sequence[int], options: RequestOptions) -> None:
+        asked: RequestOptions = {**options, "ignore_eos": True}
         try:
             for event in self._generate(prompt, asked):
                 self._events.put((time.monotonic(), event))

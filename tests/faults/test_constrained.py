@@ -11,7 +11,7 @@ import pytest
 from demo_pair import DRAFT, TARGET
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import Gathering
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import FinishReason
 from tests.faults.parts import Parts, parts
@@ -19,7 +19,10 @@ from tests.text.schemas import fits
 
 PROMPT = "def shape(self):\n    return "
 REGEX = r"\{('[a-z]{3,12}': [0-9]{1,6}, ){25}'end': 0\}"
-WISHES = (Options(regex=REGEX, max_tokens=500), Options(regex=REGEX, max_tokens=500, temperature=0.8, seed=5))
+WISHES = (
+    RequestOptions(regex=REGEX, max_tokens=500),
+    RequestOptions(regex=REGEX, max_tokens=500, temperature=0.8, seed=5),
+)
 WORDS = ("--dtype", "float32", "--threads", "1", "--slots", "4", "--context", "768")
 LIMIT_S = 60.0
 
@@ -54,7 +57,7 @@ def test_a_killed_verifier_changes_no_constrained_text(owned: Parts) -> None:
     assert sum(each.stats.accepted for each in whole) > 0
 
 
-def read(client: Client, wish: Options, hurt: Callable[[], None]) -> Completion:
+def read(client: Client, wish: RequestOptions, hurt: Callable[[], None]) -> Completion:
     """The text; the verifier is killed once a third of it is there."""
     gathering, seen = Gathering(), 0
     for event in client.generate(PROMPT, **wish):

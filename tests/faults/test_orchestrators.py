@@ -14,7 +14,7 @@ import pytest
 
 from bench.wan.link import Link
 from specwire.client import Chunk, Client
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
 from specwire.v1 import generation_pb2, generation_pb2_grpc
@@ -144,7 +144,7 @@ def until_longer(healthy: Stack, session_id: str, length: int) -> None:
 
 
 def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) -> None:
-    asked = Options(max_tokens=LENGTH, request_id="one-at-two")
+    asked = RequestOptions(max_tokens=LENGTH, request_id="one-at-two")
     with Stream(healthy.orchestrator.address, **asked) as one, Stream(second.address, **asked) as two:
         for stream in (one, two):
             assert_whole(healthy, stream, plain(PLAIN, LENGTH))

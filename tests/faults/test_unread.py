@@ -12,7 +12,7 @@ import pytest
 from bench.soak.service import ANY_PORT
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Chunk, Client, Event, Started
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.rpc.options import READ_AHEAD_BYTES
 from tests.faults.http_streams import HttpReader
 from tests.faults.parts import Parts, parts
@@ -78,7 +78,7 @@ def served() -> Iterator[Served]:
 
 def lazies(served: Served, stack: ExitStack) -> list[Lazy]:
     """Over gRPC and over HTTP."""
-    options = Options(max_tokens=LENGTH, ignore_eos=True)
+    options = RequestOptions(max_tokens=LENGTH, ignore_eos=True)
     client = stack.enter_context(Client(served.orchestrator.address))
     called = [Lazy(client.generate(each, timeout=4 * LIMIT_S, **options), each) for each in OVER_GRPC]
     over_http = [HttpReader([served.orchestrator.http], 0.0, []) for _ in OVER_HTTP]

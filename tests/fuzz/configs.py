@@ -21,7 +21,7 @@ import orchestrator.cli
 from deploy.commands import CONFIGURABLE
 from deploy.config_file import SettingInvalid
 from deploy.options import stack_options
-from deploy.settings import Options
+from deploy.settings import CommandOptions
 from deploy.speculative import ELSEWHERE, KNOWN, speculative_of
 from specwire.core.sampling import InvalidParameter
 from specwire.rpc.model_service import model_options
@@ -72,10 +72,10 @@ class Written:
     environment: dict[str, str]
 
 
-def options_of(command: str) -> tuple[argparse.ArgumentParser, Options]:
+def options_of(command: str) -> tuple[argparse.ArgumentParser, CommandOptions]:
     parser = argparse.ArgumentParser(prog=command)
     CONFIGURABLE[command].load().add_arguments(parser)
-    return parser, Options(command, parser)
+    return parser, CommandOptions(command, parser)
 
 
 ACTIONS = {command: options_of(command)[1]._actions for command in CONFIGURABLE}

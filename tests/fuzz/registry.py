@@ -13,14 +13,14 @@ import redis.asyncio
 from hypothesis import strategies as st
 
 from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
-from specwire.registry.entry import MOST_BYTES, Entry, Load, Role, ServedModel, encode
+from specwire.registry.entry import MOST_BYTES, Load, Role, ServedModel, ServiceEntry, encode
 from tests.fuzz.services import Services
 from tests.fuzz.values import LIMIT_S, junk, parts
 
 ID = "0" * 32
 SERVICE, LISTED, AT = "service", "index", "home"
 KEYS = {SERVICE: PREFIX + ID, LISTED: INDEX, AT: HOME + "s"}
-ENTRY = Entry(ID, Role.VERIFIER, "127.0.0.1:1", models=(ServedModel("m", "ab", "cd"),), load=Load(1, 2, 3))
+ENTRY = ServiceEntry(ID, Role.VERIFIER, "127.0.0.1:1", models=(ServedModel("m", "ab", "cd"),), load=Load(1, 2, 3))
 
 
 @dataclass(frozen=True, slots=True)

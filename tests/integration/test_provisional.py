@@ -24,7 +24,7 @@ import demo_pair
 from bench.wan.link import Link
 from deploy.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from tests.deploy.screen import Screen
 from tests.faults.parts import ROOT, parts
@@ -49,11 +49,11 @@ def address() -> Iterator[str]:
 class Reading:
     """A stream as it was read: decided tokens and text, the end, and how many guesses came."""
 
-    def __init__(self, address: str, pause: float = 0.0, **options: Unpack[Options]) -> None:
+    def __init__(self, address: str, pause: float = 0.0, **options: Unpack[RequestOptions]) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.guesses: list[Provisional] = []
-        asked: Options = {"max_tokens": LENGTH, "ignore_eos": True, **options}
+        asked: RequestOptions = {"max_tokens": LENGTH, "ignore_eos": True, **options}
         with Client(address) as client:
             for number, event in enumerate(client.generate(PROMPT, timeout=LIMIT_S, **asked)):
                 match event:

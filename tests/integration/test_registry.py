@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from specwire.registry.directory import Directory
-from specwire.registry.entry import Entry, Role, State
+from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream, plain
@@ -38,10 +38,10 @@ def owned() -> Iterator[Parts]:
         yield owner
 
 
-def registered(url: str) -> dict[str, Entry]:
+def registered(url: str) -> dict[str, ServiceEntry]:
     """By address."""
 
-    async def listed() -> dict[str, Entry]:
+    async def listed() -> dict[str, ServiceEntry]:
         directory = Directory.at(url)
         try:
             return {entry.address: entry for entry in (await directory.listing()).entries}
@@ -98,7 +98,7 @@ def test_services_come_and_go_while_sessions_run(owned: Parts, redis: RedisServe
 
         first.kill()
         second.send(signal.SIGTERM)
-        until(lambda: registered(redis.url)[second.address].state is State.DRAINING or not second.lives)
+        until(lambda: registered(redis.url)[second.address].state is ServiceState.DRAINING or not second.lives)
         drafter.kill()
         begun = begin()
         assert peers(orchestrator)[third.address].sessions >= 2

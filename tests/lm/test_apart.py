@@ -15,7 +15,7 @@ from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.apart import ALONE, WIDTHS, Apart, agreeing_widths
 from specwire.lm.cached import CachedLM
 from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.linear import Weights
+from specwire.lm.linear import LinearWeights
 from specwire.lm.llama import LlamaRunner
 from tests.lm.families import ALONE as ALIBI
 from tests.lm.families import SERVED, SLIDING
@@ -129,7 +129,7 @@ class Fickle(nn.Module):
 
 
 def test_only_widths_that_agree_with_each_other_are_taken() -> None:
-    layers = [Weights(torch.randn(24, 16), None), Weights(torch.randn(8, 24), torch.randn(8))]
+    layers = [LinearWeights(torch.randn(24, 16), None), LinearWeights(torch.randn(8, 24), torch.randn(8))]
     assert agreeing_widths(Fickle(), layers, torch.float32) == WIDTHS
     assert agreeing_widths(Fickle(few=3, many=20), layers, torch.float32) == (4, 8, 16)
     assert agreeing_widths(Fickle(place=2), layers, torch.float32) == ALONE

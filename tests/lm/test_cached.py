@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.cached import CachedLM
-from specwire.lm.hugging_face import MOST_TOGETHER, Batch, HuggingFaceRunner
+from specwire.lm.hugging_face import MOST_TOGETHER, HuggingFaceRunner, PaddedBatch
 from specwire.lm.llama import LlamaRunner
 from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -87,14 +87,14 @@ def test_nobody_is_padded_to_the_width_of_another_s_prompt(tmp_path: Path, monke
     prompt, text = [(7 * index + 2) % VOCABULARY for index in range(MOST_TOGETHER + 1)], [1, 3, 9, 4]
     lm.forward([Feed(0, 0, text[:2], 0)])
     computed: list[tuple[int, ...]] = []
-    batch_of = Batch.of
+    batch_of = PaddedBatch.of
 
-    def watched(feeds: Sequence[Feed], device: torch.device) -> Batch:
+    def watched(feeds: Sequence[Feed], device: torch.device) -> PaddedBatch:
         batch = batch_of(feeds, device)
         computed.append(tuple(batch.tokens.shape))
         return batch
 
-    monkeypatch.setattr(Batch, "of", watched)
+    monkeypatch.setattr(PaddedBatch, "of", watched)
     logits = lm.forward([Feed(1, 0, prompt, 2), Feed(0, 2, text[2:], 2)])
     assert sorted(computed) == [(1, 2), (1, MOST_TOGETHER + 1)]
     torch.testing.assert_close(logits[:2], plain(model, prompt)[-2:], atol=TOLERANCE, rtol=TOLERANCE)

@@ -18,7 +18,7 @@ from specwire.core.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.rpc.model_service import ModelServiceOptions
 from verify_service.server import PATIENCE, RunningVerifier
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.7"
@@ -64,7 +64,7 @@ async def stack(
     plan: str = "auto",
     http: str = "",
     chat_template: str = "",
-    patience: Patience = PATIENCE,
+    patience: QueuePatience = PATIENCE,
     access: Access = ANYBODY,
     context: int | None = None,
     patient: bool = False,

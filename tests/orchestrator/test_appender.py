@@ -14,7 +14,7 @@ from orchestrator import appender as module
 from orchestrator.appender import Appender, Lifetimes
 from orchestrator.store import (
     LEASE_S,
-    Appended,
+    AppendReply,
     ContentMismatch,
     DeletedSession,
     Fenced,
@@ -43,7 +43,7 @@ class Unsteady(MemoryStore):
 
     async def append(
         self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> Appended:
+    ) -> AppendReply:
         self.appends += 1
         if self.lost_before:
             self.lost_before -= 1

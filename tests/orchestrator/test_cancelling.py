@@ -96,7 +96,7 @@ async def test_what_the_log_does_not_have_is_not_promised(what: str) -> None:
 
 
 async def test_a_log_that_is_silent_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelling, "RETRY_S", 0.001)
+    monkeypatch.setattr(cancelling, "INSIST_EVERY_S", 0.001)
     store = Silent()
     await store.create(RECORD, 60.0)
     asking = asyncio.create_task(Cancellations(store, 30.0).ask("session"))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import verify_service.server
 from specwire.client import Completion, SpecwireError
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.limits import FinishReason
 from specwire.rpc.model_service import ModelServiceOptions
@@ -48,23 +48,25 @@ SHORT: dict[str, Any] = {
 }
 GRAMMAR = 'start: item ("," item){0,3}\nitem: /[a-z]{1,3}/ | "(" start ")"\n'
 
-WISHES: dict[str, Options] = {
-    "schema": Options(json_schema=SCHEMA),
-    "any object": Options(json_schema='{"type": "object", "maxProperties": 2}', temperature=0.8, seed=4, top_k=40),
-    "expression": Options(regex=r"[a-c]{3,12} (é|\d{2,4})+;", temperature=1.0, seed=3),
-    "choices": Options(choices=["yes, it is", "no, it is not", "nobody knows"], temperature=1.0, seed=6),
-    "grammar": Options(grammar=GRAMMAR, temperature=1.2, seed=7, frequency_penalty=0.5),
-    "stopped": Options(regex="[a-z ]{5,40}", stop=["e"], min_tokens=3, logprobs=2, logprobs_of="processed"),
-    "weighed": Options(json_schema=SHORT, temperature=1.0, seed=5, rule="rejection"),
-    "in blocks": Options(json_schema=SHORT, temperature=1.0, seed=8, rule="block"),
-    "lossy": Options(json_schema=SHORT, temperature=1.0, seed=8, rule="threshold(0.1)"),
+WISHES: dict[str, RequestOptions] = {
+    "schema": RequestOptions(json_schema=SCHEMA),
+    "any object": RequestOptions(
+        json_schema='{"type": "object", "maxProperties": 2}', temperature=0.8, seed=4, top_k=40
+    ),
+    "expression": RequestOptions(regex=r"[a-c]{3,12} (é|\d{2,4})+;", temperature=1.0, seed=3),
+    "choices": RequestOptions(choices=["yes, it is", "no, it is not", "nobody knows"], temperature=1.0, seed=6),
+    "grammar": RequestOptions(grammar=GRAMMAR, temperature=1.2, seed=7, frequency_penalty=0.5),
+    "stopped": RequestOptions(regex="[a-z ]{5,40}", stop=["e"], min_tokens=3, logprobs=2, logprobs_of="processed"),
+    "weighed": RequestOptions(json_schema=SHORT, temperature=1.0, seed=5, rule="rejection"),
+    "in blocks": RequestOptions(json_schema=SHORT, temperature=1.0, seed=8, rule="block"),
+    "lossy": RequestOptions(json_schema=SHORT, temperature=1.0, seed=8, rule="threshold(0.1)"),
 }
 INEXACT = ("weighed", "in blocks", "lossy")
 # What ends by itself before LENGTH, so that it must fit.
 ENDING = WISHES.keys() - {"stopped"}
 
 
-def constraint_of(wish: Options) -> Constraint:
+def constraint_of(wish: RequestOptions) -> Constraint:
     for kind in ConstraintKind:
         value: Any = wish.get(kind)  # by name
         if value:
@@ -74,9 +76,9 @@ def constraint_of(wish: Options) -> Constraint:
 
 
 async def told(running: Stack, **changes: bool) -> dict[str, Completion]:
-    common = Options(max_tokens=LENGTH)
+    common = RequestOptions(max_tokens=LENGTH)
     common.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
-    wishes: list[Options] = [{**common, **wish} for wish in WISHES.values()]
+    wishes: list[RequestOptions] = [{**common, **wish} for wish in WISHES.values()]
     done = await asyncio.gather(*(running.client.complete(PROMPT, **wish) for wish in wishes))
     found = dict(zip(WISHES, done, strict=True))
     for name, each in found.items():
@@ -136,7 +138,7 @@ async def test_a_lost_verifier_changes_no_constrained_text(target: str) -> None:
 
 
 async def test_completions_of_one_prompt_fit_each(target: str) -> None:
-    wish = Options(json_schema=SCHEMA, temperature=1.0, seed=2, max_tokens=LENGTH)
+    wish = RequestOptions(json_schema=SCHEMA, temperature=1.0, seed=2, max_tokens=LENGTH)
     before = nurseries()
     async with served(target) as running:
         several = await running.client.complete_many(PROMPT, 3, **wish)
@@ -170,25 +172,41 @@ def command_of(process: int) -> bytes:
 # Compiles for hours.
 ENDLESS = {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}"} for n in range(60)]}
 
-REFUSED: list[tuple[Options, grpc.StatusCode, str]] = [
-    (Options(regex="a("), grpc.StatusCode.INVALID_ARGUMENT, "regex: at 1(8): invalid regex"),
-    (Options(json_schema="[1]"), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: must be a JSON object, not [1]"),
-    (Options(json_schema="{"), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: is no JSON: "),
-    (Options(json_schema={"type": "frob"}), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: Invalid type: frob"),
-    (Options(grammar="start: nobody"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: at 1(8): unknown name"),
-    (Options(choices=["a", ""]), grpc.StatusCode.INVALID_ARGUMENT, "choices: must not be empty"),
-    (Options(choices=["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, "choices: must be from 1 to 1024, not 1025"),
-    (Options(regex="a" * 65537), grpc.StatusCode.INVALID_ARGUMENT, "regex: at most 65536 bytes are allowed, not 65537"),
-    (Options(regex="a", grammar="b"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: contradicts regex"),
-    (Options(regex="a", ignore_eos=True), grpc.StatusCode.INVALID_ARGUMENT, "ignore_eos: contradicts regex"),
-    (Options(regex="a", min_tokens=3), grpc.StatusCode.OUT_OF_RANGE, "regex: the text may neither go on nor end at"),
+REFUSED: list[tuple[RequestOptions, grpc.StatusCode, str]] = [
+    (RequestOptions(regex="a("), grpc.StatusCode.INVALID_ARGUMENT, "regex: at 1(8): invalid regex"),
     (
-        Options(grammar="start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800), min_tokens=10),
+        RequestOptions(json_schema="[1]"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "json_schema: must be a JSON object, not [1]",
+    ),
+    (RequestOptions(json_schema="{"), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: is no JSON: "),
+    (RequestOptions(json_schema={"type": "frob"}), grpc.StatusCode.INVALID_ARGUMENT, "json_schema: Invalid type: frob"),
+    (RequestOptions(grammar="start: nobody"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: at 1(8): unknown name"),
+    (RequestOptions(choices=["a", ""]), grpc.StatusCode.INVALID_ARGUMENT, "choices: must not be empty"),
+    (
+        RequestOptions(choices=["a"] * 1025),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "choices: must be from 1 to 1024, not 1025",
+    ),
+    (
+        RequestOptions(regex="a" * 65537),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "regex: at most 65536 bytes are allowed, not 65537",
+    ),
+    (RequestOptions(regex="a", grammar="b"), grpc.StatusCode.INVALID_ARGUMENT, "grammar: contradicts regex"),
+    (RequestOptions(regex="a", ignore_eos=True), grpc.StatusCode.INVALID_ARGUMENT, "ignore_eos: contradicts regex"),
+    (
+        RequestOptions(regex="a", min_tokens=3),
+        grpc.StatusCode.OUT_OF_RANGE,
+        "regex: the text may neither go on nor end at",
+    ),
+    (
+        RequestOptions(grammar="start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800), min_tokens=10),
         grpc.StatusCode.OUT_OF_RANGE,
         "Current row has",
     ),
     (
-        Options(json_schema=ENDLESS),
+        RequestOptions(json_schema=ENDLESS),
         grpc.StatusCode.INVALID_ARGUMENT,
         "json_schema: took more time or memory than it may",
     ),
@@ -199,7 +217,7 @@ async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(t
     async with served(target) as running:
         ordinary = asyncio.create_task(running.client.complete(PROMPT, max_tokens=300, ignore_eos=True))
         for options, code, message in REFUSED:
-            wish: Options = {**Options(max_tokens=20), **options}
+            wish: RequestOptions = {**RequestOptions(max_tokens=20), **options}
             with pytest.raises(SpecwireError) as caught:
                 done = await running.client.complete(PROMPT, **wish)
                 raise AssertionError(f"{options} was served: {done.text!r}")
@@ -229,13 +247,13 @@ async def test_a_model_that_has_no_tokenizer_cannot_be_constrained() -> None:
 async def test_random_constraints(target: str, several: list[Constraint]) -> None:
     """At temperature 0 and 1: each text that ends fits, and drafting changes none."""
     asked = [
-        Options(**{each.kind: wished(each)}, temperature=temperature, seed=5, max_tokens=LENGTH)  # type: ignore[misc]
+        RequestOptions(**{each.kind: wished(each)}, temperature=temperature, seed=5, max_tokens=LENGTH)  # type: ignore[misc]
         for each in several
         for temperature in (0.0, 1.0)
     ]
     async with served(target, target, plan="stream:4,8") as running:
         drafted = await asyncio.gather(*(running.client.complete(PROMPT, **wish) for wish in asked))
-        undrafted: list[Options] = [{**wish, "drafting": False} for wish in asked]
+        undrafted: list[RequestOptions] = [{**wish, "drafting": False} for wish in asked]
         plain = await asyncio.gather(*(running.client.complete(PROMPT, **wish) for wish in undrafted))
     assert [(each.tokens, each.finish_reason) for each in plain] == [
         (each.tokens, each.finish_reason) for each in drafted

@@ -12,7 +12,7 @@ import pytest
 
 import verify_service.server
 from specwire.client import Chunk, Finished
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.lm.models import near_ties, save
 from tests.orchestrator.stack import Stack, stack
@@ -22,13 +22,13 @@ SESSIONS, SLOTS, TOKENS, VOCABULARY, CONTEXT = 8, 6, 100, 400, 160
 MIDWAY = 12
 WORDS = {f"w{index}": index for index in range(VOCABULARY)}
 # Greedy, and coupled with and without filters.
-DRAWN: list[Options] = [
+DRAWN: list[RequestOptions] = [
     {},
     {"temperature": 0.8},
     {"temperature": 1.0, "top_p": 0.95},
     {"temperature": 0.7, "top_k": 20},
 ]
-PLAIN: Options = {"drafting": False, "ngram": False}
+PLAIN: RequestOptions = {"drafting": False, "ngram": False}
 
 
 @dataclass
@@ -58,10 +58,12 @@ async def together(running: Stack, midway: Callable[[], Awaitable[None]] = nothi
     return await asyncio.gather(*(write(running, index, {}, call) for index, call in enumerate(calls)))
 
 
-async def write(running: Stack, index: int, how: Options, midway: Callable[[], Awaitable[None]] = nothing) -> Written:
+async def write(
+    running: Stack, index: int, how: RequestOptions, midway: Callable[[], Awaitable[None]] = nothing
+) -> Written:
     choice = random.Random(index)
     prompt = tuple(choice.randrange(VOCABULARY) for _ in range(choice.randint(2, 24)))
-    wish: Options = {**DRAWN[index % len(DRAWN)], **how, "seed": index, "max_tokens": TOKENS, "ignore_eos": True}
+    wish: RequestOptions = {**DRAWN[index % len(DRAWN)], **how, "seed": index, "max_tokens": TOKENS, "ignore_eos": True}
     written = Written()
     async for event in running.client.generate(prompt, timeout=60.0, **wish):
         before = len(written.tokens)

@@ -9,11 +9,11 @@ import pytest
 from orchestrator.peers import ANSWERS, MOST_STRAYS, DrafterPeer
 from orchestrator.placing import chosen_drafter
 from orchestrator.quota import MOST_RELAYED
-from specwire.core.placement import Wish
+from specwire.core.placement import PlacementRequest
 from specwire.v1 import common_pb2, draft_pb2
 
 Proposal = common_pb2.Proposal
-ANY = Wish("", "")
+ANY = PlacementRequest("", "")
 
 
 class Line:

@@ -23,7 +23,7 @@ from specwire.client import Chunk
 from specwire.core.acceptance import DraftCounts
 from specwire.core.controller import Controller
 from specwire.core.limits import Stopping
-from specwire.core.placement import Wish
+from specwire.core.placement import PlacementRequest
 from specwire.core.sampling import InvalidParameter, Rule, Sampling
 from specwire.core.speed import ForwardTimes
 from specwire.core.text import hash_of
@@ -62,7 +62,7 @@ class Scene:
             driver.use_verifier(self.verifier)
         for _ in range(driver.drafters_missing):
             free = [peer for peer in self.peers if not driver.drafters.has(peer)]
-            peer = chosen_drafter(free, driver.drafters.refusals, Wish("", ""))
+            peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
             if peer is not None:
                 driver.drafters.add(peer)
 

@@ -16,7 +16,7 @@ from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers import DrafterPeer, VerifierPeer
 from orchestrator.quota import MOST_RELAYED
-from orchestrator.store import Appended, SessionRecord
+from orchestrator.store import AppendReply, SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.sampling import Sampling
@@ -186,7 +186,7 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(fence: int | 
 
 
 async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "RETRY", 0.01)
+    monkeypatch.setattr(verifying, "RETRY_VERIFIER", 0.01)
     played = await scene(peer_timeout=0.2)
     await played.decide(1, 2)
     played.driver.verifying.on_verifier_lost()
@@ -260,7 +260,7 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
     played, lost, answer = await scene(), list[SessionDriver](), asyncio.Event()
     append = played.store.append
 
-    async def late(*arguments: Any) -> Appended:
+    async def late(*arguments: Any) -> AppendReply:
         await answer.wait()
         return await append(*arguments)
 

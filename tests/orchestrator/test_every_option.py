@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from specwire.client import AsyncClient, Completion
-from specwire.client.requests import Options, generate_request
+from specwire.client.requests import RequestOptions, generate_request
 from specwire.core.limits import FinishReason
 from specwire.lm.scripted import Script
 from specwire.rpc import convert
@@ -32,32 +32,32 @@ PROMPT = (5, 6, 7, 5)
 LENGTH = 24
 TIMEOUT = 30.0
 
-GREEDY, DRAWN = Options(), Options(temperature=0.9, seed=5)
-ALONE: dict[str, Options] = {
-    "nothing": Options(),
-    "temperature": Options(temperature=1.6, seed=3),
-    "top_k": Options(top_k=3),
-    "top_p": Options(top_p=0.7),
-    "min_p": Options(min_p=0.2),
-    "seed": Options(seed=1 << 63),
-    "choice": Options(choice=2),
-    "repetition_penalty": Options(repetition_penalty=1.4),
-    "presence_penalty": Options(presence_penalty=0.9),
-    "frequency_penalty": Options(frequency_penalty=0.6),
-    "logit_bias": Options(logit_bias={3: 3.0, 9: -100.0}),
-    "logprobs": Options(logprobs=3),
-    "logprobs_of": Options(logprobs=VOCABULARY, logprobs_of="processed", top_k=4, repetition_penalty=1.2),
-    "stop_ids": Options(stop_ids=[3, 8]),
-    "fit_context": Options(fit_context=True),
-    "stop": Options(stop=["1 9", "2 9"]),
-    "min_tokens": Options(min_tokens=9, stop_ids=[3, 8]),
-    "max_tokens": Options(max_tokens=5),
-    "ignore_eos": Options(ignore_eos=True),
-    "echo": Options(echo=True),
-    "prediction_text": Options(prediction="7 5 2 9 4 1"),
-    "prediction_tokens": Options(prediction=[7, 5, 2, 9, 4, 1]),
-    "provisional": Options(provisional=True),
-    "priority": Options(priority=7),
+GREEDY, DRAWN = RequestOptions(), RequestOptions(temperature=0.9, seed=5)
+ALONE: dict[str, RequestOptions] = {
+    "nothing": RequestOptions(),
+    "temperature": RequestOptions(temperature=1.6, seed=3),
+    "top_k": RequestOptions(top_k=3),
+    "top_p": RequestOptions(top_p=0.7),
+    "min_p": RequestOptions(min_p=0.2),
+    "seed": RequestOptions(seed=1 << 63),
+    "choice": RequestOptions(choice=2),
+    "repetition_penalty": RequestOptions(repetition_penalty=1.4),
+    "presence_penalty": RequestOptions(presence_penalty=0.9),
+    "frequency_penalty": RequestOptions(frequency_penalty=0.6),
+    "logit_bias": RequestOptions(logit_bias={3: 3.0, 9: -100.0}),
+    "logprobs": RequestOptions(logprobs=3),
+    "logprobs_of": RequestOptions(logprobs=VOCABULARY, logprobs_of="processed", top_k=4, repetition_penalty=1.2),
+    "stop_ids": RequestOptions(stop_ids=[3, 8]),
+    "fit_context": RequestOptions(fit_context=True),
+    "stop": RequestOptions(stop=["1 9", "2 9"]),
+    "min_tokens": RequestOptions(min_tokens=9, stop_ids=[3, 8]),
+    "max_tokens": RequestOptions(max_tokens=5),
+    "ignore_eos": RequestOptions(ignore_eos=True),
+    "echo": RequestOptions(echo=True),
+    "prediction_text": RequestOptions(prediction="7 5 2 9 4 1"),
+    "prediction_tokens": RequestOptions(prediction=[7, 5, 2, 9, 4, 1]),
+    "provisional": RequestOptions(provisional=True),
+    "priority": RequestOptions(priority=7),
 }
 # Of a request, what says of whom it is asked and by whom, not what for.
 NO_OPTIONS = {"text", "tokens", "sampling", "stopping", "request_id", "parent", "model", "take_over"}
@@ -107,10 +107,10 @@ async def serving() -> AsyncIterator[tuple[AsyncClient, ...]]:
         yield plain.client, good.client, bad.client
 
 
-async def ways(clients: tuple[AsyncClient, ...], wish: Options) -> list[Completion]:
+async def ways(clients: tuple[AsyncClient, ...], wish: RequestOptions) -> list[Completion]:
     """Nobody drafts, the text itself, a good drafter, a random one."""
-    off: Options = {**wish, "drafting": False}
-    ngram: Options = {**off, "ngram": True}
+    off: RequestOptions = {**wish, "drafting": False}
+    ngram: RequestOptions = {**off, "ngram": True}
     asked = [clients[0].complete(PROMPT, timeout=TIMEOUT, **each) for each in (off, ngram)]
     asked += [each.complete(PROMPT, timeout=TIMEOUT, **wish) for each in clients[1:]]
     return list(await asyncio.gather(*asked))
@@ -130,7 +130,7 @@ def cut(tokens: Sequence[int], stops: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def check(wish: Options, done: Completion) -> None:
+def check(wish: RequestOptions, done: Completion) -> None:
     """Against the target alone."""
     request = generate_request(PROMPT, **wish)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=0)
@@ -146,7 +146,7 @@ def check(wish: Options, done: Completion) -> None:
     assert (done.prompt is not None and done.prompt.tokens == PROMPT) is wish.get("echo", False)
 
 
-async def compared(wishes: Mapping[str, Options]) -> dict[str, list[Completion]]:
+async def compared(wishes: Mapping[str, RequestOptions]) -> dict[str, list[Completion]]:
     """Each wish's completions, which are the same in all ways."""
     async with serving() as clients:
         found = await asyncio.gather(*(ways(clients, wish) for wish in wishes.values()))
@@ -157,8 +157,10 @@ async def compared(wishes: Mapping[str, Options]) -> dict[str, list[Completion]]
 
 
 @pytest.mark.parametrize("base", [GREEDY, DRAWN], ids=["greedy", "coupled"])
-async def test_each_option_alone(base: Options) -> None:
-    wishes: dict[str, Options] = {name: {**Options(max_tokens=LENGTH), **base, **wish} for name, wish in ALONE.items()}
+async def test_each_option_alone(base: RequestOptions) -> None:
+    wishes: dict[str, RequestOptions] = {
+        name: {**RequestOptions(max_tokens=LENGTH), **base, **wish} for name, wish in ALONE.items()
+    }
     wishes["rule"] = {**wishes["nothing"], "rule": RULES[base.get("temperature", 0.0)]}
     found = await compared(wishes)
     # Of guesses from the text nothing is promised: whether they pay is measured.
@@ -186,9 +188,9 @@ def test_no_option_is_left_out() -> None:
 )
 @given(st.lists(combinations.map(unfolded), min_size=20, max_size=20, unique_by=repr))
 async def test_random_combinations(several: list[dict[str, Any]]) -> None:
-    wishes: dict[str, Options] = {}
+    wishes: dict[str, RequestOptions] = {}
     for number, wish in enumerate(several):
-        wishes[str(number)] = Options(max_tokens=LENGTH)
+        wishes[str(number)] = RequestOptions(max_tokens=LENGTH)
         wishes[str(number)].update(wish)  # type: ignore[typeddict-item]  # keys of Options only
     await compared(wishes)
 
@@ -196,9 +198,9 @@ async def test_random_combinations(several: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_several_completions_are_the_same_whoever_drafts(temperature: float) -> None:
     """`n`: that of each choice is what it is alone."""
-    wish = Options(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
+    wish = RequestOptions(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
     async with serving() as (plain, good, bad):
-        undrafted: Options = {**wish, "drafting": False}
+        undrafted: RequestOptions = {**wish, "drafting": False}
         off, helped, misled = await asyncio.gather(
             plain.complete_many(PROMPT, 3, **undrafted),
             *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad)),

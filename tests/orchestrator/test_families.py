@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from tests.lm.families import ALONE, SERVED, SLIDING, Family
 from tests.lm.generated import COUNT, PROMPT, generated, without_end
 from tests.lm.models import CONTEXT, VOCABULARY, save
@@ -36,9 +36,9 @@ async def test_target_and_drafter_write_what_generate_writes(family: Family, tmp
     expected = generated(model)
     target = save(model, tmp_path / "target", WORDS)
     draft = save(_disturb(model), tmp_path / "draft", WORDS)
-    wish = Options(max_tokens=COUNT)
+    wish = RequestOptions(max_tokens=COUNT)
     async with stack(target, draft, plan="lockstep:3", slots=3, context=CONTEXT, patient=True) as running:
-        ways: list[Options] = [wish, {**wish, "drafting": False}, {**wish, "drafting": False}]
+        ways: list[RequestOptions] = [wish, {**wish, "drafting": False}, {**wish, "drafting": False}]
         done = await asyncio.gather(*(running.client.complete(PROMPT, **way) for way in ways))
     assert [list(each.tokens) for each in done] == [expected] * 3
     assert done[0].stats.accepted > 0

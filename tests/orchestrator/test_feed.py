@@ -13,16 +13,16 @@ from orchestrator.dialled import AnyPeer
 from orchestrator.feed import Place, RegistryFeed, newest
 from orchestrator.homes import Homes
 from orchestrator.peers import VerifierPeer
-from orchestrator.reports import GIVEN_UP_S, STALE_S, Report
+from orchestrator.reports import GIVEN_UP_S, STALE_S, PeerReport
 from specwire.core.sampling import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
-from specwire.registry.entry import Entry, Load, Role, State
+from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
 
 ONE, TWO = "1" * 32, "2" * 32
 AT = "10.0.0.1:50061"
-VERIFIER = Entry(ONE, Role.VERIFIER, AT, slots=4, started=100.0, beat=1)
+VERIFIER = ServiceEntry(ONE, Role.VERIFIER, AT, slots=4, started=100.0, beat=1)
 PLACE: Place = (Role.VERIFIER, AT)
 
 
@@ -87,7 +87,7 @@ class Rig:
     def _drop(self, peer: AnyPeer) -> None:
         self.peers = {place: each for place, each in self.peers.items() if each is not peer}
 
-    def look(self, *entries: Entry, ignored: Counter[str] | None = None) -> None:
+    def look(self, *entries: ServiceEntry, ignored: Counter[str] | None = None) -> None:
         self.feed._take(Listing(entries, ignored or Counter()))
 
 
@@ -119,14 +119,14 @@ async def test_who_was_named_is_not_dialled_again(rig: Rig) -> None:
     rig.look()
     rig.now += GIVEN_UP_S + 1
     rig.look()
-    assert rig.named[PLACE].report == Report()  # as if it had never been registered; its operator has named it
+    assert rig.named[PLACE].report == PeerReport()  # as if it had never been registered; its operator has named it
 
 
 async def test_orchestrators_are_counted_and_not_dialled(rig: Rig) -> None:
     here = replace(VERIFIER, role=Role.ORCHESTRATOR)
     rig.look(here)
     assert (rig.peers, rig.feed.orchestrators) == ({}, (here,))
-    rig.look(here, replace(here, id=TWO, state=State.DRAINING))
+    rig.look(here, replace(here, id=TWO, state=ServiceState.DRAINING))
     assert [each.id for each in rig.feed.orchestrators] == [ONE, TWO]
 
 
@@ -155,18 +155,18 @@ async def test_who_drains_says_so(rig: Rig) -> None:
     peer = rig.peers[PLACE]
     assert isinstance(peer, VerifierPeer)
     assert peer.takes_sessions
-    rig.look(replace(VERIFIER, beat=2, state=State.DRAINING))
+    rig.look(replace(VERIFIER, beat=2, state=ServiceState.DRAINING))
     assert not peer.takes_sessions
 
 
 async def test_a_successor_does_not_drain_because_its_predecessor_did(rig: Rig) -> None:
     """Its connection is there before the registry knows of it."""
-    rig.look(replace(VERIFIER, state=State.DRAINING))
+    rig.look(replace(VERIFIER, state=ServiceState.DRAINING))
     peer = rig.peers[PLACE]
     assert isinstance(peer, VerifierPeer)
     peer.on_up(common_pb2.GetModelInfoResponse())
     assert peer.takes_sessions
-    rig.look(replace(VERIFIER, state=State.DRAINING))  # the same heartbeat still
+    rig.look(replace(VERIFIER, state=ServiceState.DRAINING))  # the same heartbeat still
     assert peer.takes_sessions
     rig.look(replace(VERIFIER, id=TWO, started=200.0))
     assert peer.takes_sessions

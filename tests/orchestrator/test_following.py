@@ -11,7 +11,7 @@ from orchestrator.following import Follower, NobodyDrives
 from orchestrator.output import Output
 from orchestrator.readers import Readers
 from orchestrator.restoring import OtherText, Replay
-from orchestrator.store import LEASE_S, MissingSession, SessionRecord, StoreUnavailable, Tail
+from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
 from specwire.core.acceptance import Outcome
@@ -43,7 +43,7 @@ class Log(MemoryStore):
         self.answers = True
         self.read_of_it: list[tuple[int, int]] = []
 
-    async def tail(self, session_id: str, skipped: int) -> Tail | None:
+    async def tail(self, session_id: str, skipped: int) -> LogTail | None:
         if not self.answers:
             raise StoreUnavailable("no answer")
         tail = await super().tail(session_id, skipped)
@@ -78,7 +78,7 @@ class Scene:
         await asyncio.sleep(10 * following.POLL_S)
         assert not self.task.done()
 
-    async def result(self) -> Tail | None:
+    async def result(self) -> LogTail | None:
         async with asyncio.timeout(60.0):
             return await self.task
 

@@ -11,7 +11,7 @@ import pytest
 
 import verify_service.server
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
-from specwire.client.requests import Options, Prompt
+from specwire.client.requests import Prompt, RequestOptions
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
@@ -19,7 +19,7 @@ from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, plain, stack
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 
@@ -59,8 +59,8 @@ async def test_a_good_drafter_saves_forwards() -> None:
 
 
 async def test_coupled_text_depends_on_the_seed_alone() -> None:
-    def options(seed: int, drafting: bool = True) -> Options:
-        return Options(
+    def options(seed: int, drafting: bool = True) -> RequestOptions:
+        return RequestOptions(
             temperature=0.9, top_k=20, top_p=0.95, seed=seed, drafting=drafting, max_tokens=40, ignore_eos=True
         )
 
@@ -84,7 +84,7 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     done = []
     async with stack(target, "scripted:99:vocab=64") as running:
         for drafting, guessing in ((True, True), (True, False), (False, True), (False, False)):
-            wish = Options(drafting=drafting, ngram=guessing, max_tokens=240, ignore_eos=True)
+            wish = RequestOptions(drafting=drafting, ngram=guessing, max_tokens=240, ignore_eos=True)
             wish["temperature"], wish["seed"] = temperature, 11
             done.append(await running.client.complete(PROMPT, **wish))
     expected = plain(f"{TARGET}:memory=1", PROMPT, 240, drawn)
@@ -153,7 +153,7 @@ async def test_stop_ids_and_end_of_sequence() -> None:
         (PROMPT, {"request_id": "x" * 129}, "request_id"),
     ],
 )
-async def test_bad_input_names_the_field(prompt: Prompt, options: Options, field: str) -> None:
+async def test_bad_input_names_the_field(prompt: Prompt, options: RequestOptions, field: str) -> None:
     async with stack() as running:
         with pytest.raises(SpecwireError, match=f"^{field}|: {field}") as refused:
             await running.client.complete(prompt, **options)
@@ -241,7 +241,7 @@ async def test_one_request_id_is_one_session() -> None:
 
 
 async def test_without_room_a_client_is_told_when_to_ask_again() -> None:
-    async with stack(SLOW_TARGET, slots=1, patience=Patience(0)) as running:
+    async with stack(SLOW_TARGET, slots=1, patience=QueuePatience(0)) as running:
         first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
         await anext(first)
         await anext(first)  # its first token: it has the slot

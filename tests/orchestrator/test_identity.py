@@ -17,7 +17,7 @@ from orchestrator.models import identity_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
@@ -87,7 +87,7 @@ class Shown:
         self.error: SpecwireError | None = None
 
     async def read(self, client: AsyncClient, prompt: tuple[int, ...], **asked: Any) -> Shown:
-        options = cast(Options, {"temperature": 0.0, **asked})
+        options = cast(RequestOptions, {"temperature": 0.0, **asked})
         try:
             async with aclosing(client.generate(prompt, **options)) as events:
                 async for event in events:

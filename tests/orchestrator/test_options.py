@@ -12,7 +12,7 @@ import pytest
 import verify_service.server
 from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
 from specwire.client.events import Gathering
-from specwire.client.requests import Options, Prompt, generate_request
+from specwire.client.requests import Prompt, RequestOptions, generate_request
 from specwire.core.limits import FinishReason
 from specwire.core.sampling import Sampling
 from specwire.rpc.model_service import ModelServiceOptions
@@ -24,27 +24,27 @@ LOOPING = "scripted:7:vocab=64:memory=1"
 LENGTH = 32
 
 # Alone and at random: tests/orchestrator/test_every_option.py.
-WISHES: dict[str, Options] = {
-    "plain": Options(),
-    "penalised": Options(repetition_penalty=1.4, presence_penalty=0.8, frequency_penalty=0.6),
-    "biased": Options(logit_bias={3: 9.0, 9: -100.0}, logprobs=2, logprobs_of="processed"),
-    "drawn": Options(temperature=0.8, min_p=0.05, top_k=12, seed=5, frequency_penalty=1.1, logprobs=3),
-    "chosen": Options(temperature=1.2, seed=5, choice=2, repetition_penalty=1.2, logprobs=0),
+WISHES: dict[str, RequestOptions] = {
+    "plain": RequestOptions(),
+    "penalised": RequestOptions(repetition_penalty=1.4, presence_penalty=0.8, frequency_penalty=0.6),
+    "biased": RequestOptions(logit_bias={3: 9.0, 9: -100.0}, logprobs=2, logprobs_of="processed"),
+    "drawn": RequestOptions(temperature=0.8, min_p=0.05, top_k=12, seed=5, frequency_penalty=1.1, logprobs=3),
+    "chosen": RequestOptions(temperature=1.2, seed=5, choice=2, repetition_penalty=1.2, logprobs=0),
 }
 
 Told = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
 
 
 async def told(client: AsyncClient, **changes: bool) -> dict[str, Told]:
-    common = Options(max_tokens=LENGTH, ignore_eos=True)
+    common = RequestOptions(max_tokens=LENGTH, ignore_eos=True)
     common.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
-    wishes: list[Options] = [{**common, **wish} for wish in WISHES.values()]
+    wishes: list[RequestOptions] = [{**common, **wish} for wish in WISHES.values()]
     done = await asyncio.gather(*(client.complete(PROMPT, **wish) for wish in wishes))
     return {name: (each.tokens, each.logprobs) for name, each in zip(WISHES, done, strict=True)}
 
 
 async def test_reports_and_echo_are_replayed_as_they_were_shown() -> None:
-    wish = Options(max_tokens=LENGTH, ignore_eos=True, temperature=0.9, seed=3, logprobs=2, echo=True)
+    wish = RequestOptions(max_tokens=LENGTH, ignore_eos=True, temperature=0.9, seed=3, logprobs=2, echo=True)
     async with stack(f"{TARGET}:delay_ms=2", DRAFT) as running:
         shown = await running.client.complete(PROMPT, **wish)
         from_start = await gathered(running.client, shown.session_id)
@@ -79,7 +79,7 @@ async def test_a_lost_verifier_changes_neither_text_nor_reports() -> None:
 
 
 async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:
-    wish = Options(max_tokens=12, ignore_eos=True, temperature=1.0, seed=8)
+    wish = RequestOptions(max_tokens=12, ignore_eos=True, temperature=1.0, seed=8)
     request = generate_request(PROMPT, **wish)
     request.n = 3
     texts: dict[int, list[int]] = {}
@@ -119,19 +119,34 @@ async def test_whoever_leaves_ends_all_of_its_completions() -> None:
             assert (await gathered(running.client, session_id)).finish_reason is FinishReason.CANCELLED
 
 
-REFUSED: list[tuple[Prompt, Options, dict[str, Any], str]] = [
-    (PROMPT, Options(min_p=1.5), {}, "min_p: must be from 0 to 1, not 1.5"),
-    (PROMPT, Options(repetition_penalty=-1.0), {}, "repetition_penalty: must be from 0.01 to 100, not -1.0"),
-    (PROMPT, Options(presence_penalty=2.5), {}, "presence_penalty: must be from -2 to 2, not 2.5"),
-    (PROMPT, Options(frequency_penalty=-2.5), {}, "frequency_penalty: must be from -2 to 2, not -2.5"),
-    (PROMPT, Options(logit_bias={64: 1.0}), {}, "logit_bias: token id 64 is outside 0..63"),
-    (PROMPT, Options(logprobs=21), {}, "logprobs: must be from 0 to 20, not 21"),
-    (PROMPT, Options(logprobs_of="model"), {}, "logprobs_of: says what logprobs are of, which are not asked for"),
-    (PROMPT, Options(max_tokens=5, min_tokens=6), {}, "min_tokens: must be from 0 to max_tokens, which is 5, not 6"),
-    (PROMPT, Options(max_tokens=5, min_tokens=1, stop_ids=range(1, 64)), {}, "min_tokens: 1: each of the 64 ids ends"),
-    (PROMPT, Options(), {"n": 65}, "n: must be from 0 to 64, not 65"),
-    (PROMPT, Options(request_id="x"), {"n": 2}, "request_id: stands for one session, so n must be 1, not 2"),
-    (PROMPT, Options(choice=1), {"n": 2}, "choice: must be 0 where n is 2, not 1"),
+REFUSED: list[tuple[Prompt, RequestOptions, dict[str, Any], str]] = [
+    (PROMPT, RequestOptions(min_p=1.5), {}, "min_p: must be from 0 to 1, not 1.5"),
+    (PROMPT, RequestOptions(repetition_penalty=-1.0), {}, "repetition_penalty: must be from 0.01 to 100, not -1.0"),
+    (PROMPT, RequestOptions(presence_penalty=2.5), {}, "presence_penalty: must be from -2 to 2, not 2.5"),
+    (PROMPT, RequestOptions(frequency_penalty=-2.5), {}, "frequency_penalty: must be from -2 to 2, not -2.5"),
+    (PROMPT, RequestOptions(logit_bias={64: 1.0}), {}, "logit_bias: token id 64 is outside 0..63"),
+    (PROMPT, RequestOptions(logprobs=21), {}, "logprobs: must be from 0 to 20, not 21"),
+    (
+        PROMPT,
+        RequestOptions(logprobs_of="model"),
+        {},
+        "logprobs_of: says what logprobs are of, which are not asked for",
+    ),
+    (
+        PROMPT,
+        RequestOptions(max_tokens=5, min_tokens=6),
+        {},
+        "min_tokens: must be from 0 to max_tokens, which is 5, not 6",
+    ),
+    (
+        PROMPT,
+        RequestOptions(max_tokens=5, min_tokens=1, stop_ids=range(1, 64)),
+        {},
+        "min_tokens: 1: each of the 64 ids ends",
+    ),
+    (PROMPT, RequestOptions(), {"n": 65}, "n: must be from 0 to 64, not 65"),
+    (PROMPT, RequestOptions(request_id="x"), {"n": 2}, "request_id: stands for one session, so n must be 1, not 2"),
+    (PROMPT, RequestOptions(choice=1), {"n": 2}, "choice: must be 0 where n is 2, not 1"),
 ]
 # A field of a newer client, at each level.
 UNKNOWN = b"\xa8\x7d\x01"  # number 2005, varint 1
@@ -163,8 +178,8 @@ async def refusal(stub: generation_pb2_grpc.GenerationServiceStub, request: gene
 async def test_the_client_refuses_what_it_cannot_say() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         for n, options, message in (
-            (0, Options(), "n: must be from 1 to 64, not 0"),
-            (2, Options(request_id="r"), "request_id: is of one completion, not of several: 'r'"),
+            (0, RequestOptions(), "n: must be from 1 to 64, not 0"),
+            (2, RequestOptions(request_id="r"), "request_id: is of one completion, not of several: 'r'"),
         ):
             with pytest.raises(SpecwireError, match=message):
                 await client.complete_many(PROMPT, n, **options)

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo_pair import TARGET
 from specwire.client import Completion
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from tests.orchestrator.stack import stack
 from tests.orchestrator.tiny import tiny
 
@@ -31,7 +31,7 @@ class Case:
     """What transformers is asked for, and what the stack is. processed: whose log-probabilities are reported."""
 
     theirs: dict[str, Any] = field(default_factory=dict)
-    ours: Options = field(default_factory=lambda: Options())
+    ours: RequestOptions = field(default_factory=lambda: RequestOptions())
     processed: bool = False
 
 
@@ -80,11 +80,11 @@ def cases(plain: Written, text: str) -> dict[str, Case]:
     biased = {"sequence_bias": {(token,): value for token, value in bias.items()}}
     to_end = bias_to_end(plain)
     ending = {"sequence_bias": {(EOS,): to_end}}
-    on = Options(ignore_eos=True, logprobs=0)
+    on = RequestOptions(ignore_eos=True, logprobs=0)
     ends = {"eos_token_id": [some, other]}
     stops = [text[9:12], text[20:23]]
     return {
-        "nothing": Case({}, Options(ignore_eos=True)),
+        "nothing": Case({}, RequestOptions(ignore_eos=True)),
         "filters, which leave the best": Case({}, {**on, "top_k": 2, "top_p": 0.5, "min_p": 0.3}),
         "repetition_penalty": Case({"repetition_penalty": 1.3}, {**on, "repetition_penalty": 1.3}),
         "logit_bias": Case(biased, {**on, "logit_bias": bias}),
@@ -92,7 +92,7 @@ def cases(plain: Written, text: str) -> dict[str, Case]:
         "stop_ids": Case(ends, {**on, "stop_ids": [some, other]}),
         "min_tokens": Case(ends | {"min_new_tokens": 15}, {**on, "stop_ids": [some, other], "min_tokens": 15}),
         "stop": Case({"stop_strings": stops, "tokenizer": words()}, {**on, "stop": stops}),
-        "the end": Case(ending | {"eos_token_id": EOS}, Options(logit_bias={EOS: to_end}, logprobs=0)),
+        "the end": Case(ending | {"eos_token_id": EOS}, RequestOptions(logit_bias={EOS: to_end}, logprobs=0)),
         "ignore_eos": Case(ending, {**on, "logit_bias": {EOS: to_end}}),
         "logprobs": Case({}, {**on, "logprobs": 3}),
         "of the processed": Case(
@@ -121,7 +121,7 @@ def check(name: str, case: Case, written: Written, done: Completion) -> None:
         assert [each for each, _ in told.top] == row.topk(case.ours["logprobs"] or 0).indices.tolist()
 
 
-async def told(address: Any, wishes: Sequence[Options]) -> list[Completion]:
+async def told(address: Any, wishes: Sequence[RequestOptions]) -> list[Completion]:
     return list(await asyncio.gather(*(address.complete(PROMPT, **wish) for wish in wishes)))
 
 
@@ -137,8 +137,8 @@ async def test_equals_transformers_whoever_drafts(tmp_path: Path) -> None:
     lengths = {name: len(each.tokens) for name, each in written.items()}
     assert lengths["stop"] < COUNT > lengths["the end"] < lengths["ignore_eos"] == COUNT
     assert lengths["stop_ids"] < 15 < lengths["min_tokens"]
-    wishes: list[Options] = [{**Options(max_tokens=COUNT), **case.ours} for case in asked.values()]
-    off: list[Options] = [{**wish, "drafting": False} for wish in wishes]
+    wishes: list[RequestOptions] = [{**RequestOptions(max_tokens=COUNT), **case.ours} for case in asked.values()]
+    off: list[RequestOptions] = [{**wish, "drafting": False} for wish in wishes]
     async with stack(target, good, plan="stream:4,8,4", patient=True) as running:
         found = [await told(running.client, each) for each in (off, wishes)]
     async with stack(target, bad, plan="stream:4,8,4", patient=True) as running:

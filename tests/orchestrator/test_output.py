@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from orchestrator.output import MOST_REPORTED, Cursor, Output, Piece
+from orchestrator.output import MOST_REPORTED, Cursor, Output, OutputPiece
 from orchestrator.restoring import Replay
 from specwire.core.acceptance import Outcome
 from specwire.core.effects import Emit, EmitEnd, End
 from specwire.core.limits import FinishReason
 from specwire.core.logprobs import TokenLogprobs
-from specwire.core.preview import Provisional
+from specwire.core.preview import ProvisionalDraft
 from specwire.text import OutputText
 from tests.text.tokenizers_for_tests import byte_level
 
@@ -56,7 +56,7 @@ async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
     told = tuple(TokenLogprobs(-float(token)) for token in tokens)
     output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, ends, told))
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
-    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, Piece)]
+    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, OutputPiece)]
     assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]
     assert tuple(each for piece in pieces for each in piece.logprobs) == told
     assert [(piece.position, len(piece.text)) for piece in pieces[1:]] == [
@@ -70,18 +70,18 @@ class Guesses:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self.newest = Provisional(2, (), "")
+        self.newest = ProvisionalDraft(2, (), "")
 
-    def now(self) -> Provisional:
+    def now(self) -> ProvisionalDraft:
         return self.newest
 
-    def say(self, position: int, *tokens: int) -> Provisional:
-        self.newest = Provisional(position, tokens, "?" * len(tokens))
+    def say(self, position: int, *tokens: int) -> ProvisionalDraft:
+        self.newest = ProvisionalDraft(position, tokens, "?" * len(tokens))
         self._output.wake()
         return self.newest
 
 
-async def following(reader: AsyncIterator[Piece | Provisional]) -> Piece | Provisional:
+async def following(reader: AsyncIterator[OutputPiece | ProvisionalDraft]) -> OutputPiece | ProvisionalDraft:
     return await asyncio.wait_for(anext(reader), 60.0)
 
 
@@ -96,11 +96,11 @@ async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_n
     guesses.say(3, 6, 7)
     newest = guesses.say(3, 6, 7, 8)
     piece = await following(reader)
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, OutputPiece)
     assert piece.tokens == [5]
     assert await following(reader) == newest
     guesses.say(3)
-    assert await following(reader) == Provisional(3, (), "")
+    assert await following(reader) == ProvisionalDraft(3, (), "")
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", 1), ""))
     assert [each async for each in reader] == []
 
@@ -115,7 +115,7 @@ async def test_what_is_not_news_is_not_told() -> None:
     await asyncio.sleep(0)
     output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
     guesses.say(3)
-    assert isinstance(await waiting, Piece)
+    assert isinstance(await waiting, OutputPiece)
     newest = guesses.say(3, 6)
     assert await following(reader) == newest
     waiting = asyncio.ensure_future(following(reader))

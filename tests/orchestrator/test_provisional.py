@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.provisional import SHOWN_PACE, with_drafts
 from specwire.client import Chunk, Event, Finished, Provisional, Started
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.controller import Controller
 from specwire.core.drafting import Pace
 from specwire.core.plan import OFF_PACE, Discipline, Plan
@@ -84,8 +84,8 @@ async def test_without_drafting_nothing_is_provisional() -> None:
 async def test_a_watcher_and_a_reader_that_joins_late_get_the_same_text() -> None:
     """The watcher is shown nothing provisional, the one who joins with the request id is."""
     async with stack(SLOW, DRAFT) as running:
-        options = Options(max_tokens=LENGTH, ignore_eos=True, request_id="r")
-        shown = Options(max_tokens=LENGTH, ignore_eos=True, request_id="r", provisional=True)
+        options = RequestOptions(max_tokens=LENGTH, ignore_eos=True, request_id="r")
+        shown = RequestOptions(max_tokens=LENGTH, ignore_eos=True, request_id="r", provisional=True)
         first = running.client.generate(PROMPT, **options)
         async with aclosing(first) as stream:
             started = await anext(stream)

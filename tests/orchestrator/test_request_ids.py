@@ -27,7 +27,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 from tests.orchestrator.test_store import record_of
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 LIMIT_S = 120.0
 
@@ -168,7 +168,7 @@ async def test_what_is_refused_leaves_nothing_behind() -> None:
 
 
 async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
-    async with stack(SLOW_TARGET, slots=1, patience=Patience(0)) as running:
+    async with stack(SLOW_TARGET, slots=1, patience=QueuePatience(0)) as running:
         address = running.client.address
         async with AsyncClient(address, patience=0.0) as client:
             events = client.generate(PROMPT, max_tokens=2000, ignore_eos=True)

@@ -8,12 +8,12 @@ import gc
 import grpc
 
 from orchestrator.driver import SessionDriver
-from orchestrator.roster import Roster
+from orchestrator.roster import KnownSessions
 from specwire.rpc.errors import StatusError
 
 
 async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() -> None:
-    known, answer = Roster(patience=10.0), asyncio.Event()
+    known, answer = KnownSessions(patience=10.0), asyncio.Event()
     unhandled: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
 

@@ -13,7 +13,7 @@ import pytest
 
 import draft_service.sessions
 import verify_service.server
-from draft_service.weighing import Place
+from draft_service.weighing import WeighedPlace
 from orchestrator import server
 from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
@@ -21,7 +21,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
-from specwire.client.requests import Options, generate_request
+from specwire.client.requests import RequestOptions, generate_request
 from specwire.core.drafting import DraftSession, Pace
 from specwire.core.epoch import epoch_of
 from specwire.core.limits import Stopping
@@ -76,7 +76,9 @@ async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_draf
             )
             strict = await server.start(options)
             try:
-                wish = Options(max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves")
+                wish = RequestOptions(
+                    max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves"
+                )
                 async with aclosing(running.client.generate(PROMPT, **wish)) as events:
                     started = await anext(events)
                     assert isinstance(started, Started)
@@ -142,7 +144,7 @@ async def test_what_does_not_go_together_is_refused_by_name(temperature: float, 
 async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -> None:
     """Its proposals are dropped, and the text is the plain one of the session's own noise."""
 
-    def mute(logits: object, places: list[Place]) -> list[tuple[int, None]]:
+    def mute(logits: object, places: list[WeighedPlace]) -> list[tuple[int, None]]:
         return [(1, None)] * len(places)
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.crc import key_slot
 
-from orchestrator.store import Appended, SessionStore, StoreUnavailable, open_store
+from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
 from specwire.core.acceptance import Outcome
 from tests.certificates import Authority
@@ -71,7 +71,7 @@ async def test_sentinels_lead_to_the_primary_and_after_its_loss_to_the_next() ->
             primary.stop()
             with pytest.raises(StoreUnavailable):
                 await store.append("s", fence, 4, (8,), (A,))
-            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == Appended(5, False)
+            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == AppendReply(5, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 5
 
@@ -84,7 +84,7 @@ async def test_a_primary_that_became_a_replica_is_left() -> None:
             with Redis(port=int(address.partition(":")[2])) as client:
                 await asyncio.to_thread(until, lambda: ask(client, "SENTINEL FAILOVER", SERVICE))
             await asyncio.to_thread(until, lambda: replication(primary, "role") == "slave")
-            assert await repeated(lambda: store.append("s", fence, 3, (7,), (A,))) == Appended(4, False)
+            assert await repeated(lambda: store.append("s", fence, 3, (7,), (A,))) == AppendReply(4, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 4
 
@@ -111,7 +111,7 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is it read, and shown to anybody
                 await store.read("s")
             replica.resume()
-            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == Appended(5, False)
+            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == AppendReply(5, False)
             assert log_bytes(replica, "s") == 4 * 5
 
 
@@ -123,7 +123,7 @@ async def test_a_write_counts_when_it_is_on_the_disk() -> None:
             await store.append("s", fence, 3, (7, 8), (A, A))
             server.stop()
             server.start()
-            assert await repeated(lambda: store.append("s", fence, 5, (9,), (A,))) == Appended(6, False)
+            assert await repeated(lambda: store.append("s", fence, 5, (9,), (A,))) == AppendReply(6, False)
             server.stop()
             server.settings["appendfsync"] = "everysec"
             server.start()
@@ -192,7 +192,7 @@ async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> Non
     with RedisServer() as server, encrypted(server, authority, tmp_path) as address:
         async with opened(url_of(address, authority, tmp_path)) as store:
             fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
+            assert await store.append("s", fence, 3, (7,), (A,)) == AppendReply(4, False)
         with pytest.raises(StoreUnavailable, match="certificate"):
             await open_store(url_of(address, stranger, tmp_path))
 
@@ -202,7 +202,7 @@ async def test_a_redis_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> 
     with RedisServer() as server, encrypted(server, authority, tmp_path, mutual=True) as address:
         async with opened(url_of(address, authority, tmp_path, shown=authority)) as store:
             fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, 3, (7,), (A,)) == Appended(4, False)
+            assert await store.append("s", fence, 3, (7,), (A,)) == AppendReply(4, False)
             assert (await store.claim("s", "other")).tokens == (7,)
         for lacking in (
             url_of(address, authority, tmp_path),
@@ -252,7 +252,7 @@ async def test_a_clusters_replica_takes_over_with_what_was_acknowledged() -> Non
                 await store.append(name, fence, 4, (8,), (A,))
             with client_of(replica) as client:
                 ask(client, "CLUSTER", "FAILOVER", "TAKEOVER")
-            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == Appended(5, False)
+            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == AppendReply(5, False)
         assert log_bytes(replica, name) == 4 * 5
 
 
@@ -289,8 +289,8 @@ async def test_a_session_is_found_where_its_slot_has_moved_to() -> None:
             fence = await store.create(record_of(name), TTL)
             await store.append(name, fence, 3, (7,), (A,))
             move(name, first, second, nodes[1])
-            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == Appended(5, False)
-            assert await repeated(lambda: store.append(name, fence, 5, (9,), (A,))) == Appended(6, False)
+            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == AppendReply(5, False)
+            assert await repeated(lambda: store.append(name, fence, 5, (9,), (A,))) == AppendReply(6, False)
         assert log_bytes(nodes[1], name) == 4 * 6
 
 

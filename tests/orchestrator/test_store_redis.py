@@ -12,7 +12,7 @@ from redis import Redis
 
 from orchestrator.appender import Appender, Lifetimes
 from orchestrator.store import (
-    Appended,
+    AppendReply,
     DamagedLog,
     DeletedSession,
     Fenced,
@@ -125,7 +125,7 @@ async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Re
     for position in range(3, 6):
         raw.script_flush()
         appends = [store.append("s", fence, position, (7,), (A,)), store.read("s"), store.ping()]
-        assert (await asyncio.gather(*appends))[0] == Appended(position + 1, False)
+        assert (await asyncio.gather(*appends))[0] == AppendReply(position + 1, False)
 
 
 async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore, raw: Redis) -> None:
@@ -172,7 +172,7 @@ async def test_a_late_reply_is_never_taken_for_another_calls(store: SessionStore
     with pytest.raises(StoreUnavailable):
         await store.finish("a", fences["a"], 3, (7, 8), (A, A), FinishReason.EOS, 2)
     server.resume()
-    assert await store.append("b", fences["b"], 3, (1,), (A,)) == Appended(4, False)
+    assert await store.append("b", fences["b"], 3, (1,), (A,)) == AppendReply(4, False)
     log = await store.read("a")
     assert log is not None
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))

@@ -13,7 +13,7 @@ from orchestrator import server, sweeping
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from orchestrator.sweeping import Patience, Sweeper
+from orchestrator.sweeping import Sweeper, SweepPatience
 from orchestrator.tenants import new_session_id
 from specwire.core.acceptance import Outcome
 from specwire.core.limits import FinishReason, Stopping
@@ -53,7 +53,7 @@ class Scene:
     known_here: bool = False
 
     def __post_init__(self) -> None:
-        patience = Patience(OWNER_S, READER_S)
+        patience = SweepPatience(OWNER_S, READER_S)
         self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, patience, 3600.0)
 
     async def _end(self, log: StoredSession, reason: FinishReason) -> bool:

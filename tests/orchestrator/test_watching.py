@@ -20,7 +20,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import session_keys
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.client.wire import event_from_wire
 from specwire.core.limits import FinishReason
 from specwire.core.states import State
@@ -50,7 +50,7 @@ class Pair:
 
     async def begin(self, tokens: int, **options: object) -> tuple[Started, AsyncGenerator[Event, None]]:
         """A session of the first one with at least `tokens` of its output shown."""
-        asked = Options(max_tokens=LENGTH, ignore_eos=True, request_id="")
+        asked = RequestOptions(max_tokens=LENGTH, ignore_eos=True, request_id="")
         asked.update(options)  # type: ignore[typeddict-item]  # any option, by name
         events = self.first.generate(PROMPT, **asked)
         started = await anext(events)
@@ -192,7 +192,7 @@ async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: 
 
 async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis: RedisServer) -> None:
     """Penalties are a function of the text, and what was reported of it is in the log."""
-    wish = Options(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
+    wish = RequestOptions(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
     wish.update({"max_tokens": LENGTH, "ignore_eos": True})
     async with pair(redis) as both:
         undisturbed = await both.first.complete(PROMPT, **wish)
@@ -438,7 +438,7 @@ async def test_a_session_stays_with_its_model(redis: RedisServer) -> None:
 async def test_calls_that_cross_at_two_orchestrators_are_one_session(redis: RedisServer) -> None:
     async with pair(redis) as both:
         for number in range(5):
-            asked = Options(max_tokens=30, ignore_eos=True, temperature=1.0, request_id=f"crossing-{number}")
+            asked = RequestOptions(max_tokens=30, ignore_eos=True, temperature=1.0, request_id=f"crossing-{number}")
             one, two = await asyncio.gather(*(c.complete(PROMPT, **asked) for c in (both.first, both.second)))
             assert one.session_id == two.session_id
             assert (one.tokens, one.text, one.seed) == (two.tokens, two.text, two.seed)

@@ -8,7 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from specwire.registry.directory import INDEX, PREFIX, Directory, RegistryUnavailable
-from specwire.registry.entry import Entry, Role
+from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import new_id
 from tests.orchestrator.redis_groups import SLOTS, client_of, cluster, cluster_url
 
@@ -18,7 +18,7 @@ TTL_S = 600.0
 async def test_services_are_found_wherever_their_keys_are() -> None:
     with cluster() as nodes:
         directory = Directory.at(cluster_url(nodes), 2.0)
-        entries = {Entry(new_id(), Role.VERIFIER, f"10.0.0.1:{port}") for port in range(1, 21)}
+        entries = {ServiceEntry(new_id(), Role.VERIFIER, f"10.0.0.1:{port}") for port in range(1, 21)}
         for entry in entries:
             await directory.put(entry, TTL_S)
         assert set((await directory.listing()).entries) == entries
@@ -46,7 +46,7 @@ def holds_index(node: int) -> bool:
     return (key_slot(INDEX.encode()) < SLOTS // 2) == (node == 0)
 
 
-async def there(directory: Directory, entries: set[Entry]) -> bool:
+async def there(directory: Directory, entries: set[ServiceEntry]) -> bool:
     """Once the server is back, whoever it has lost says again that it is there."""
     try:
         for entry in entries:

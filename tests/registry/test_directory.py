@@ -12,7 +12,7 @@ import redis
 
 from specwire.registry import registrar as module
 from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
-from specwire.registry.entry import MOST_BYTES, Entry, Load, Role, State, encode
+from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
 from specwire.registry.registrar import Registrar, Rhythm, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
 
@@ -40,11 +40,11 @@ async def directory(server: RedisServer, raw: redis.Redis) -> AsyncIterator[Dire
     await opened.close()
 
 
-def entry(**values: object) -> Entry:
-    return replace(Entry(new_id(), Role.VERIFIER, "127.0.0.1:1"), **values)  # type: ignore[arg-type]  # of a test
+def entry(**values: object) -> ServiceEntry:
+    return replace(ServiceEntry(new_id(), Role.VERIFIER, "127.0.0.1:1"), **values)  # type: ignore[arg-type]  # of a test
 
 
-async def listed(directory: Directory) -> set[Entry]:
+async def listed(directory: Directory) -> set[ServiceEntry]:
     return set((await directory.listing()).entries)
 
 
@@ -131,7 +131,7 @@ async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory
     assert await listed(directory) == {one}
 
 
-async def until(directory: Directory, wanted: set[State]) -> Entry | None:
+async def until(directory: Directory, wanted: set[ServiceState]) -> ServiceEntry | None:
     """Until the states of all that are listed are these."""
     async with asyncio.timeout(60.0):
         while True:
@@ -141,22 +141,22 @@ async def until(directory: Directory, wanted: set[State]) -> Entry | None:
             await asyncio.sleep(0.01)
 
 
-def registrar(server: RedisServer, known: Entry) -> Registrar:
+def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
     return Registrar(Directory.at(server.url, 0.5), lambda: known, Rhythm(0.02, 5.0))
 
 
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:
     known = registrar(server, entry())
     known.start()
-    first = await until(directory, {State.SERVING})
+    first = await until(directory, {ServiceState.SERVING})
     assert first is not None
     async with asyncio.timeout(60.0):
         while next(iter(await listed(directory))).beat < first.beat + 3:  # noqa: ASYNC110 # Redis tells nobody
             await asyncio.sleep(0.01)
     await known.drain()
-    assert {each.state for each in await listed(directory)} == {State.DRAINING}  # at once
+    assert {each.state for each in await listed(directory)} == {ServiceState.DRAINING}  # at once
     await asyncio.sleep(0.1)
-    assert {each.state for each in await listed(directory)} == {State.DRAINING}  # and for good
+    assert {each.state for each in await listed(directory)} == {ServiceState.DRAINING}  # and for good
     await known.close()
     await known.close()
     assert await listed(directory) == set()
@@ -168,10 +168,10 @@ async def test_a_service_outlives_its_registry(directory: Directory, server: Red
     known.start()
     await asyncio.sleep(0.1)
     server.start()
-    await until(directory, {State.SERVING})
+    await until(directory, {ServiceState.SERVING})
     server.stop()
     server.start()
-    await until(directory, {State.SERVING})
+    await until(directory, {ServiceState.SERVING})
     server.pause()
     async with asyncio.timeout(5 * module.FAREWELL_S):
         await known.drain()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specwire.registry.directory import Directory, RegistryUnavailable
-from specwire.registry.entry import Entry, Role
+from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import new_id
 from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -16,7 +16,7 @@ from tests.orchestrator.redis_tls import encrypted, url_of
 
 async def test_who_shows_a_certificate_is_let_in(tmp_path: Path) -> None:
     ours, stranger = Authority(), Authority("stranger")
-    entry = Entry(new_id(), Role.VERIFIER, "127.0.0.1:1")
+    entry = ServiceEntry(new_id(), Role.VERIFIER, "127.0.0.1:1")
     with RedisServer() as server, encrypted(server, ours, tmp_path, mutual=True) as address:
         directory = Directory.at(url_of(address, ours, tmp_path, shown=ours), 5.0)
         await directory.put(entry, 60.0)

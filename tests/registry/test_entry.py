@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from specwire.registry.entry import (
     MOST_BYTES,
-    Entry,
     InvalidEntry,
     Load,
     Role,
     ServedModel,
-    State,
+    ServiceEntry,
+    ServiceState,
     checked_address,
     decode,
     encode,
 )
 
 ID = "0123456789abcdef" * 2
-WHOLE = Entry(
+WHOLE = ServiceEntry(
     ID,
     Role.VERIFIER,
     "10.0.0.1:50061",
@@ -33,7 +33,7 @@ WHOLE = Entry(
     slots=16,
     kv_bytes=1 << 34,
     load=Load(3, 2, 13, 0.5, 0.25),
-    state=State.DRAINING,
+    state=ServiceState.DRAINING,
     started=1.7e9,
     beat=7,
 )
@@ -41,7 +41,7 @@ WHOLE = Entry(
 
 def test_an_entry_comes_back_as_it_was() -> None:
     assert decode(ID, encode(WHOLE)) == WHOLE
-    bare = Entry(ID, Role.ORCHESTRATOR, "[::1]:7000")
+    bare = ServiceEntry(ID, Role.ORCHESTRATOR, "[::1]:7000")
     assert decode(ID, encode(bare)) == bare
 
 

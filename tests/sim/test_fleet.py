@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specwire.sim import AUTO, PLAIN, Fleet, InvalidCell, simulate_fleet
+from specwire.sim import AUTO, PLAIN, InvalidCell, SimFleet, simulate_fleet
 
-FLEET = Fleet(
+FLEET = SimFleet(
     sessions=24,
     verifiers=2,
     drafters=4,
@@ -61,7 +61,7 @@ def test_two_pools_decode_what_one_does_twice() -> None:
 @pytest.mark.parametrize("acceptance", [0.05, 0.4, 0.8])
 def test_a_full_verifier_is_not_slower_for_drafting(slope: float, acceptance: float) -> None:
     """And no session is left behind: one that had bad luck among windows of others is not in debt for theirs."""
-    full = Fleet(
+    full = SimFleet(
         sessions=16,
         verifiers=1,
         drafters=1,

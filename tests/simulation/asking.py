@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from tests.simulation.asks import Ask
 from tests.simulation.expected import Plain, Wish
 from tests.simulation.facts import Facts
@@ -56,7 +56,7 @@ class Asking:
             heard.unasked = before.end is None
         return before.end is not None
 
-    def options(self) -> Options:
+    def options(self) -> RequestOptions:
         parent = "" if self.before is None else self.before.session_id
         return self.ask.options(parent, self._prediction() if self.ask.predicted else ())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, cast
 
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import Stopping
 from specwire.core.rules import Acceptance
 from specwire.core.sampling import LogprobsOf, Sampling
@@ -107,14 +107,14 @@ class Ask:
     def stopping(self) -> Stopping:
         return Stopping(self.max_tokens, frozenset(self.stop_ids), self.ignore_eos, self.min_tokens)
 
-    def options(self, parent: str, prediction: Sequence[int]) -> Options:
+    def options(self, parent: str, prediction: Sequence[int]) -> RequestOptions:
         """As `specwire.client` takes them. parent: the session that is followed."""
         drafting, ngram = DRAFTING.get(self.drafting, (True, True))
         wanted: dict[str, Any] = {name: getattr(self, name) for name in NAMES}
         if self.processed and self.logprobs is not None:
             wanted["logprobs_of"] = "processed"
         wanted |= {"logit_bias": dict(self.logit_bias), "drafting": drafting, "ngram": ngram}
-        return cast(Options, {**wanted, "parent": parent, "prediction": tuple(prediction)})
+        return cast(RequestOptions, {**wanted, "parent": parent, "prediction": tuple(prediction)})
 
 
 # What of an ask is about one call.

@@ -10,7 +10,7 @@ from orchestrator.appender import Appender
 from orchestrator.driver import SessionDriver
 from orchestrator.output import Cursor, Output
 from orchestrator.peers import Peer
-from orchestrator.store import Appended, Fenced, StoredSession, StoreUnavailable
+from orchestrator.store import AppendReply, Fenced, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.client.resuming import Resumption
@@ -129,11 +129,11 @@ def append_repeated(patch: Patch) -> None:
 def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
     original = Appender._write_once
 
-    async def believing(self: Appender, effect: fx.Append) -> Appended:
+    async def believing(self: Appender, effect: fx.Append) -> AppendReply:
         try:
             return await original(self, effect)
         except refusal:
-            return Appended(effect.position + len(effect.tokens), False)
+            return AppendReply(effect.position + len(effect.tokens), False)
 
     patch.setattr(Appender, "_write_once", believing)
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from draft_service.dialling import DiallingDrafter
-from draft_service.reception import Reception as DraftReception
+from draft_service.reception import DraftReception as DraftReception
 from draft_service.server import RunningDrafter
 from draft_service.service import DraftServicer
 from orchestrator import server as orchestrating
@@ -27,7 +27,7 @@ from tests.simulation.services import CONFIGS, DrafterStrand, EngineStrand, Mode
 from tests.simulation.store import SimStore
 from verify_service.server import RunningVerifier
 from verify_service.service import VerifyServicer
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 RESTART = 0.5
 FAREWELL = 0.3
@@ -170,7 +170,14 @@ class VerifierParty(Party):
     """kept: seconds for which it keeps what lost its link. config: of CONFIGS, at its next start."""
 
     def __init__(
-        self, world: World, name: str, grace: float, hardware: Hardware, kept: float, patience: Patience, config: str
+        self,
+        world: World,
+        name: str,
+        grace: float,
+        hardware: Hardware,
+        kept: float,
+        patience: QueuePatience,
+        config: str,
     ) -> None:
         super().__init__(world, name, grace)
         self.config = config

@@ -30,7 +30,7 @@ from tests.simulation.parties import DrafterParty, Hardware, OrchestratorParty, 
 from tests.simulation.scenario import Scenario
 from tests.simulation.services import Play
 from tests.simulation.store import SimStore
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 LIMIT = 400.0
 # Seconds within which a session ends in the log whose owner and readers are gone.
@@ -170,7 +170,7 @@ class Simulation:
         place = "one" if scenario.shared_host else name
         party: VerifierParty | DrafterParty | OrchestratorParty
         if role == "verifier":
-            patience = Patience(scenario.queue, scenario.queue_wait * 1e6)
+            patience = QueuePatience(scenario.queue, scenario.queue_wait * 1e6)
             hardware = Hardware(scenario.slots, scenario.forward, place)
             config = scenario.configs[int(number)] if scenario.configs else ""
             party = VerifierParty(*common, hardware, KEPT, patience, config)

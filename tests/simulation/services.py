@@ -28,10 +28,10 @@ from specwire.rpc.model_info import model_info_to_wire
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
-from verify_service.commands import Command, Reports, Stop, Timings
+from verify_service.commands import Command, Reports, StepTimings, Stop
 from verify_service.engine import Engine, Rest
-from verify_service.parts import Choice, Part
-from verify_service.waiting import Patience
+from verify_service.parts import Part, RowChoice
+from verify_service.waiting import QueuePatience
 
 CONTEXT = 160
 VOCABULARY = 12
@@ -152,11 +152,11 @@ class SteppedEngine(Engine):
     lm: Model
 
     def __init__(
-        self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float, patience: Patience
+        self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float, patience: QueuePatience
     ) -> None:
         self._loop = loop
         self._ahead_us = 0.0
-        self.under_way: tuple[Sequence[Part], Sequence[Choice], Timings, frozenset[int]] | None = None
+        self.under_way: tuple[Sequence[Part], Sequence[RowChoice], StepTimings, frozenset[int]] | None = None
         lm.elapse = self._elapse
         costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
         super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us, patience=patience)
@@ -191,7 +191,7 @@ class EngineStrand:
         engine_context: Context,
         loop_context: Context,
         grace: float,
-        patience: Patience,
+        patience: QueuePatience,
     ) -> None:
         self.on_reports: Callable[[Reports], None] = lambda _: None
         self.engine = SteppedEngine(lm, loop, self._deliver, grace * 1e6, patience)

@@ -15,7 +15,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.options import channel_options
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.server import PATIENCE, RunningVerifier, start
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 PATIENCE_S = 120.0
 GREEDY = Sampling()
@@ -24,7 +24,7 @@ Call = grpc.aio.StreamStreamCall[verify_pb2.ConnectVerifyRequest, verify_pb2.Con
 
 @asynccontextmanager
 async def serving(
-    model: str, slots: int = 4, context: int | None = 512, patience: Patience = PATIENCE
+    model: str, slots: int = 4, context: int | None = 512, patience: QueuePatience = PATIENCE
 ) -> AsyncIterator[RunningVerifier]:
     running = await start(ModelServiceOptions(model, slots=slots, context=context), patience=patience)
     try:

@@ -18,7 +18,7 @@ from specwire.core.verification import Allowance
 from specwire.lm import LanguageModel, load_model
 from verify_service.commands import Decided, Opening, Proposed, Refusal, Report, Reports, Tick
 from verify_service.engine import DETACH_GRACE_US, Engine, Rest
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 FLAT = {1: 1000.0, 32: 1000.0}
 GREEDY = Sampling()
@@ -48,7 +48,7 @@ class Rig:
         context: int = 512,
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
-        patience: Patience = Patience(),  # noqa: B008 # frozen
+        patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
     ) -> None:
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.history import seen_in
-from specwire.core.judging import Target, judge
+from specwire.core.judging import TargetWeights, judge
 from specwire.core.limits import FinishReason, Stopping
 from specwire.core.logprobs import TokenLogprobs
 from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities, with_rule
@@ -165,7 +165,7 @@ def test_rules_that_look_at_proposals_are_told_of_the_target_that_the_options_ma
     rig, widths, number = Rig(MODEL, slots=1, context=64), [], 0
     told_of: list[tuple[list[int], Sequence[Any]]] = []
 
-    def watched(acceptance: Any, target: Target, window: Sequence[Draft], late: Draft | None = None) -> Any:
+    def watched(acceptance: Any, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Any:
         output = [*rig.tokens[1], *(draft.token for draft in window)]
         widths.append(len(window))
         for row in range(len(window) + 1):

@@ -9,7 +9,7 @@ from specwire.core.verification import Allowance
 from tests.verify_service.rig import COUPLED, FAR, Rig, oracle
 from verify_service.commands import LinkLost
 from verify_service.seating import PARK_AFTER_US
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 PROMPT, OTHER = (7, 3, 9), (4, 4, 8)
 DECIDED = 5
@@ -17,7 +17,7 @@ DECIDED = 5
 
 def stalled(handles: tuple[int, ...] = (1,)) -> Rig:
     """As many slots as sessions, which have decided all that they may: each has waited a second less than the last."""
-    rig = Rig(slots=len(handles), patience=Patience(4, 30e6))
+    rig = Rig(slots=len(handles), patience=QueuePatience(4, 30e6))
     for handle in handles:
         short = Allowance(0, len(PROMPT) + DECIDED)
         rig.open(handle, PROMPT, link=handle, sampling=COUPLED, allowance=short, scope=b"a", deadline_us=60e6)

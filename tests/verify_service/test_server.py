@@ -22,7 +22,7 @@ from specwire.v1 import common_pb2, verify_pb2_grpc
 from verify_service.calibrate import calibrate
 from verify_service.inbox import Inbox
 from verify_service.server import start
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 from verify_service.worker import GoOn, StartGivenUp, Worker
 
 PATIENCE_S = 120.0
@@ -57,8 +57,10 @@ async def test_a_grace_that_is_no_time_is_bad_usage(grace: str) -> None:
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("patience", [Patience(-1), Patience(4097), Patience(1, 0.0), Patience(1, math.nan)])
-async def test_a_queue_that_is_none_is_refused(patience: Patience) -> None:
+@pytest.mark.parametrize(
+    "patience", [QueuePatience(-1), QueuePatience(4097), QueuePatience(1, 0.0), QueuePatience(1, math.nan)]
+)
+async def test_a_queue_that_is_none_is_refused(patience: QueuePatience) -> None:
     with pytest.raises(InvalidParameter, match="queue"):
         await start(ModelServiceOptions("scripted:3"), patience=patience)
 

@@ -23,7 +23,7 @@ from tests.verify_service.rig import oracle
 from verify_service.commands import Command
 from verify_service.server import start
 from verify_service.service import BACKLOG_PAUSE_S, MOST_BACKLOG, VerifyServicer
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -217,7 +217,7 @@ async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: 
 
 
 async def test_full_verifier_has_some_wait_and_refuses_the_others(target: LanguageModel) -> None:
-    async with serving(MODEL, slots=1, patience=Patience(1)) as running, connected(running) as peer:
+    async with serving(MODEL, slots=1, patience=QueuePatience(1)) as running, connected(running) as peer:
         await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
         await peer.open(2, PROMPT)
         await peer.open(3, PROMPT)

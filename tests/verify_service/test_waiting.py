@@ -13,7 +13,7 @@ from specwire.core.verification import Allowance
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
 from verify_service.commands import Code, LinkLost, TurnAway
 from verify_service.metrics import load_of
-from verify_service.waiting import Patience
+from verify_service.waiting import QueuePatience
 
 PROMPT = (7, 3, 9)
 WAIT_US = 1e6
@@ -22,7 +22,7 @@ HELD_BACK = Allowance(0, 0)
 
 def crowded(waiting: int = 3, slots: int = 1) -> Rig:
     """A rig whose slots are taken by sessions 100, 101, ... that do nothing."""
-    rig = Rig(slots=slots, patience=Patience(waiting, WAIT_US))
+    rig = Rig(slots=slots, patience=QueuePatience(waiting, WAIT_US))
     for slot in range(slots):
         rig.open(100 + slot, PROMPT, allowance=HELD_BACK, scope=b"a", link=9)
     rig.run()
@@ -167,7 +167,7 @@ def fill(rig: Rig, handles: Sequence[int], **changes: Any) -> None:
 
 
 def test_a_crowd_passes_through_few_slots_and_loses_nothing() -> None:
-    rig = Rig(slots=2, patience=Patience(50, WAIT_US))
+    rig = Rig(slots=2, patience=QueuePatience(50, WAIT_US))
     fill(rig, range(1, 30))
     for _ in range(200):
         rig.run()

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from orchestrator.http.app import routed
-from orchestrator.http.service import Service
+from orchestrator.http.service import HttpService
 from tests.orchestrator.http.front import Front
 from tests.orchestrator.stack import TARGET, plain
 
@@ -33,7 +33,7 @@ def test_the_example_runs(door: Front) -> None:
 
 def test_every_endpoint_is_named(door: Front) -> None:
     async def paths() -> set[str]:
-        app = routed(Service(door.serving.orchestrator))
+        app = routed(HttpService(door.serving.orchestrator))
         return {getattr(route, "path", "") for route in app.routes}
 
     public = {path for path in door.loop.run(paths()) if path.startswith(PUBLIC)}

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.access import Access
 from specwire.client import Client, SpecwireError
-from specwire.client.requests import Options
+from specwire.client.requests import RequestOptions
 from specwire.core.limits import FinishReason
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another
@@ -162,7 +162,7 @@ def test_a_default_that_does_not_fit_is_lowered(door: Front) -> None:
     answer = door.done(COMPLETIONS, prompt=[5] * 4090, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 6
     with Client(door.serving.address) as client:
-        wish = Options(max_tokens=128, ignore_eos=True)
+        wish = RequestOptions(max_tokens=128, ignore_eos=True)
         known = client.complete([5] * 4090, max_tokens=128, fit_context=True, ignore_eos=True, timeout=LIMIT_S)
         assert (len(known.tokens), known.finish_reason) == (6, FinishReason.LENGTH)
         with pytest.raises(SpecwireError, match="max_tokens: 128 do not fit, the prompt leaves room for 6: this model"):

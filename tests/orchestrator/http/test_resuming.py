@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.resuming import Place, Stage, parse
+from orchestrator.http.resuming import Stage, StreamPlace, parse
 from specwire.core.sampling import InvalidParameter
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front
 from tests.orchestrator.stack import PROMPT, TARGET, plain
@@ -164,10 +164,10 @@ def test_a_place_beyond_the_end_of_what_goes_on(door: Front) -> None:
 
 
 def test_ids_are_read_as_they_are_written() -> None:
-    for place in (Place(3, 7), Place(12, 1 << 63, 40, Stage.OPENED), Place(12, 0, 40, Stage.COUNTED)):
+    for place in (StreamPlace(3, 7), StreamPlace(12, 1 << 63, 40, Stage.OPENED), StreamPlace(12, 0, 40, Stage.COUNTED)):
         assert parse(str(place), 1) == [place]
-    assert parse(",3-0000000000000007-0-1,", 3) == [None, Place(3, 7), None]
-    assert parse("3-0000000000000007", 1) == [Place(3, 7)]
+    assert parse(",3-0000000000000007-0-1,", 3) == [None, StreamPlace(3, 7), None]
+    assert parse("3-0000000000000007", 1) == [StreamPlace(3, 7)]
     for text, sessions in (
         ("3-7", 1),
         ("4294967296-0000000000000007", 1),
