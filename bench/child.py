@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from bench.runs import BenchError
-from deploy import bound
-from deploy.processes import descendants, end_tree, environment
+from deploy.stack import bound
+from deploy.stack.processes import descendants, end_tree, environment
 
 Message = dict[str, Any]  # as JSON has it
 

@@ -21,9 +21,9 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from draft_service.choice import DraftRow, draw
-from specwire.core.constraint import Constraint, ConstraintKind, Mask, open_ids
-from specwire.core.sampling import Sampling
+from draft_service.sampler import DraftRow, draw
+from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
+from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
 from specwire.text.constrained import Grammars
 

@@ -33,7 +33,7 @@ from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
-from specwire.core.ngram import NgramSource
+from specwire.core.verify.text_sources import NgramSource
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "copy.json"

@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from deploy.options import cores
+from deploy.stack.options import cores
 from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
 

@@ -21,7 +21,7 @@ from bench.selection import fastest, warm_up
 from bench.settings import Settings
 from bench.texts import Mismatch, Scores, judge, mismatches, tolerance
 from demo_pair import held_out_prompts
-from deploy.options import cores
+from deploy.stack.options import cores
 from specwire.client import Client
 from specwire.rpc.process import say
 

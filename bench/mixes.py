@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specwire.core.chain import Proposal, SourceKind
-from specwire.core.costs import StepCosts
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.sampling import Sampling
-from specwire.core.speed import ForwardTimes
+from specwire.core.messages import Proposal, SourceKind
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import hash_of
-from specwire.core.verification import Allowance
+from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel
-from verify_service.commands import Opening, Proposed, Reports, Tick
-from verify_service.engine import Engine
+from verify_service.engine.engine import Engine
+from verify_service.engine.messages import Opening, Proposed, Reports, Tick
 
 Text = list[int]
 

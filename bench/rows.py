@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.child import Child, Message
 from bench.runs import Arrival, BenchError, Run
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 
 LOAD_LIMIT = 600.0
 RUN_LIMIT = 600.0

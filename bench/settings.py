@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "main.json"

@@ -33,7 +33,7 @@ from bench.runs import BenchError
 from bench.settings import HERE
 from bench.step_results import PEER, Cell, StepSample
 from demo_pair import TARGET, held_out_prompts
-from deploy.options import cores
+from deploy.stack.options import cores
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "step.json"

@@ -13,7 +13,7 @@ from itertools import cycle
 from transformers.utils import logging as transformers_logging
 
 from bench.answering import Answer, Methods, Request, answer_asker
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
 
 GREEDY = Sampling(temperature=0.0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from specwire.core.chain import Proposal
-from specwire.core.constraint import Matcher
-from specwire.core.drafting import Pace
-from specwire.core.sampling import Sampling
+from specwire.core.law.constraint import Matcher
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Pace, Proposal
 
 
 @dataclass(frozen=True, slots=True)

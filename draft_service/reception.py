@@ -25,9 +25,9 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.drafter import Drafter
-from specwire.core.constraint import Constraint
-from specwire.core.drafting import Pace
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint
+from specwire.core.messages import Pace
 from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
 from specwire.telemetry.tracing import LinkSpans

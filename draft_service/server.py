@@ -8,26 +8,30 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from draft_service.dialling import DiallingDrafter
+from draft_service.dialler import DiallingDrafter
 from draft_service.drafter import Book, Drafter
 from draft_service.reception import DraftReception, ModelDrafter
 from draft_service.service import DraftServicer
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import Meter, Registrar
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
 from specwire.rpc.listening import ANY_PORT, check_listen, drain_grace
-from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.model_service import ModelServiceOptions, add_model_arguments, model_options, run_model_service
+from specwire.rpc.model_service import (
+    ModelServiceOptions,
+    add_model_arguments,
+    model_info_to_wire,
+    model_options,
+    run_model_service,
+)
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Registry
+from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
-from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 # For links to say that they end. Some calls never do, such as a health watch.

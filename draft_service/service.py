@@ -10,7 +10,7 @@ import grpc.aio
 
 from draft_service.reception import DraftReception, OrchestratorLink
 from specwire.rpc.errors import StatusError
-from specwire.rpc.model_info import answer
+from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import grpc
 import torch
 
-from draft_service.choice import DraftRow, draw
 from draft_service.commands import (
     AdvanceSession,
     BeginSession,
@@ -28,13 +27,12 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from draft_service.tally import DrafterTally
-from draft_service.weighing import WeighedPlace, draw_weighed
-from specwire.core.constraint import Mask, Matcher, open_ids
-from specwire.core.drafting import Desynchronised, DraftSession
-from specwire.core.history import Seen, seen_in
-from specwire.core.sampling import Sampling
-from specwire.core.weights import Weights
+from draft_service.drafter import DrafterTally
+from draft_service.sampler import DraftRow, WeighedPlace, draw, draw_weighed
+from specwire.core.draft import Desynchronised, DraftSession
+from specwire.core.law.constraint import Mask, Matcher, open_ids
+from specwire.core.law.sampling import Sampling, Seen, seen_in
+from specwire.core.messages import Weights
 from specwire.lm import Feed, LanguageModel
 
 log = logging.getLogger(__name__)

@@ -7,19 +7,19 @@ import asyncio
 import json
 
 from orchestrator import server
-from orchestrator.access import access_of, add_tenant_arguments
-from orchestrator.keeping import add_log_arguments
 from orchestrator.options import (
     NO_HTTP,
     OrchestratorOptions,
     add_drafters_per_session,
     add_http_arguments,
+    add_log_arguments,
     and_http,
     chat_template_of,
     http_access_of,
     http_of,
 )
 from orchestrator.sessions import ORCHESTRATOR
+from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.registry.options import add_registry_arguments, registry_of
 from specwire.rpc.keys import read_token
 from specwire.rpc.listening import add_listening_arguments, check_listen, drain_grace

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from orchestrator.link import QUARANTINE, Info
-from orchestrator.peers import DrafterPeer
+from orchestrator.peers.link import QUARANTINE
+from orchestrator.peers.models import Info
+from orchestrator.peers.peer import DrafterPeer
 from orchestrator.sessions import Orchestrator
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
-from specwire.rpc.guard import MessageTooLong
 from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.server import MessageTooLong
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 
 logger = logging.getLogger(__name__)

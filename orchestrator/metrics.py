@@ -10,17 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from orchestrator.driver import SessionDriver
-from orchestrator.link import Link
-from orchestrator.peers import DrafterPeer, VerifierPeer
+from orchestrator.peers.link import Link
+from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.stats import OrchestratorTally, SessionStats, Totals
 from orchestrator.sessions import Orchestrator
-from orchestrator.stats import SessionStats
-from orchestrator.tally import OrchestratorTally
-from orchestrator.totals import Totals
-from specwire.core.acceptance import Outcome
+from specwire.core.messages import Outcome
 from specwire.core.placement import Reason
-from specwire.core.states import State
+from specwire.core.session import State
 from specwire.registry.entry import Role
 from specwire.telemetry.metrics import Family, Labels, by_label, counter, draft_families, gauge, histogram
 

@@ -8,18 +8,42 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.access import Access, allowed_rules
-from orchestrator.keeping import RETENTION_S
-from orchestrator.store.durability import durability_of
-from orchestrator.store.opening import MEMORY
-from specwire.core.plan import parse_plan
-from specwire.core.rules import Rule
-from specwire.core.sampling import InvalidParameter
+from orchestrator.store.base import durability_of
+from orchestrator.tenants import Access, allowed_rules
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Rule
+from specwire.core.policy.controller import parse_plan
+from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
-from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
 from specwire.rpc.listening import check_exposure, check_listen, check_metrics
-from specwire.rpc.options import exposure, host_of, is_loopback
 from specwire.rpc.tls import ClientTls, ServerTls
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How long the session log is kept, and what it survives: the options of every command that runs an orchestrator.
+
+# Seconds for which an ended session can be watched again.
+RETENTION_S = 3600.0
+
+
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the session log is kept, --redis-url apart, whose default differs."""
+    group = parser.add_argument_group("session log")
+    group.add_argument(
+        "--durability",
+        default="",
+        metavar="LEVEL",
+        help="what an acknowledged token survives: memory, redis, redis-fsync or redis-wait:N "
+        "(default: memory or redis, as the URL says)",
+    )
+    group.add_argument(
+        "--retention",
+        type=float,
+        default=RETENTION_S,
+        metavar="S",
+        help="keep prompt and text so long after a session's end (default: %(default)g s)",
+    )
+
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -185,7 +209,7 @@ class OrchestratorOptions:
     peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
     redis_url: of the session log; see `specwire.redis.urls`.
-    durability: what the log must survive, by name (`orchestrator.store.durability`); "" takes what redis_url gives.
+    durability: what the log must survive, by name (`orchestrator.store.base`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     retention: how long the log keeps prompt and text after a session's end.
     http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
@@ -195,7 +219,7 @@ class OrchestratorOptions:
     chat_template: Jinja source in place of the model's own; "" takes that.
     http_access: what is let in there.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
-    plan: auto, or a fixed plan for every session (`specwire.core.plan.parse_plan`), for measurements.
+    plan: auto, or a fixed plan for every session (`specwire.core.policy.controller.parse_plan`), for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     """
 

@@ -3,24 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from orchestrator.api import GenerationApi
+from orchestrator.api.grpc import GenerationApi
+from orchestrator.api.status import StatusApi, is_offered
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
-from orchestrator.registration import registered
+from orchestrator.peers.models import Target
 from orchestrator.sessions import ORCHESTRATOR, Orchestrator
-from orchestrator.status import StatusApi, is_offered
 from orchestrator.store import open_store
-from specwire.registry.registrar import Registrar
-from specwire.rpc.guard import Admission
+from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
+from specwire.registry.options import register
+from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import Keys
-from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.process import process_families
-from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, status_pb2, status_pb2_grpc
+from specwire.telemetry.metrics import process_families
+from specwire.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an orchestrator says of itself in the registry.
+
+
+def registered(orchestrator: Orchestrator, address: str) -> Registrar:
+    """It answers at `address`. The caller closes what this returns."""
+    entry_id, started, registration = new_id(), time.time(), orchestrator.options.registration
+
+    def describe(at: str) -> ServiceEntry:
+        models = _models(orchestrator)
+        return ServiceEntry(
+            entry_id,
+            Role.ORCHESTRATOR,
+            at,
+            region=registration.region,
+            models=models,
+            load=_load(orchestrator),
+            started=started,
+        )
+
+    return register(registration, address, describe)
+
+
+def _models(orchestrator: Orchestrator) -> tuple[ServedModel, ...]:
+    return tuple(_model(target) for target in orchestrator.pool.targets()[:MOST_MODELS])
+
+
+def _model(target: Target) -> ServedModel:
+    info, digest = target.info, target.identity.digest
+    return ServedModel(info.model, info.weights_fingerprint, info.vocabulary_fingerprint, digest)
+
+
+def _load(orchestrator: Orchestrator) -> Load:
+    """Sessions that are driven here; those without a verifier wait."""
+    driven = [each for each in orchestrator.sessions.values() if each.output.end is None and not each.following]
+    waiting = sum(each.verifying.peer is None for each in driven)
+    return Load(len(driven) - waiting, waiting, 0)
+
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 STATUS = status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import grpc
 
-from orchestrator.access import check_rule
-from orchestrator.books import Books
-from orchestrator.cancelling import Cancellations
-from orchestrator.driver import SessionDriver
-from orchestrator.leases import keep_leases
 from orchestrator.log_health import LogHealth
 from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership import Ownership
+from orchestrator.ownership.ownership import Cancellations, Ownership
+from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.pool import Pool
-from orchestrator.roster import KnownSessions
-from orchestrator.statuses import status_of_store, store_statuses
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import keep_leases, status_of_store, store_statuses
+from orchestrator.session.stats import OrchestratorTally, Totals
 from orchestrator.store import (
     DeletedSession,
     SessionExists,
@@ -28,14 +27,208 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
-from orchestrator.sweeping import Rolls, Sweeper, SweepPatience
-from orchestrator.tenants import Allowances, no_session
-from specwire.core.limits import FinishReason
+from orchestrator.tenants import Allowances, check_rule, no_session
+from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError
-from specwire.telemetry.logs import SHOWN_CHARACTERS
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
 from specwire.text import OutputText
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sessions that are known here: just being opened, driven, followed, or over since a moment ago.
+
+# What of ended sessions is remembered here, beside the log: how many, and for how many seconds.
+FINISHED_KEPT = 256
+REMEMBERED_S = 60.0
+# Seconds for the last append of a session that is cancelled at shutdown.
+LEAVE_LIMIT = 2.0
+
+
+class KnownSessions:
+    """`sessions`: those whose opening is done, by id.
+
+    Args:
+        patience: seconds that a caller waits for a session to be opened.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.sessions: dict[str, SessionDriver] = {}
+        self._patience = patience
+        self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
+
+    async def find(self, session_id: str) -> SessionDriver | None:
+        """The session's driver, also where another call is just opening it. Raises as `open`."""
+        opening = self._opening.get(session_id)
+        if opening is not None:
+            return await self._opened(opening)
+        driver = self.sessions.get(session_id)
+        return None if driver is None or driver.abandoned else driver
+
+    def knows(self, session_id: str) -> bool:
+        """It is driven or shown here, or is just being opened."""
+        driver = self.sessions.get(session_id)
+        return session_id in self._opening or (driver is not None and not driver.abandoned)
+
+    # Opening
+
+    async def open(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
+        """Have `coroutine` open the session; whoever looks for it meanwhile waits for the same.
+
+        Its caller's leaving does not interrupt this: the log would hold a session that nobody drives.
+
+        Raises:
+            StatusError: `coroutine`'s; UNAVAILABLE, the log does not answer in time.
+        """
+        task = asyncio.create_task(coroutine)
+        self._opening[session_id] = task
+        task.add_done_callback(lambda done: self._begun(session_id, done))
+        return await self._opened(task)
+
+    def _begun(self, session_id: str, done: asyncio.Task[SessionDriver]) -> None:
+        """Whoever waits for it is told how it went; where nobody does any more, a failure is nobody's."""
+        del self._opening[session_id]
+        if not done.cancelled():
+            done.exception()
+
+    async def _opened(self, opening: asyncio.Task[SessionDriver]) -> SessionDriver:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await asyncio.shield(opening)
+        except TimeoutError:
+            message = f"the session log did not take the session within {self._patience:g} s"
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
+
+    # Which there are
+
+    def driven(self, models: Iterable[str]) -> Rolls:
+        """The running sessions that are driven here, by model; `models`, those served, are named in any case."""
+        rolls: Rolls = {model: set() for model in models}
+        for session_id, driver in self.sessions.items():
+            if driver.output.end is None and not driver.following:
+                rolls.setdefault(driver.record.weights_fingerprint, set()).add(session_id)
+        return rolls
+
+    def over_for(self, seconds: float) -> list[SessionDriver]:
+        """Those that ended longer ago, and than what is remembered."""
+        now, kept = asyncio.get_running_loop().time(), min(REMEMBERED_S, seconds)
+        drivers = [driver for driver in self.sessions.values() if driver.output.end is not None]
+        return [each for each in drivers if each.stats.ended is not None and now - each.stats.ended > kept]
+
+    def forget(self, driver: SessionDriver) -> None:
+        """Unless the session has another driver by now."""
+        if self.sessions.get(driver.record.session_id) is driver:
+            del self.sessions[driver.record.session_id]
+
+    def forget_oldest(self) -> None:
+        """Of those that are over."""
+        ended = [session_id for session_id, driver in self.sessions.items() if driver.output.end is not None]
+        for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
+            del self.sessions[session_id]
+
+    # Leaving them
+
+    async def drain(self, grace: float) -> None:
+        """Give what is driven here, or is just about to be, `grace` seconds to end; then leave the rest to others."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._all_ended()
+        await self._leave()
+
+    async def _all_ended(self) -> None:
+        opening = list(self._opening.values())
+        if opening:
+            await asyncio.wait(opening)
+        for driver in list(self.sessions.values()):
+            if not driver.following:
+                await driver.output.ended()
+
+    async def leave(self) -> list[SessionDriver]:
+        """Open nothing more, and leave what runs to others; all that were known, to be closed."""
+        opening = list(self._opening.values())
+        for each in opening:
+            each.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        await self._leave()
+        return list(self.sessions.values())
+
+    async def _leave(self) -> None:
+        drivers = list(self.sessions.values())
+        for driver in drivers:
+            driver.leave()
+        await asyncio.gather(*(driver.ended(timeout=LEAVE_LIMIT) for driver in drivers))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is written down when a session begins here, comes from another orchestrator, goes to one, or ends.
+#
+# Figures are counted, its tenant is charged, and the process's log is told.
+
+logger = logging.getLogger(__name__)
+
+
+class Books:
+    """One for all sessions of an orchestrator. `tally`, `totals`: for metrics.
+
+    Args:
+        text_of: a record's prompt, as text, where log lines are to have prompts and outputs; else None.
+    """
+
+    def __init__(self, allowances: Allowances, text_of: Callable[[SessionRecord], str] | None) -> None:
+        self.tally = OrchestratorTally()
+        self.totals = Totals()
+        self._allowances = allowances
+        self._text_of = text_of
+
+    def refused(self, error: StatusError) -> None:
+        """A session was not begun."""
+        self.tally.refused[error.code.name.lower()] += 1
+
+    def begun(self, record: SessionRecord) -> None:
+        """A session began here; its tenant was charged when it was admitted."""
+        self.tally.begun += 1
+        self.tally.prompt_tokens += len(record.prompt)
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        shown = record.session_id[:SHOWN_CHARACTERS]
+        texts = {} if self._text_of is None else {"prompt": self._text_of(record)}
+        logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
+
+    def taken_up(self, record: SessionRecord) -> None:
+        """A session that another orchestrator drove is driven here from now on."""
+        self.tally.claims += 1
+        self._allowances.adopt(record)
+
+    def lost(self, record: SessionRecord) -> None:
+        """Another orchestrator has claimed the session, or the log has gone another way."""
+        self.tally.fenced += 1
+        self._allowances.leave(record)
+
+    def forgotten(self, driver: SessionDriver) -> None:
+        """A session is not known here any more, ended or not."""
+        self._settle(driver)
+        self.totals.keep(driver.stats)
+        driver.span.end()
+
+    def ended(self, driver: SessionDriver) -> None:
+        """It ended here, for readers at least."""
+        self._settle(driver)
+        if driver.output.end is not None:
+            self.totals.count(driver.stats, driver.output.end.reason)
+            self.tally.ended(driver.stats)
+            self._log_ended(driver, driver.output.end)
+
+    def _settle(self, driver: SessionDriver) -> None:
+        self._allowances.settle(driver.record, len(driver.record.prompt) + len(driver.output.tokens))
+
+    def _log_ended(self, driver: SessionDriver, end: End) -> None:
+        stats, shown = driver.stats, driver.record.session_id[:SHOWN_CHARACTERS]
+        texts = {} if self._text_of is None else {"output": driver.output.text}
+        message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
+        took = (stats.ended or stats.started) - stats.started
+        figures = (len(driver.output.tokens), stats.target_forwards, stats.shown.accepted, stats.shown.tested, took)
+        logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))
+
 
 # Seconds that a session which is to be deleted, or that nobody drives, has for its end to reach the log.
 END_LIMIT_S = 5.0
@@ -203,7 +396,8 @@ class Orchestrator:
     async def join(self, session_id: str, take_over: bool = False, traceparent: str = "") -> SessionDriver:
         """The session, whoever began it: driven here, or shown as another orchestrator drives it.
 
-        take_over: the caller has lost its connection to the orchestrator that drove it; see `orchestrator.ownership`.
+        take_over: the caller has lost its connection to the orchestrator that drove it; see
+        `orchestrator.ownership.ownership`.
         traceparent: of the caller's span, below which the session has one here if it was not here before.
 
         Raises:

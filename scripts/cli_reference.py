@@ -34,7 +34,7 @@ def options_tables() -> str:
 
 
 def parser_of(command: Command) -> argparse.ArgumentParser:
-    """As `deploy.cli` makes it."""
+    """As `deploy.cli.main` makes it."""
     parser = argparse.ArgumentParser(prog=f"specwire {command.name}")
     command.load().add_arguments(parser)
     if command.configurable:

@@ -1,4 +1,4 @@
-"""Keeps the table of session states in proto/PROTOCOL.md equal to specwire.core.states.TRANSITIONS.
+"""Keeps the table of session states in proto/PROTOCOL.md equal to specwire.core.session.TRANSITIONS.
 
 python -m scripts.protocol_table --write    put the table in
 python -m scripts.protocol_table --check    exit 1 if the one that is there differs
@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from specwire.core.states import TRANSITIONS, State
+from specwire.core.session import TRANSITIONS, State
 
 PAGE = Path(__file__).resolve().parent.parent / "proto" / "PROTOCOL.md"
 BEGIN = "<!-- states: written by scripts/protocol_table.py -->"

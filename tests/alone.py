@@ -1,6 +1,6 @@
 """What a scripted target alone decides and reports, by the reference rules: it knows nothing of windows.
 
-The text is counted anew at each position and the logits are processed by `specwire.core.sampling`, which
+The text is counted anew at each position and the logits are processed by `specwire.core.law.sampling`, which
 tests/core/test_sampling.py holds against transformers.
 """
 
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specwire.core.acceptance import choose
-from specwire.core.history import History
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs, report
-from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import History, LogprobsOf, Sampling, log_probabilities, report
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, TokenLogprobs
 from specwire.lm.scripted import EOS_ID, Script
 
 Told = tuple[list[int], list[TokenLogprobs], FinishReason]

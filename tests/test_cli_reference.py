@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy import cli
+from deploy.cli import main as cli
+from deploy.cli.config import settings_of
 from deploy.commands import COMMANDS
-from deploy.config import settings_of
 from deploy.settings import DEFAULT
 from scripts import cli_reference
 from scripts.pages import with_table

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
 from deploy.commands import COMMANDS
 from scripts.cli_reference import parser_of
 from tests.documents import NOT_RUN, RUN, all_blocks, blocks_of, pages, stray_commands, summary

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specwire.core.acceptance import Outcome
+from specwire.core.messages import Outcome
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Family, by_label, counter, draft_families, gauge, histogram
-from verify_service.engine import Engine
-from verify_service.tally import EngineTally
+from verify_service.engine.engine import Engine
+from verify_service.engine.tally import EngineTally
 
 
 def families(engine: Engine) -> Iterable[Family]:

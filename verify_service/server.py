@@ -9,11 +9,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import Meter, Registrar
-from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.model_service import (
     ModelServiceOptions,
     add_deterministic_argument,
@@ -21,19 +20,19 @@ from specwire.rpc.model_service import (
     add_ranks_argument,
     check_deterministic,
     check_ranks,
+    model_info_to_wire,
     run_model_service,
 )
 from specwire.rpc.process import say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Family, Registry, by_label, gauge
+from specwire.telemetry.metrics import Family, Registry, by_label, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
-from specwire.telemetry.process import process_families
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.engine.messages import QueuePatience
+from verify_service.engine.thread import Deliver, GoOn, Load, Runnable, Worker
 from verify_service.ranks import Ranks
 from verify_service.service import EngineWorker, VerifyServicer
-from verify_service.waiting import QueuePatience
-from verify_service.worker import Deliver, GoOn, Load, Runnable, Worker
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -188,8 +187,8 @@ def _loader(
     def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.lm import load_model
-        from verify_service.calibrate import step_costs
-        from verify_service.engine import Engine
+        from verify_service.engine.calibrate import step_costs
+        from verify_service.engine.engine import Engine
         from verify_service.metrics import families, load_of
 
         over = "" if ranks is None else f" over {ranks.size} processes"

@@ -12,20 +12,29 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from specwire.core.constraint import Matcher
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Matcher
 from specwire.rpc.errors import StatusError, code_of
-from specwire.rpc.model_info import answer
+from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.forkserver import Busy
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.clock import monotonic_us
-from verify_service.commands import Begun, Code, LinkLost, Opening, Refusal, Report, Reports, Scoring, TurnAway
-from verify_service.presence import Presence
+from verify_service.engine.messages import (
+    Begun,
+    Code,
+    LinkLost,
+    Opening,
+    Refusal,
+    Report,
+    Reports,
+    Scoring,
+    TurnAway,
+)
+from verify_service.engine.sessions import Presence
+from verify_service.engine.thread import Worker, monotonic_us
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
-from verify_service.worker import Worker
 
 EngineWorker = Worker[common_pb2.GetModelInfoResponse]
 Responses = Outbox[verify_pb2.ConnectVerifyResponse]

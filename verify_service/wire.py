@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import grpc
 
-from specwire.core.admission import check_priority
+from specwire.core.invalid import InvalidParameter
 from specwire.core.limits import Stopping, check_constraint, check_prediction
-from specwire.core.sampling import InvalidParameter
-from specwire.core.verification import Allowance
+from specwire.core.placement import check_priority
+from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
     kind_to_wire,
     logprobs_to_wire,
@@ -21,7 +21,17 @@ from specwire.rpc.convert import (
 )
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, verify_pb2
-from verify_service.commands import Admitted, Code, Decided, Opening, Proposed, Refusal, Report, StepTimings, Tick
+from verify_service.engine.messages import (
+    Admitted,
+    Code,
+    Decided,
+    Opening,
+    Proposed,
+    Refusal,
+    Report,
+    StepTimings,
+    Tick,
+)
 
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64

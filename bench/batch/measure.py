@@ -26,7 +26,7 @@ from bench.rows import LOAD_LIMIT, up
 from bench.runs import BenchError
 from bench.speed import tokens_per_second
 from bench.texts import Judged, judge, mismatches, tolerance
-from deploy.options import VERIFIER, cores
+from deploy.stack.options import VERIFIER, cores
 from specwire.client import AsyncClient
 from specwire.rpc.process import say
 

@@ -10,8 +10,8 @@ from bench.batch.arrivals import Target
 from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from specwire.core.plan import InvalidPlan, parse_plan
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.rpc.model_service import RUNTIMES
 
 OUT = HERE / "results" / "batch.json"
@@ -37,7 +37,7 @@ class BatchSettings:
         repeats: below 6 the intervals are without 95 % coverage.
         target_threads: of the target's forwards in `specwire up`; None for its default.
         runtime: that `specwire up` computes both models with.
-        plan: of the row with drafting on, whatever it costs (`specwire.core.plan.parse_plan`).
+        plan: of the row with drafting on, whatever it costs (`specwire.core.policy.controller.parse_plan`).
         requests: of each load that arrives; 0 for none.
         in_time: what counts as such there.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import entry, machine
 from bench.cluster.run import repeats_of
-from deploy.processes import environment
+from deploy.stack.processes import environment
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "ingress.json"

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 from bench.runs import BenchError
 from bench.soak.redis_log import RedisLog
-from deploy.processes import descendants, environment
+from deploy.stack.processes import descendants, environment
 
 LIMIT_S = 300.0
 LOOK_EVERY_S = 0.1

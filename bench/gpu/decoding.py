@@ -10,17 +10,16 @@ from itertools import count
 from typing import Protocol
 
 from bench.runs import BenchError
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.prefixes import common
-from specwire.core.sampling import Sampling
+from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Text
-from specwire.core.verification import Allowance
+from specwire.core.verify.prefixes import common
+from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
-from verify_service.calibrate import step_costs
-from verify_service.commands import Opening, Proposed, Reports, Tick
-from verify_service.engine import Engine
+from verify_service.engine.calibrate import step_costs
+from verify_service.engine.engine import Engine
+from verify_service.engine.messages import Opening, Proposed, Reports, Tick
 
 LINK, SOURCE = 0, 1
 GREEDY = Sampling(temperature=0.0)

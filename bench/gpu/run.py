@@ -24,7 +24,7 @@ from bench.interval import estimate
 from bench.peer import DTYPES
 from bench.progress import tracked
 from bench.runs import BenchError
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.lm.cached import CachedLM
 from specwire.lm.compiled import Buckets, CompiledRunner
 from specwire.lm.interface import LanguageModel, ModelInfo

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.gpu.shapes import SHAPES
 from bench.peer import DTYPES
 from bench.settings import HERE
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 
 OUT = HERE / "results" / "gpu.json"
 

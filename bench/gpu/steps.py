@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.gpu.floor import Floor
 from bench.interleave import schedule
 from bench.interval import Estimate, estimate
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose
 
 GREEDY = Sampling(temperature=0.0)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from draft_service import weighing
-from draft_service.weighing import WeighedPlace
-from specwire.core import scheduler
-from specwire.core.chain import Proposal
-from specwire.core.drafting import DraftSession
-from specwire.core.weights import Weights, draw_quantised
+from draft_service import sampler as weighing
+from draft_service.sampler import WeighedPlace
+from specwire.core.draft import DraftSession
+from specwire.core.law.acceptance import draw_quantised
+from specwire.core.messages import Proposal, Weights
+from specwire.core.policy import windows as scheduler
 
 TRIES = 16
 PATIENCE_US = 60e3

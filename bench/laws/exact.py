@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
-from specwire.core.sampling import Sampling, log_probabilities
+from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.lm.scripted import EOS_ID, Script
 
 Text = tuple[int, ...]

@@ -10,7 +10,7 @@ from bench.soak.jobs import Job, Manner
 from bench.soak.judge import Wanted, mismatches, wanted
 from bench.soak.pairs import Pair
 from bench.soak.reader import Told
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 
 
 class Kind(StrEnum):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from random import Random
 
 from bench.soak.pairs import Pair
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 
 
 class Manner(StrEnum):

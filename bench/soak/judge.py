@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from bench.soak.jobs import Job
 from bench.soak.pairs import Pair
-from specwire.core.limits import Ending, FinishReason, Stopping
-from specwire.core.noise import gumbel
-from specwire.core.sampling import Floats, Sampling, log_probabilities
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling, log_probabilities
+from specwire.core.limits import Ending, Stopping
+from specwire.core.messages import FinishReason, Floats
 from specwire.lm import Feed
 from specwire.text import OutputText
 
@@ -60,7 +61,7 @@ def _compare(
 
 
 def scores_of(logits: npt.ArrayLike, position: int, sampling: Sampling) -> Floats:
-    """What the choice is the argmax of, (vocabulary,): see `specwire.core.acceptance.choose`."""
+    """What the choice is the argmax of, (vocabulary,): see `specwire.core.law.acceptance.choose`."""
     if sampling.temperature == 0.0:
         return np.asarray(logits, dtype=np.float64)
     scores = log_probabilities(logits, sampling)

@@ -31,7 +31,8 @@ from bench.soak.load_report import LoadReport
 from bench.soak.pairs import Pair, scripted
 from bench.soak.served import DEPLOY, Served, served
 from specwire.client import AsyncClient
-from specwire.core.sampling import InvalidParameter, Sampling
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Sampling
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "load.json"

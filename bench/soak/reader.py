@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from bench.soak.jobs import Job, Manner
 from specwire.client import AsyncClient, Chunk, Event, Finished, SessionState, SpecwireError, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 
 PATIENCE_S = 60.0
 LIMIT_S = 240.0

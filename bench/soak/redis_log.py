@@ -12,7 +12,7 @@ import redis
 
 from bench.runs import BenchError
 from bench.soak.service import START_LIMIT_S, Process
-from deploy.redis_server import find_redis
+from deploy.stack.redis_server import find_redis
 
 PING_EVERY_S = 0.05
 

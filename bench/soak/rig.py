@@ -13,7 +13,7 @@ from bench.soak.pairs import Pair
 from bench.soak.redis_log import RedisLog
 from bench.soak.service import ANY_PORT, Process, Service
 from bench.wan.link import Link
-from deploy.processes import environment
+from deploy.stack.processes import environment
 
 TWO = ("1", "2")
 VERIFIER, DRAFTER, ORCHESTRATOR, REDIS, LINE = "verifier", "drafter", "orchestrator", "redis", "line"

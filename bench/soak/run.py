@@ -12,7 +12,7 @@ from bench.runs import BenchError
 from bench.soak import record
 from bench.soak.settings import RECORDS, parser, settings_of
 from bench.soak.soak import soak
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
 

@@ -15,7 +15,7 @@ from bench.soak.memory import Memory
 from bench.soak.pairs import Pair
 from bench.soak.redis_log import RedisLog, free_port
 from bench.soak.service import ANY_PORT, Service
-from deploy.processes import environment
+from deploy.stack.processes import environment
 
 LIMIT_S = 60.0
 RUNNING = "specwire:num_sessions_running"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.runs import BenchError
-from deploy import bound
+from deploy.stack import bound
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 90.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.soak import record
 from bench.soak.monkey import EVERY_S
 from bench.soak.pairs import DEMO, PAIRS, SCRIPTED
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 # Where each pair's record is.

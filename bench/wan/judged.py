@@ -12,7 +12,7 @@ from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.speeds import first_token_ms, ratio, ratio_to, ratio_to_better, speeds
 from bench.wan.wire import Wire
-from specwire.core.rules import GUESSING_RULES
+from specwire.core.law.sampling import GUESSING_RULES
 
 OF_BETTER, OF_OPTIMUM, SIMULATOR_ERROR = 0.97, 0.90, 0.10
 SHOWN_TO_TEXTBOOK, SHOWN_TO_PLAIN = 1.2, 1.15

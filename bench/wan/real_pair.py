@@ -24,7 +24,7 @@ from bench.wan.disciplines import (
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, Rig, rig
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.options import cores
+from deploy.stack.options import cores
 from specwire.client import Client
 
 DTYPE = "bfloat16"

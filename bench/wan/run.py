@@ -27,7 +27,7 @@ from bench.wan.results import Results
 from bench.wan.speeds import tokens_per_second
 from bench.wan.virtual import Software, expect_all
 from bench.wan.wire import measure_wire
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "wan.json"

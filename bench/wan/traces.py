@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.options import cores
+from deploy.stack.options import cores
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import say
 

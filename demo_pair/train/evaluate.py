@@ -21,8 +21,8 @@ from demo_pair.train.corpus import read_corpus
 from demo_pair.train.data import encode, held_out_windows
 from demo_pair.train.optimise import held_out_loss
 from demo_pair.train.target import EVALUATION_WINDOWS
-from specwire.core.acceptance import choose
-from specwire.core.sampling import Sampling
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
 
 NEW_TOKENS = 120
 TEMPERATURE = 0.8

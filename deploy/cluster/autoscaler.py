@@ -1,8 +1,4 @@
-"""The Ray actor that keeps a deployment's pools as large as their load asks: named, detached, one for a deployment.
-
-`specwire deploy` starts it where a pool may have more than one number of replicas. It keeps nothing that matters: one
-that is started again, by Ray or by the next command, goes on from what it finds.
-"""
+"""While a command changes a deployment, its autoscaler does not; afterwards another one does."""
 
 from __future__ import annotations
 
@@ -12,17 +8,26 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from deploy.cluster.command import DRAIN_MARGIN_S
-from deploy.cluster.fleet import Fleet
+from deploy.cluster.fleet import AUTOSCALERS, Fleet, kept
 from deploy.cluster.registered import listed
 from deploy.cluster.schema import ClusterConfig, parse
 from deploy.cluster.steering import Look, Orders, Steering, every
 from specwire.registry.directory import RegistryUnavailable
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The Ray actor that keeps a deployment's pools as large as their load asks: named, detached, one for a deployment.
+#
+# `specwire deploy` starts it where a pool may have more than one number of replicas. It keeps nothing that matters: one
+# that is started again, by Ray or by the next command, goes on from what it finds.
 
 logger = logging.getLogger(__name__)
 
@@ -89,3 +94,26 @@ def _say(line: str) -> None:
     """Into the actor's log, which is Ray's."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+BEGIN_LIMIT_S = 30.0
+
+
+@contextmanager
+def changing(fleet: Fleet, start_timeout: float) -> Iterator[None]:
+    """Be the only one that does. The next autoscaler goes by the file that is kept then, also after a failure."""
+    fleet.take_over()
+    try:
+        yield
+    finally:
+        text = kept(start_timeout)
+        if text is not None:
+            autoscale(text, start_timeout)
+
+
+def autoscale(text: str, start_timeout: float) -> None:
+    """Have the pools of this file scaled, if any is to be."""
+    scaled = [group for group in parse(text).groups if group.scales]
+    if scaled:
+        actor = AUTOSCALERS.begin(Autoscaler, text, start_timeout, runtime_env=scaled[0].runtime_env)
+        ray.wait([actor.looks.remote()], timeout=BEGIN_LIMIT_S)  # it outlives this process once it is there

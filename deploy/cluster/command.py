@@ -8,9 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.cluster.keys import InvalidConfig
-from deploy.cluster.schema import ClusterConfig
-from deploy.options import StackError
+from deploy.cluster.schema import ClusterConfig, InvalidConfig
+from deploy.stack.options import StackError
 from specwire.rpc.process import say
 
 START_TIMEOUT_S = 600.0

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     text = read_text(Path(args.file))
     config = parse(text)
-    from deploy.cluster.changing import changing  # Ray comes with these, after what is cheap has been checked
+    from deploy.cluster.autoscaler import changing
     from deploy.cluster.fleet import Fleet, connected
 
     with connected(args.ray_address, args.namespace):

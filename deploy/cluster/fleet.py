@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,51 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from deploy.cluster.command import ray_token
-from deploy.cluster.numbered import Numbered
-from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import Change, ReplicaName, replica_name
 from deploy.cluster.registered import wait_until_known
-from deploy.cluster.replica import Order, Record, Replica
+from deploy.cluster.replica import Order, Record, Replica, ReplicaPlace
 from deploy.cluster.schema import ClusterConfig, Group, parse
-from deploy.options import StackError
+from deploy.stack.options import StackError
 from specwire.rpc.process import one_line
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Actors of which a deployment has one of a kind. A newer one has a higher number, and counts while both are there.
+
+
+class Numbered:
+    """The actors KIND:NUMBER of the namespace: named, detached, restarted by Ray, nothing to the scheduler."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def numbers(self) -> list[int]:
+        form = re.compile(rf"{self._kind}:(\d+)")
+        return [int(found[1]) for text in ray.util.list_named_actors() if (found := form.fullmatch(text))]
+
+    def newest(self) -> Any | None:
+        numbers = self.numbers()
+        return self._actor(max(numbers)) if numbers else None
+
+    def begin(self, what: type, *arguments: object, runtime_env: Mapping[str, Any] | None = None) -> Any:
+        """A newer one, made by `what` with these arguments."""
+        options: dict[str, Any] = {
+            "name": f"{self._kind}:{max(self.numbers(), default=0) + 1}",
+            "lifetime": "detached",
+            "max_restarts": -1,
+            "num_cpus": 0,
+        }
+        if runtime_env:
+            options["runtime_env"] = dict(runtime_env)
+        return ray.remote(what).options(**options).remote(*arguments)
+
+    def end(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            with suppress(ValueError):  # gone meanwhile
+                ray.kill(self._actor(number))
+
+    def _actor(self, number: int) -> Any:
+        return ray.get_actor(f"{self._kind}:{number}")
+
 
 # The actors beside the replicas: what keeps the file that was applied last, and what scales pools by their load.
 RECORDS = Numbered("config")

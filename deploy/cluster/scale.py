@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 
 from deploy.cluster.command import add_cluster_arguments, add_waiting_arguments, carried_out, drain_timeout_of
-from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.planning import plan
-from deploy.cluster.schema import MOST_REPLICAS, ORCHESTRATORS, ClusterConfig, Group
-from deploy.options import StackError
+from deploy.cluster.schema import MOST_REPLICAS, ORCHESTRATORS, ClusterConfig, Group, InvalidConfig
+from deploy.stack.options import StackError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +51,7 @@ def _bounds(group: Group, wanted: str) -> tuple[str, str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deploy.cluster.changing import changing  # Ray comes with these
+    from deploy.cluster.autoscaler import changing
     from deploy.cluster.fleet import Fleet, connected, deployed
 
     with connected(args.ray_address, args.namespace):

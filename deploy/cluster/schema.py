@@ -21,24 +21,147 @@ orchestrators: {count: 2, grpc_port: 50051, http_port: 8000, options: {insecure:
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from deploy.cluster.keys import InvalidConfig, YamlKeys
 from deploy.cluster.scaling import ScalingRule
-from deploy.cluster.words import InvalidOptions, check_words, words_of
-from specwire.core.sampling import InvalidParameter
+from deploy.commands import CONFIGURABLE
+from deploy.settings import name_of
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import DRAIN_GRACE
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A mapping of a YAML file, taken apart by name and type.
+
+MOST_AMOUNT = 1 << 20
+
+
+class InvalidConfig(ValueError):
+    """One sentence that names the key, as pools.large.kind, and its value."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+
+
+class YamlKeys:
+    """A mapping, taken apart by name and type. Raises InvalidConfig. `place`: of the mapping, "" of the whole file."""
+
+    def __init__(self, place: str, value: object) -> None:
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise InvalidConfig(place or "file", f"must be a mapping, not {value!r}")
+        self._place = place
+        self._left = dict(value)
+
+    def of(self, name: str) -> str:
+        """A key's name for people."""
+        return f"{self._place}.{name}" if self._place else name
+
+    def end(self) -> None:
+        """Whatever was not taken is not known."""
+        for name in self._left:
+            raise InvalidConfig(self.of(name), "is not known")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._left.pop(name, default)
+        if value is None:
+            raise InvalidConfig(self.of(name), "is missing")
+        if not isinstance(value, str) or not value.isprintable() or (value == "" and default is None):
+            raise InvalidConfig(self.of(name), f"must be a text, not {value!r}")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        value = self.text(name)
+        if value not in choices:
+            raise InvalidConfig(self.of(name), f"must be one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def count(self, name: str, default: int, least: int, most: int) -> int:
+        value = self._left.pop(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise InvalidConfig(self.of(name), f"must be a whole number from {least} to {most}, not {value!r}")
+        return value
+
+    def optional_count(self, name: str, least: int, most: int) -> int | None:
+        return self.count(name, least, least, most) if self._left.get(name) is not None else None
+
+    def amount(self, name: str, default: float, most: float = MOST_AMOUNT) -> float:
+        """`default` is what it is where nothing is said."""
+        if name not in self._left:
+            return default
+        value = self._left.pop(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
+            raise InvalidConfig(self.of(name), f"must be a number from 0 to {most:.10g}, not {value!r}")
+        return float(value)
+
+    def mapping(self, name: str) -> dict[Any, Any]:
+        value = self._left.pop(name, None)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise InvalidConfig(self.of(name), f"must be a mapping, not {value!r}")
+        return value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options of a service as its command line, checked by the command's own parser.
+
+
+class InvalidOptions(ValueError):
+    """One sentence that names the option and its value."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidOptions(message.removeprefix("argument "))
+
+
+def words_of(command: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """`options` by their flags' names, as arguments; what is true is a flag, several values are given in turn."""
+    actions = {name_of(action): action for action in _parser(command)._actions}
+    return tuple(word for name, value in options.items() for word in _option_words(name, value, actions.get(name)))
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises InvalidOptions unless `specwire WORDS` parses."""
+    try:
+        _parser(words[0]).parse_args(words[1:])
+    except argparse.ArgumentError as error:
+        raise InvalidOptions(str(error)) from None
+
+
+def _option_words(name: str, value: object, action: argparse.Action | None) -> Iterator[str]:
+    if isinstance(value, bool):
+        if value:
+            yield f"--{name}"
+        elif isinstance(action, argparse.BooleanOptionalAction):
+            yield f"--no-{name}"
+        elif action is None:
+            raise InvalidOptions(f"--{name}: is not known")
+        return
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(each, (str, int, float)):
+            raise InvalidOptions(f"--{name}: must be a value or a list of values, not {value!r}")
+        yield f"--{name}={each}"
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"specwire {command}", allow_abbrev=False)
+    CONFIGURABLE[command].load().add_arguments(parser)
+    return parser
+
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ORCHESTRATORS = "orchestrators"

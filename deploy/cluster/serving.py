@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deploy.cluster.planning import replica_name
 from deploy.cluster.schema import ORCHESTRATORS, parse, read_text
-from deploy.processes import environment
+from deploy.stack.processes import environment
 
 NAMESPACE = "specwire"
 # What a Serve replica takes at once is bounded by the orchestrators, not here.

@@ -2,26 +2,278 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
+from starlette.types import Receive, Scope, Send
 
+from orchestrator.api.replies import Part
+from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
-from orchestrator.http.resuming import FIELD, Stage, StreamPlace, written
-from orchestrator.http.service import Served
-from orchestrator.http.shapes import AnswerShape, Json, Told
-from orchestrator.http.streams import DONE, event
-from orchestrator.http.wishes import CompletionRequest
-from orchestrator.replies import Part
+from orchestrator.http.requests import CompletionRequest
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import finite
+from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
+from specwire.text.detokenizer import TokenBytes
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How OpenAI's API writes completions and chats: the two differ in names and in where text and logprobs stand.
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Decided tokens with their log-probabilities, and where each one's text begins in what is answered."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[common_pb2.TokenLogprobs]
+    offsets: Sequence[int]
+
+
+class AnswerShape(Protocol):
+    """whole, part: the names of an answer's object, all at once and in a stream."""
+
+    prefix: str
+    whole: str
+    part: str
+
+    def first(self) -> Json | None:
+        """The choice's content that opens its stream, if there is one."""
+        ...
+
+    def delta(self, text: str) -> Json: ...
+
+    def last(self) -> Json:
+        """The content of the event that says why it ended."""
+        ...
+
+    def answer(self, text: str) -> Json: ...
+
+    def logprobs(self, told: Told, names: TokenBytes) -> Json: ...
+
+
+class ChatShape:
+    """/v1/chat/completions."""
+
+    prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def first(self) -> Json | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def delta(self, text: str) -> Json:
+        return {"delta": {"content": text} if text else {}}
+
+    def last(self) -> Json:
+        return {"delta": {}}
+
+    def answer(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def logprobs(self, told: Told, names: TokenBytes) -> Json:
+        pairs = zip(told.tokens, told.logprobs, strict=True)
+        return {"content": [_chat_token(token, known, names) for token, known in pairs], "refusal": None}
+
+
+def _chat_token(token: int, known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
+    top = zip(known.top_ids, known.top_logprobs, strict=True)
+    alternatives = [_chat_entry(other, logprob, names) for other, logprob in top]
+    return {**_chat_entry(token, known.logprob, names), "top_logprobs": alternatives}
+
+
+def _chat_entry(token: int, logprob: float, names: TokenBytes) -> Json:
+    data = names.of(token)
+    return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
+
+
+class CompletionShape:
+    """/v1/completions."""
+
+    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
+
+    def first(self) -> Json | None:
+        return None
+
+    def delta(self, text: str) -> Json:
+        return {"text": text}
+
+    def last(self) -> Json:
+        return {"text": ""}
+
+    def answer(self, text: str) -> Json:
+        return {"text": text}
+
+    def logprobs(self, told: Told, names: TokenBytes) -> Json:
+        return {
+            "tokens": [names.text(token) for token in told.tokens],
+            "token_logprobs": [finite(known.logprob) for known in told.logprobs],
+            "top_logprobs": [_by_text(known, names) for known in told.logprobs],
+            "text_offset": list(told.offsets),
+        }
+
+
+def _by_text(known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
+    """Of tokens that read the same the most probable counts."""
+    pairs = zip(known.top_ids, known.top_logprobs, strict=True)
+    return {names.text(token): finite(logprob) for token, logprob in reversed(list(pairs))}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a reader of a stream stands, so that it can come back: the id of an event.
+#
+# It says for each of the request's sessions POSITION-HASH-END-STAGE, commas between them, nothing for one that the
+# reader has not heard of. The hash is that of the text before the position (PROTOCOL.md, section 4): a reader that has
+# another text is told so. Without END and STAGE, as it was written once, nothing is known of offsets, and the end is
+# told again.
+
+FORM = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})(?:-([0-9]{1,10})-([0-4]))?")
+FIELD = "Last-Event-ID"
+MOST_WHOLE = (1 << 32) - 1
+
+
+class Stage(IntEnum):
+    """What a reader has beside the text that came with the tokens before its position."""
+
+    OPENED = 0  # nothing, not even what its text begins with (`echo`)
+    GOING = 1  # that
+    COMPLETE = 2  # and what the end has released
+    ENDED = 3  # and why it ended
+    COUNTED = 4  # and the usage of all
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """The text before `position`, absolute, has this hash. end: where its last token's text ends in the output."""
+
+    position: int
+    hash: int
+    end: int = 0
+    stage: Stage = Stage.GOING
+
+    @classmethod
+    def start(cls, started: pb.Started) -> StreamPlace:
+        return cls(started.prompt_tokens, started.prompt_hash, 0, Stage.OPENED)
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        return self.position, self.hash
+
+    def behind(self, chunk: pb.Chunk) -> StreamPlace:
+        """Where a reader stands that has this chunk, too."""
+        value = self.hash
+        for token in chunk.tokens:
+            value = extend_hash(value, token)
+        end = chunk.text_ends[-1] if chunk.text_ends else self.end
+        return StreamPlace(chunk.position + len(chunk.tokens), value, end)
+
+    def __str__(self) -> str:
+        return f"{self.position}-{self.hash:016x}-{self.end}-{self.stage.value}"
+
+
+def written(places: Iterable[StreamPlace | None]) -> str:
+    """The id of an event whose reader stands there."""
+    return ",".join("" if place is None else str(place) for place in places)
+
+
+def parse(text: str, sessions: int) -> list[StreamPlace | None]:
+    """A place for each session, None where the reader has not heard of it. Raises InvalidParameter."""
+    parts = text.split(",")
+    if len(parts) != sessions:
+        raise InvalidParameter(FIELD, f"is of {len(parts)} sessions, and the request makes {sessions}")
+    return [_place(part) if part else None for part in parts]
+
+
+def _place(text: str) -> StreamPlace:
+    found = FORM.fullmatch(text)
+    if found is None:
+        raise _no_id()
+    position, value, end, stage = found.groups(default="")
+    place = StreamPlace(int(position), int(value, 16), int(end or 0), Stage(int(stage)) if stage else Stage.GOING)
+    if max(place.position, place.end) > MOST_WHOLE:
+        raise _no_id()
+    return place
+
+
+def _no_id() -> InvalidParameter:
+    return InvalidParameter(FIELD, "must be the id of an event of this stream")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Server-sent events (the WHATWG's HTML standard, section 9.2), as OpenAI's API ends them: with [DONE].
+
+DONE = b"data: [DONE]\n\n"
+# A line that every reader of events skips.
+COMMENT = b": nothing yet\n\n"
+
+Leave = Callable[[], Awaitable[object]]
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies that gather an answer would undo the stream
+]
+
+
+def event(data: object, place: str | None = None) -> bytes:
+    """place: the event's id, which a client that comes back shows as Last-Event-ID."""
+    head = "" if place is None else f"id: {place}\n"
+    written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"{head}data: {written}\n\n".encode(errors="replace")
+
+
+class EventStream:
+    """A response whose events are closed with it, whatever ends it.
+
+    A client that reads slowly is waited for: nothing more is taken from `events` than its connection takes.
+    Where nothing comes for `quiet` seconds, a comment does: proxies cut what is silent. leave: called when all is over.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], quiet: float, leave: Leave | None = None) -> None:
+        self._events = events
+        self._quiet = quiet
+        self._leave = leave
+        self._sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with AsyncExitStack() as held:
+            if self._leave is not None:
+                held.push_async_callback(self._leave)
+            await held.enter_async_context(aclosing(self._events))
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            beating = asyncio.create_task(self._beat(send))
+            try:
+                async for data in self._events:
+                    await self._send(send, data)
+            finally:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent = asyncio.get_running_loop().time()
+
+    async def _beat(self, send: Send) -> None:
+        """A comment whenever nothing was sent for long enough; waits where the client does not read, as events do."""
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        while True:
+            await asyncio.sleep(self._sent + self._quiet - clock())
+            if clock() >= self._sent + self._quiet:
+                await self._send(send, COMMENT)
+
 
 Events = AsyncGenerator[tuple[int, Part], None]
 

@@ -16,14 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
-from orchestrator.http.endpoint import Answering, Endpoint
+from orchestrator.http.console import Looking
+from orchestrator.http.endpoint import Answering, Endpoint, HttpService
 from orchestrator.http.errors import failure_of, request_name
-from orchestrator.http.info import Info
-from orchestrator.http.looking import Looking
-from orchestrator.http.metrics import Metrics
+from orchestrator.http.info import Info, Metrics
 from orchestrator.http.origins import OriginCheck
 from orchestrator.http.page import routes as page_routes
-from orchestrator.http.service import HttpService
 from orchestrator.options import HttpAccess
 
 REQUEST_ID = "x-request-id"

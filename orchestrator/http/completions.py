@@ -10,20 +10,34 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from orchestrator.completions import merged, single_requests
-from orchestrator.http.answers import Answer, Events
-from orchestrator.http.chat import take_messages
+from orchestrator.api.calls import merged, single_requests
+from orchestrator.api.replies import Part
+from orchestrator.api.requests import check_size
+from orchestrator.http.answers import (
+    FIELD,
+    Answer,
+    AnswerShape,
+    ChatShape,
+    CompletionShape,
+    Events,
+    EventStream,
+    Leave,
+    StreamPlace,
+)
+from orchestrator.http.answers import parse as parse_places
+from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
-from orchestrator.http.fields import Fields, is_ids, shown
-from orchestrator.http.resuming import FIELD, StreamPlace
-from orchestrator.http.resuming import parse as parse_places
-from orchestrator.http.service import Call, HttpService, Served
-from orchestrator.http.shapes import AnswerShape, ChatShape, CompletionShape
-from orchestrator.http.streams import EventStream, Leave
-from orchestrator.http.wishes import MOST_CHOICES, CompletionRequest, take_chat, take_completion
-from orchestrator.replies import Part
-from orchestrator.requests import check_size
-from specwire.core.sampling import InvalidParameter
+from orchestrator.http.requests import (
+    MOST_CHOICES,
+    CompletionRequest,
+    Fields,
+    is_ids,
+    shown,
+    take_chat,
+    take_completion,
+    take_messages,
+)
+from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.v1 import generation_pb2 as pb
 

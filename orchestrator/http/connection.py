@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.http.bodies import BODY_LIMIT_S
 from orchestrator.http.errors import INVALID, SERVER, Failure
-from specwire.rpc.options import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
+from specwire.rpc.channel import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
 
 # A request's line and headers together: so much, and so long from its first byte, or the connection's beginning, on.
 MOST_HEADER_BYTES = 16 * 1024

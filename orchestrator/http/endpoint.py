@@ -1,18 +1,198 @@
-"""One HTTP endpoint: who calls, then the body, the answer, what went wrong, and that nobody works for who has left."""
+"""One HTTP endpoint: who calls, the body, the answer, what went wrong, and what all endpoints share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
+import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.http.bodies import Bodies, check_length, read_body
-from orchestrator.http.errors import failure_of
-from orchestrator.http.service import Call, HttpService
+from orchestrator.api.calls import Generating
+from orchestrator.http.bodies import (
+    RETRY_S,
+    Bodies,
+    BodyParser,
+    check_length,
+    most_body_bytes,
+    read_body,
+)
+from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
+from orchestrator.http.requests import Fields
+from orchestrator.http.templates import ChatMessage, RemoteTemplate, Renderer, TemplateInvalid
+from orchestrator.peers.models import Target
+from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.errors import StatusError
+from specwire.rpc.model_service import Identity
+from specwire.text.detokenizer import TokenBytes
+from specwire.text.forkserver import Busy
+from specwire.v1 import generation_pb2 as pb
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the HTTP endpoints share: the orchestrator behind them, who calls, the served model and its template.
+
+# Of the identity's own: enough to tell versions apart.
+FINGERPRINT_DIGITS = 12
+INSTEAD = "use /v1/completions, or start the service with --chat-template FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, read whole. headers: names in lower case. path: what the route's placeholders stand for."""
+
+    tenant: str
+    body: bytes
+    headers: dict[str, str]
+    query: dict[str, str]
+    path: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model as HTTP's callers see it. template: None where it has none."""
+
+    target: Target
+    names: TokenBytes
+    template: RemoteTemplate | None
+
+    @property
+    def name(self) -> str:
+        return self.target.info.model
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: with another one the same seed may give another text."""
+        return f"fp_{self.target.identity.digest[:FINGERPRINT_DIGITS]}"
+
+    def close(self) -> None:
+        """The model is gone."""
+        if self.template is not None:
+            self.template.close()
+
+
+class HttpService:
+    """chat_template: instead of the model's own; "" takes that."""
+
+    def __init__(self, orchestrator: Orchestrator, chat_template: str = "") -> None:
+        self.orchestrator = orchestrator
+        self.generating = Generating(orchestrator)
+        self.started = int(time.time())
+        self._chat_template = chat_template
+        self._served: dict[Identity, Served] = {}
+        self._renderer = Renderer()
+        self._parser = BodyParser()
+
+    def served(self, model: str | None = None) -> Served:
+        """What new sessions of the model get that is called so; of the only one where no name is given.
+
+        Raises:
+            StatusError: UNAVAILABLE, no verifier has said yet what it serves.
+            InvalidParameter: there are several models, and none is named.
+            Failure: 404, another model was asked for.
+        """
+        try:
+            return self._of(self.orchestrator.pool.target_named(model or ""))
+        except StatusError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
+
+    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> Served:
+        """As `served`, of the model that the request names, or else its parent's."""
+        if request.model or not request.parent:
+            return self.served(request.model)
+        return self._of(await self.generating.target_for(request, tenant))
+
+    def all_served(self) -> list[Served]:
+        """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""
+        pool = self.orchestrator.pool
+        pool.require_target()
+        return [self._of(target) for target in pool.targets()]
+
+    @property
+    def most_body_bytes(self) -> int:
+        """Of one request: as was asked for, or what the largest context that is served may need."""
+        contexts = [target.context for target in self.orchestrator.pool.targets()]
+        return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
+
+    def _of(self, target: Target) -> Served:
+        known = self._served.get(target.identity)
+        if known is None or known.target != target:
+            versions = self.orchestrator.pool.models
+            for gone in [each for each in self._served if versions.version(each) is None]:
+                self._served.pop(gone).close()
+            self._served[target.identity] = self._described(target, known)
+        return self._served[target.identity]
+
+    def _described(self, target: Target, known: Served | None) -> Served:
+        """`known`: the same version, as it was described before."""
+        if known is not None and _template_of(known.target) == _template_of(target):
+            return Served(target, known.names, known.template)
+        if known is not None:
+            known.close()
+        source = self._chat_template or target.info.chat_template
+        template = self._renderer.template(source, target.info.special_tokens) if source else None
+        return Served(target, TokenBytes(target.tokenizer), template)
+
+    async def fields(self, call: Call) -> Fields:
+        """Of the JSON object in the body. InvalidParameter."""
+        return Fields(await self._parser.parse(call.body, call.tenant))
+
+    async def prompt(
+        self, served: Served, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]
+    ) -> str:
+        """The messages as the model's chat template writes them. more: what it is given beside them.
+
+        Raises:
+            InvalidParameter: it refuses them, cannot deal with them, or takes too much for them.
+            Failure: 400, the model has none, or one that does not compile; 503, too many wait.
+        """
+        if served.template is None:
+            message = f"messages: model {served.name!r} has no chat template, so it cannot chat; {INSTEAD}"
+            raise Failure(400, message, INVALID, "messages", "no_chat_template")
+        try:
+            return await served.template.render(messages, add_generation_prompt, more)
+        except InvalidParameter as error:
+            message = str(error).removeprefix(f"{error.field}: ")
+            raise InvalidParameter(error.field, f"model {served.name!r}: {message}") from None
+        except TemplateInvalid as error:
+            message = f"messages: model {served.name!r} cannot chat: {error}; {INSTEAD}"
+            raise Failure(400, message, INVALID, "messages", "invalid_chat_template") from None
+        except Busy as error:
+            raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
+
+    async def check_template(self) -> None:
+        """Raises TemplateInvalid: of --chat-template it is known at start, not at the first chat."""
+        if self._chat_template:
+            template = self._renderer.template(self._chat_template, {})
+            try:
+                await template.compile()
+            except Busy:
+                raise TemplateInvalid("the chat template was not compiled in time") from None
+            finally:
+                template.close()
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        for served in self._served.values():
+            served.close()
+        self._parser.stop()
+        await self._renderer.stop()
+
+
+def _template_of(target: Target) -> tuple[str, dict[str, str]]:
+    return target.info.chat_template, dict(target.info.special_tokens)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One HTTP endpoint: who calls, then the body, the answer, what went wrong, and that nobody works for who has left.
 
 Answering = Callable[[Call], Awaitable[ASGIApp]]
 # Is told the route and the status of every answer.

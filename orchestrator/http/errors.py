@@ -13,10 +13,10 @@ import grpc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from orchestrator.statuses import retry_of_store, status_of_store
+from orchestrator.session.log import retry_of_store, status_of_store
 from orchestrator.store import StoreError
-from specwire.core.constraint import ConstraintKind
 from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.law.constraint import ConstraintKind
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
 
 logger = logging.getLogger(__name__)

@@ -1,17 +1,47 @@
-"""The small endpoints: models, health, version, tokens."""
+"""The small endpoints: models, health, version, tokens, figures."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from orchestrator.http.chat import take_messages
+from orchestrator.api.requests import encoded
 from orchestrator.http.completions import take_template_values
-from orchestrator.http.service import Call, HttpService, Served
-from orchestrator.requests import encoded
-from specwire.core.sampling import InvalidParameter
-from specwire.telemetry.process import PACKAGE, installed_version
+from orchestrator.http.endpoint import Call, HttpService, Served
+from orchestrator.http.requests import take_messages
+from orchestrator.sessions import ORCHESTRATOR
+from specwire.core.invalid import InvalidParameter
+from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Family, installed_version
+
+# ----------------------------------------------------------------------------------------------------------------------
+# /metrics: the orchestrator's figures (`orchestrator.metrics`), and HTTP's own.
+
+
+class Metrics:
+    """Also counts HTTP's own answers: see `observe`."""
+
+    def __init__(self, service: HttpService) -> None:
+        self._answers: Counter[tuple[str, int]] = Counter()
+        self._registry = service.orchestrator.registry
+        self._registry.add(ORCHESTRATOR, self._families)
+
+    def observe(self, route: str, status: int) -> None:
+        self._answers[route, status] += 1
+
+    async def answer(self, _: Call) -> Response:
+        return PlainTextResponse(self._registry.text(), media_type=CONTENT_TYPE)
+
+    def _families(self) -> Iterable[Family]:
+        counts = sorted(self._answers.items())
+        samples = [("", (("route", route), ("status", str(status))), count) for (route, status), count in counts]
+        yield Family("http_responses_total", "counter", "HTTP answers by route and status.", samples)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The small endpoints: models, health, version, tokens.
 
 
 class Info:

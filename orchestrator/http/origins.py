@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.errors import INVALID, Failure
 from orchestrator.options import ANY, HttpAccess
-from specwire.rpc.options import host_of, is_loopback
+from specwire.rpc.channel import host_of, is_loopback
 
 # What Sec-Fetch-Site says of pages of other origins.
 ELSEWHERE = ("cross-site", "same-site")

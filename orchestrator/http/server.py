@@ -13,9 +13,9 @@ import uvicorn
 
 from orchestrator.http.app import application
 from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
-from orchestrator.http.service import HttpService
+from orchestrator.http.endpoint import HttpService
 from orchestrator.sessions import Orchestrator
-from specwire.rpc.options import READ_AHEAD_BYTES
+from specwire.rpc.channel import READ_AHEAD_BYTES
 from specwire.rpc.server import ListenError, parse_listen
 from specwire.rpc.tls import ServerTls
 

@@ -1,30 +1,219 @@
-"""The session log's contract. `redis.py` and `memory.py` keep it; one test-suite holds both to it.
-
-A log holds a session's prompt and decided tokens by absolute position. Rules:
-
-- Only the holder of the newest fence writes. A fence comes from `create`, `claim` or `recreate`, and only rises.
-- An append is compare-content: what the log holds already must be equal, what lies behind its end is added. So an
-  append whose outcome is unknown may be repeated, and where content differs the log wins.
-- A missing log is never claimed: its tokens may have been shown to a client, so only someone who still has them all
-  may write it again (`recreate`).
-- A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its end.
-  An append of no tokens is such a write: the owner's sign of life, its lease.
-- Running sessions stand in a *roll*, one for each model (its weights' fingerprint), which their owners call again and
-  again. Who is not called is missed, and looked after by whoever asks first. A roll is a hint and never the truth: it
-  is kept apart from the logs, and only a log's fence says whose a session is.
-- A request id is *bound* to the session that its first call began, and to that call's content.
-"""
+"""The session log's contract, its errors, and what an acknowledged append survives."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import Sampling
+from redis.exceptions import ResponseError
+
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a store raises, and in which words.
+
+
+class StoreError(Exception):
+    """Base of what a store raises."""
+
+
+class SessionExists(StoreError):
+    """`create` of a session that has a log."""
+
+
+class MissingSession(StoreError):
+    """There is no log of that session: it never was, it expired, or the store lost it."""
+
+
+class DeletedSession(MissingSession):
+    """There is no log of that session because somebody had it removed."""
+
+
+class Fenced(StoreError):
+    """Another owner has a newer fence, or the session was deleted; this owner must stop writing and emitting."""
+
+
+class StaleLog(StoreError):
+    """The log stands under an older fence than the caller's: an older state of the store came back. `recreate` it."""
+
+
+class ContentMismatch(StoreError):
+    """The log holds other tokens there, or is finished: read it and reopen from it."""
+
+
+class Gap(StoreError):
+    """The append starts beyond the log's end: the log lost its tail. `recreate` supplies it."""
+
+
+class DamagedLog(StoreError):
+    """What the store holds of the session cannot be read as a log."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer, or refused. What was written is unknown: read the log, do not guess.
+
+    The message is a sentence that callers may see. refused: there was an answer. detail: what the store itself said,
+    with addresses and names of scripts: for operators.
+    """
+
+    def __init__(self, message: str, detail: str = "", refused: bool = False) -> None:
+        super().__init__(message)
+        self.detail = detail
+        self.refused = refused
+
+
+class UnfitStore(StoreUnavailable):
+    """The store answers, but would not keep what its level of durability promises."""
+
+
+def missing(session_id: str) -> MissingSession:
+    return MissingSession(f"session {session_id} has no log")
+
+
+def deleted(session_id: str) -> DeletedSession:
+    return DeletedSession(f"session {session_id} was deleted")
+
+
+def fenced(session_id: str, fence: int) -> Fenced:
+    return Fenced(f"session {session_id}: fence {fence} is not the newest")
+
+
+def other_fence(session_id: str, fence: int, held: int) -> Fenced | StaleLog:
+    """What is wrong with `fence` where the log holds another one."""
+    if held > fence:
+        return fenced(session_id, fence)
+    return StaleLog(f"session {session_id}: the log stands under the older fence {held}, not {fence}")
+
+
+def mismatch(session_id: str, position: int) -> ContentMismatch:
+    return ContentMismatch(f"session {session_id}: the log holds other tokens at {position}, or has ended")
+
+
+def gap(session_id: str, position: int, length: int) -> Gap:
+    return Gap(f"session {session_id}: the log ends at {length}, before {position}")
+
+
+# What a server says of itself, by the code that its error begins with (before 7.0 it stands inside of a script's), or
+# by the class that redis-py makes of it.
+SAYINGS = (
+    (r"MISCONF", "takes no writes: Redis cannot save to its disk, which may be full"),
+    (r"OOM|OutOfMemory", "takes no writes: Redis has no memory left"),
+    (r"READONLY|ReadOnly", "takes no writes: the server is a read-only replica"),
+    (r"NOREPLICAS", "takes no writes: too few of its replicas are there"),
+    (r"LOADING|BusyLoading", "does not answer yet: Redis is reading its data"),
+    (r"BUSY", "does not answer: Redis is busy with a script"),
+    (r"NOAUTH|WRONGPASS|NOPERM|Authentication|Authorization|NoPermission", "does not let this orchestrator in"),
+    (r"CLUSTERDOWN|MASTERDOWN|ClusterDown|MasterDown", "does not answer: no server has its part of the keys"),
+)
+
+
+def unavailable(reply: object) -> StoreUnavailable:
+    """For an error that a server answered with, or that came in place of an answer."""
+    said = f"{type(reply).__name__}: {reply}" if isinstance(reply, Exception) else f"unexpected reply {reply!r}"
+    refused = isinstance(reply, ResponseError) or not isinstance(reply, Exception)
+    for codes, meaning in SAYINGS:
+        if isinstance(reply, Exception) and re.search(rf"\b({codes})", said):
+            return StoreUnavailable(f"the session log {meaning}", str(reply), refused)
+    meaning = "refused the call" if refused else "does not answer"
+    return StoreUnavailable(f"the session log {meaning}", str(reply) if isinstance(reply, Exception) else said, refused)
+
+
+def no_answer(detail: str) -> StoreUnavailable:
+    return StoreUnavailable("the session log does not answer", detail)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an acknowledged append survives: named levels.
+#
+# memory          nothing: the log is gone with the process redis           the orchestrator's loss; Redis's own as far
+# as it is configured to keep what it was told redis-fsync     Redis's loss too: it runs with appendonly yes and
+# appendfsync always, which is checked redis-wait:N    the loss of Redis's primary: N replicas have acknowledged every
+# append (WAIT). Should fewer answer,
+#                 nothing is taken for durable: generation pauses, as when Redis is lost
+
+FIELD = "durability"
+MOST_REPLICAS = 16
+
+
+class Level(StrEnum):
+    MEMORY = "memory"
+    REDIS = "redis"
+    FSYNC = "redis-fsync"
+    WAIT = "redis-wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """`replicas`: how many must have acknowledged an append; 0 unless the level is WAIT."""
+
+    level: Level
+    replicas: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.level}:{self.replicas}" if self.replicas else str(self.level)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.level is Level.MEMORY
+
+
+def parse_durability(name: str) -> Durability:
+    """Raises InvalidParameter."""
+    level, colon, replicas = name.partition(":")
+    if level not in Level.__members__.values() or bool(colon) != (level == Level.WAIT):
+        raise InvalidParameter(FIELD, f"must be memory, redis, redis-fsync or redis-wait:N, not {name!r}")
+    if not colon:
+        return Durability(Level(level))
+    if not (replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= MOST_REPLICAS):
+        raise InvalidParameter(FIELD, f"the N of redis-wait:N must be from 1 to {MOST_REPLICAS}, not {replicas!r}")
+    return Durability(Level.WAIT, int(replicas))
+
+
+def durability_of(name: str, in_memory: bool) -> Durability:
+    """The level asked for, or with "" the plain one of where the log is. Raises InvalidParameter if it is not there."""
+    if not name:
+        return Durability(Level.MEMORY if in_memory else Level.REDIS)
+    asked = parse_durability(name)
+    if asked.in_memory != in_memory:
+        needed = "memory:" if asked.in_memory else "a Redis"
+        raise InvalidParameter(FIELD, f"{asked} needs {needed} as redis-url")
+    return asked
+
+
+# Settings of Redis under which an acknowledged write is on the disk.
+FSYNC_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+
+
+def unmet_settings(settings: dict[str, str]) -> str:
+    """How a Redis's settings differ from those that redis-fsync needs; empty if they do not."""
+    wrong = [f"{name} {settings.get(name)}" for name, value in FSYNC_SETTINGS.items() if settings.get(name) != value]
+    needed = ", ".join(f"{name} {value}" for name, value in FSYNC_SETTINGS.items())
+    return f"redis-fsync needs {needed}; Redis has {', '.join(wrong)}" if wrong else ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The session log's contract. `redis.py` and `memory.py` keep it; one test-suite holds both to it.
+#
+# A log holds a session's prompt and decided tokens by absolute position. Rules:
+#
+# - Only the holder of the newest fence writes. A fence comes from `create`, `claim` or `recreate`, and only rises.
+# - An append is compare-content: what the log holds already must be equal, what lies behind its end is added. So an
+#   append whose outcome is unknown may be repeated, and where content differs the log wins.
+# - A missing log is never claimed: its tokens may have been shown to a client, so only someone who still has them all
+#   may write it again (`recreate`).
+# - A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its
+#   end.
+#   An append of no tokens is such a write: the owner's sign of life, its lease.
+# - Running sessions stand in a *roll*, one for each model (its weights' fingerprint), which their owners call again and
+#   again. Who is not called is missed, and looked after by whoever asks first. A roll is a hint and never the truth: it
+#   is kept apart from the logs, and only a log's fence says whose a session is.
+# - A request id is *bound* to the session that its first call began, and to that call's content.
 
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
@@ -51,7 +240,8 @@ class SessionRecord:
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
     priority, parent: as in the request that began it. request_digest: of that request, where it had an id.
-    The fingerprints and eos_ids pin the session to a model (`orchestrator.models.identity_of`): weights_fingerprint
+    The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
+    weights_fingerprint
     covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
     kept. `model` and `dtype` are names for people.
     """
@@ -173,7 +363,7 @@ class SessionStore(Protocol):
 
     @property
     def durability(self) -> str:
-        """What an acknowledged append survives, by name: see `orchestrator.store.durability`."""
+        """What an acknowledged append survives, by name: see `orchestrator.store.base`."""
         ...
 
     async def create(

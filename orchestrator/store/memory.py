@@ -14,15 +14,19 @@ from orchestrator.store.base import (
     Logprobs,
     LogTail,
     Outcomes,
+    SessionExists,
     SessionRecord,
     StoredSession,
     Tokens,
     check_append,
+    deleted,
+    fenced,
+    gap,
+    mismatch,
+    missing,
+    other_fence,
 )
-from orchestrator.store.errors import SessionExists, deleted, fenced, gap, mismatch, missing, other_fence
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
 Clock = Callable[[], float]
 # Seconds between two looks at everything: for what has expired, a look at it alone is enough.

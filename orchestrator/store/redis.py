@@ -1,4 +1,4 @@
-"""A session log in Redis: each method is one script (see `scripts.py`) in a batched round trip."""
+"""From a URL and a level of durability to a session log that answers."""
 
 from __future__ import annotations
 
@@ -6,37 +6,48 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn, cast
 
-from orchestrator.store import beside, scripts
+from orchestrator.store import scripts
+from orchestrator.store import scripts as beside
 from orchestrator.store.base import (
     BEGINNING_S,
     CALLED_WITHIN_S,
     AppendReply,
     Bound,
+    DamagedLog,
+    Durability,
+    Level,
     Logprobs,
     LogTail,
     Outcomes,
-    SessionRecord,
-    StoredSession,
-    Tokens,
-    check_append,
-)
-from orchestrator.store.batcher import Batcher
-from orchestrator.store.durability import Durability, Level, unmet_settings
-from orchestrator.store.encoding import encode_record, pack_logprobs, pack_outcomes, pack_tokens, request_of
-from orchestrator.store.errors import (
-    DamagedLog,
     SessionExists,
+    SessionRecord,
+    SessionStore,
     StaleLog,
+    StoredSession,
     StoreError,
     StoreUnavailable,
+    Tokens,
     UnfitStore,
+    check_append,
     deleted,
+    durability_of,
     gap,
     mismatch,
     missing,
     other_fence,
+    unmet_settings,
 )
-from orchestrator.store.lanes import LuaScript, Reply
+from orchestrator.store.encoding import (
+    encode_record,
+    pack_logprobs,
+    pack_outcomes,
+    pack_tokens,
+    request_of,
+    stored_session,
+    stored_tail,
+)
+from orchestrator.store.lanes import Batcher, LuaScript, Reply
+from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import (
     NO_DIGEST,
     SECRET_KEY,
@@ -46,9 +57,13 @@ from orchestrator.store.scripts import (
     roll_key,
     session_keys,
 )
-from orchestrator.store.snapshot import stored_session, stored_tail
-from specwire.core.limits import FinishReason
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import FinishReason
 from specwire.redis.lines import Argument, Lines, Node
+from specwire.redis.urls import MEMORY, InvalidUrl, lines_of, without_password
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session log in Redis: each method is one script (see `scripts.py`) in a batched round trip.
 
 PLAIN = Durability(Level.REDIS)
 # Sessions in one call of a roll: a script holds up everybody else.
@@ -317,3 +332,35 @@ def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoRetu
             raise gap(session_id, position, cast(int, reply[1]))
         case _:
             raise mismatch(session_id, position)
+
+
+__all__ = ["MEMORY", "open_store", "without_password"]
+
+
+async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = "") -> SessionStore:
+    """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process.
+
+    durability: a level's name (see `orchestrator.store.base`); "" takes the plain one of where the log is.
+
+    Raises:
+        StoreUnavailable: not such a URL, nothing answers there, or not as the level needs it; the message names the
+            option and shows the URL without its password.
+    """
+    in_memory = url is None or url == MEMORY
+    try:
+        level = durability_of(durability, in_memory)
+        if url is None or in_memory:
+            return MemoryStore()
+        lines = lines_of(url, timeout_s)
+    except (InvalidParameter, InvalidUrl) as error:
+        raise StoreUnavailable(str(error)) from error
+    store = RedisStore(lines, timeout_s, level)
+    try:
+        await store.register()
+    except UnfitStore as error:
+        await store.close()
+        raise StoreUnavailable(f"{error}: {without_password(url)}", error.detail) from error
+    except StoreUnavailable as error:
+        await store.close()
+        raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error.detail or error}") from error
+    return store

@@ -18,7 +18,7 @@ from specwire.client.events import (
     Step,
     Timings,
 )
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import TokenLogprobs
 from specwire.rpc.tls import ClientTls
 
 __all__ = [

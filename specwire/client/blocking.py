@@ -25,8 +25,7 @@ from specwire.client.requests import (
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
 from specwire.client.wire import Response, event_from_wire, session_from_wire
-from specwire.rpc.channel import open_blocking_channel
-from specwire.rpc.options import READ_AHEAD_BYTES
+from specwire.rpc.channel import READ_AHEAD_BYTES, open_blocking_channel
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import Side, begin, metadata_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from specwire.rpc.channel import unreachable
-from specwire.rpc.retry import retry_after
+from specwire.rpc.errors import retry_after
 
 
 class SpecwireError(Exception):

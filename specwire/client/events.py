@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from specwire.client.errors import SpecwireError
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from specwire.client.errors import invalid
-from specwire.core.sampling import SEED_BITS, InvalidParameter, seed_of
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import SEED_BITS, seed_of
 from specwire.v1 import common_pb2, generation_pb2
 
 TIMEOUT_S = 300.0

@@ -15,7 +15,7 @@ import grpc
 from specwire.client.errors import SpecwireError
 from specwire.client.events import Chunk, Event, Started
 from specwire.core.text import extend_hash
-from specwire.rpc.backoff import Backoff
+from specwire.rpc.channel import Backoff
 from specwire.telemetry.logs import SHOWN_CHARACTERS
 from specwire.v1 import generation_pb2
 

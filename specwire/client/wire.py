@@ -21,8 +21,8 @@ from specwire.client.events import (
     Step,
     Timings,
 )
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import TokenLogprobs
 from specwire.rpc.convert import logprobs_from_wire, outcomes_from_wire, reason_from_wire
 from specwire.v1 import common_pb2, generation_pb2, verify_pb2
 

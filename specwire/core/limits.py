@@ -1,27 +1,19 @@
-"""What ends a session from the verifier's side, and bounds on what a request may ask."""
+"""When a text ends, and how much a request may ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from math import ceil
 
-from specwire.core.constraint import Constraint
 from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.law.constraint import Constraint
+from specwire.core.messages import MOST_WINDOW, FinishReason
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What ends a session from the verifier's side, and bounds on what a request may ask.
 
 MOST_STOP_IDS = 1024
-
-
-class FinishReason(IntEnum):
-    """Why a session ended (the numbers are those of the wire; 0 there means that it has not)."""
-
-    EOS = 1
-    STOP_ID = 2
-    STOP_STRING = 3
-    LENGTH = 4
-    CANCELLED = 5
-    DEADLINE = 6
-    ERROR = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +115,21 @@ def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
     for token in tokens:
         if not 0 <= token < vocabulary:
             raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How many tokens a verifier may decide beyond what is durable and taken by the client.
+
+# Beyond this a fast target far away pauses for credit: what is decided for a client that has gone is bounded by it.
+MOST_BUFFER = 1024
+
+
+def buffer_for(round_trip_us: float, step_us: float, least: int) -> int:
+    """The least buffer with which a verifier `round_trip_us` away never waits for credit; a plain step takes `step_us`.
+
+    What the largest steps decide during a round trip, twice: credit is raised when half of the buffer is used.
+    """
+    if not step_us > 0:
+        raise ValueError(f"step_us: must be positive, not {step_us}")
+    decided = ceil(round_trip_us / step_us * (MOST_WINDOW + 1))
+    return max(least, min(MOST_BUFFER, 2 * decided))

@@ -1,27 +1,29 @@
-"""Which verifier gets a session, and which drafter. Pure.
-
-What counts, before what is behind it:
-
-0. Who is not about to stop.
-1. Who has the session's keys and values, or its parent's: any other one would compute them again.
-2. Drafters: how often each has refused the session.
-3. A heartbeat that came in time.
-4. Room.
-5. Nearness: the first of the wished regions, then the second, then any.
-6. Load: sessions there, those that wait included, by slots.
-
-Of many who are alike up to there, `Wish.draws` are compared by load. All of them, where one orchestrator places all
-sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the loads
-by hearsay: else all of them send what comes between two heartbeats to the same one, which was the least loaded of all.
-Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
-"""
+"""Which peer a session gets, and whose turn it is where sessions wait."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from specwire.core.invalid import InvalidParameter
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which verifier gets a session, and which drafter. Pure.
+#
+# What counts, before what is behind it:
+#
+# 0. Who is not about to stop. 1. Who has the session's keys and values, or its parent's: any other one would compute
+# them again. 2. Drafters: how often each has refused the session. 3. A heartbeat that came in time. 4. Room. 5.
+# Nearness: the first of the wished regions, then the second, then any. 6. Load: sessions there, those that wait
+# included, by slots.
+#
+# Of many who are alike up to there, `Wish.draws` are compared by load. All of them, where one orchestrator places all
+# sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the
+# loads by hearsay: else all of them send what comes between two heartbeats to the same one, which was the least loaded
+# of all. Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing",
+# 2001).
 
 # How many are compared by load where others place sessions, too.
 TWO = 2
@@ -145,3 +147,40 @@ def _drawn(alike: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> l
 def _lot(key: str, name: str) -> bytes:
     """Random in key and name, and the same wherever it is drawn."""
     return hashlib.blake2b(f"{len(key)}:{key}{name}".encode(), digest_size=8).digest()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whose turn it is when a place comes free. Pure.
+
+MOST_PRIORITY = 100
+
+
+def check_priority(priority: int) -> int:
+    """The priority itself; raises InvalidParameter."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise InvalidParameter("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {priority}")
+    return priority
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """arrival: numbers that rise."""
+
+    scope: bytes
+    priority: int
+    arrival: int
+
+
+def next_in_turn(
+    waiting: Iterable[Waiting], places: Mapping[bytes, int], latest: Mapping[bytes, int]
+) -> Waiting | None:
+    """The one that goes first: of the scope with the fewest `places`, the most urgent, then the one that came first.
+
+    Of scopes with as many places it is the one whose `latest` turn is longest ago. A scope is a tenant. Priorities
+    order what one tenant has waiting; none gets ahead of another by claiming to be urgent.
+    """
+
+    def key(each: Waiting) -> tuple[int, int, int, int]:
+        return places.get(each.scope, 0), latest.get(each.scope, -1), -each.priority, each.arrival
+
+    return min(waiting, key=key, default=None)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specwire.core.chain import Chains, Proposal
 from specwire.core.limits import Ending
-from specwire.core.scanning import PeekingScanner
-from specwire.core.session import Session
+from specwire.core.messages import Proposal
+from specwire.core.session import PeekingScanner, Session
 from specwire.core.text import Text
+from specwire.core.verify.chains import Chains
 
 
 @dataclass(frozen=True, slots=True)

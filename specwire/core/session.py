@@ -1,56 +1,200 @@
-"""A session as its orchestrator sees it: events in, effects out, no I/O.
-
-A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The drafters
-hear of it at once, before it is durable. One append is in flight at a time and takes all that was decided meanwhile.
-
-             VerifierReady           VerifierOpened            last append issued           acknowledged
-    WAITING ---------------> OPENING ---------------> RUNNING --------------------> ENDING --------------> ENDED
-       ^                        |                        |
-       +------ VerifierLost ----+------------------------+            any of them -- OwnerLost --> FENCED
-
-`specwire.core.states.TRANSITIONS` holds the changes as data; PROTOCOL.md's table is made from it.
-"""
+"""The orchestrator's session: what happens, in which state, and what follows from it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
-from specwire.core.acceptance import Outcome
-from specwire.core.advising import Advised
-from specwire.core.effects import (
+from specwire.core.messages import (
+    AdvanceDrafter,
     Append,
+    Appended,
+    ClientTook,
     CloseDrafter,
     CloseVerifier,
+    DrafterLost,
+    DrafterReady,
     Effect,
     Emit,
     EmitEnd,
     End,
-    OpenVerifier,
-    RelayProposal,
-    SendProgress,
-)
-from specwire.core.events import (
-    Appended,
-    ClientTook,
-    DrafterLost,
-    DrafterReady,
     EndRequested,
     Event,
+    FinishReason,
+    OpenDrafter,
+    OpenVerifier,
+    Outcome,
     OwnerLost,
+    Pace,
     PacePlanned,
     ProposalArrived,
+    RelayProposal,
+    SendProgress,
+    TokenLogprobs,
     VerdictArrived,
     VerifierLost,
     VerifierOpened,
     VerifierReady,
     VerifierRefused,
 )
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.scanning import OutputScanner
-from specwire.core.states import TRANSITIONS, State
 from specwire.core.text import Text
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The states of a session, and what leads from one to another, as data. The drawing is in `specwire.core.session`.
+
+
+class State(StrEnum):
+    """FENCED: another owner has the session; this one says nothing more."""
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+    FENCED = "fenced"
+
+
+TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
+    VerifierReady: {State.WAITING: frozenset({State.OPENING, State.WAITING})},
+    VerifierOpened: {State.OPENING: frozenset({State.RUNNING})},
+    VerdictArrived: {State.RUNNING: frozenset({State.RUNNING, State.ENDING})},
+    VerifierLost: {State.OPENING: frozenset({State.WAITING}), State.RUNNING: frozenset({State.WAITING})},
+    VerifierRefused: {
+        State.OPENING: frozenset({State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+    },
+    Appended: {
+        State.WAITING: frozenset({State.WAITING, State.OPENING, State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+        State.ENDING: frozenset({State.ENDED}),
+    },
+    EndRequested: {
+        State.WAITING: frozenset({State.WAITING, State.ENDING}),
+        State.OPENING: frozenset({State.ENDING}),
+        State.RUNNING: frozenset({State.RUNNING, State.ENDING}),
+    },
+    OwnerLost: {state: frozenset({State.FENCED}) for state in State if state is not State.ENDED},
+}
+"""Event -> state -> states that it may lead to. An event that is not listed for a state changes no state there."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What one drafter of a session is told: the decided text, in advances that leave no gap. Pure.
+#
+# A session may have several drafters. Each is told for itself, at its own pace: one that is paused hears what it missed
+# when it is to go on, whatever the others were told meanwhile.
+
+
+@dataclass(slots=True)
+class Advised:
+    """A drafter, as its session's orchestrator sees it.
+
+    due: draft tokens that the verifier may expect of it after each verdict. missed: where the text begins that a paused
+    one was not told; None: it was told all. stale: of its present chain the beginning went to a verifier that is gone.
+    """
+
+    source: int
+    pace: Pace
+    due: int
+    missed: int | None = None
+    stale: bool = False
+
+    def open(self, text: Text) -> list[Effect]:
+        self.missed, self.stale = None, False
+        return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
+
+    def restart(self, text: Text) -> list[Effect]:
+        """Have it begin a new chain: the beginning of its present one never reached the verifier that opens now.
+
+        An advance that goes back by a token does it, where there is one to spare; for one that is paused, when it is
+        to go on.
+        """
+        last = len(text) - 1
+        if last == 0:
+            return self.open(text)
+        self.stale = True
+        return self.advance(text, last, (text.tokens[last],))
+
+    def plan(self, text: Text, pace: Pace, due: int) -> list[Effect]:
+        """A new plan: it hears at once that it is to pause, to go on, or to draft otherwise."""
+        changed = pace != self.pace
+        self.pace, self.due = pace, due
+        if not changed:
+            return []
+        if pace.run_ahead == 0 and self.missed is None:
+            return [AdvanceDrafter(self.source, len(text), (), pace)]
+        return self.advance(text, len(text), ())
+
+    def advance(self, text: Text, position: int, tokens: tuple[int, ...]) -> list[Effect]:
+        """Tell what was decided at `position`; `text` holds it. One that is paused hears it when it is to go on."""
+        if self.pace.run_ahead == 0:
+            self.missed = position if self.missed is None else min(position, self.missed)
+            return []
+        if self.missed is not None:
+            position, self.missed = min(position, self.missed), None
+            tokens = tuple(text.tokens[position:])
+        stale, self.stale = self.stale, False
+        back: list[Effect] = [AdvanceDrafter(self.source, position, (), self.pace)] if stale else []
+        return [*back, AdvanceDrafter(self.source, position, tokens, self.pace)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a session needs to know of its text; `specwire.text` implements it.
+
+
+class ScannedText(Protocol):
+    """Text released by some tokens; of them the first `kept` belong to the output."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def text_ends(self) -> tuple[int, ...]: ...
+    @property
+    def released(self) -> tuple[int, ...]: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def stopped_at(self) -> int | None: ...
+
+
+class OutputScanner(Protocol):
+    """Detokenises and looks for stop strings; sees every token of the output once, in order.
+
+    `specwire.text.OutputText` is the real one. stopped_at is the output's length in code points where a stop string
+    cuts it; `finish` returns what was withheld and ends the output.
+    """
+
+    def push(self, tokens: Sequence[int]) -> ScannedText: ...
+    def finish(self) -> str: ...
+    @property
+    def length(self) -> int: ...
+
+
+class PeekingScanner(OutputScanner, Protocol):
+    """Says, besides, what tokens would show that it has not seen yet.
+
+    `peek` changes nothing. Its text goes on where the released text ends; what only may begin a stop string is not
+    withheld from it.
+    """
+
+    def peek(self, tokens: Sequence[int]) -> ScannedText: ...
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session as its orchestrator sees it: events in, effects out, no I/O.
+#
+# A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The
+# drafters hear of it at once, before it is durable. One append is in flight at a time and takes all that was decided
+# meanwhile.
+#
+#              VerifierReady           VerifierOpened            last append issued           acknowledged
+#     WAITING ---------------> OPENING ---------------> RUNNING --------------------> ENDING --------------> ENDED
+#        ^                        |                        |
+#        +------ VerifierLost ----+------------------------+            any of them -- OwnerLost --> FENCED
+#
+# `specwire.core.session.TRANSITIONS` holds the changes as data; PROTOCOL.md's table is made from it.
 
 
 class IllegalEvent(RuntimeError):

@@ -1,9 +1,8 @@
 """Language models over an absolute-position slot cache, and the choice of tokens from their logits."""
 
-from specwire.lm.choose import RowSampling, choose, log_probabilities
 from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo, ModelLost
 from specwire.lm.load import load_model, native_dtype
-from specwire.lm.logprobs import logprobs
+from specwire.lm.sampler import RowSampling, choose, log_probabilities, logprobs
 
 __all__ = [
     "Feed",

@@ -1,4 +1,4 @@
-"""What the engine and the drafters ask of a language model, whatever runtime computes it."""
+"""Memory that is short: told apart from other failures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the engine and the drafters ask of a language model, whatever runtime computes it.
 
 # What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
 TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
@@ -129,3 +132,14 @@ class LanguageModel(Protocol):
             ValueError: a feed is invalid; nothing was fed.
         """
         ...
+
+
+# PyTorch on CPUs and OpenVINO raise a RuntimeError that says it in words only.
+WORDS = ("out of memory", "not enough memory", "allocate memory", "bad_alloc", "bad allocation")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator failed: the same may succeed with less at once."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in WORDS)

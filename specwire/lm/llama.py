@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specwire.lm.batched import Layout, batch_of, nothing
-from specwire.lm.decoder import Decoder, DecoderShape, Layer, Model, compiled
+from specwire.lm.checks import window_of
+from specwire.lm.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
 from specwire.lm.interface import Feed
 from specwire.lm.linear import LinearWeights
 from specwire.lm.party import Rank
-from specwire.lm.windows import window_of
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Positions of a slot of the cache are a multiple of this where rows are computed apart.

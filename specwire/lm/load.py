@@ -5,12 +5,219 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
-from specwire.lm.interface import NONE, QUANTIZATIONS, RUNTIMES, TORCH, LanguageModel, ModelError
+from specwire.lm.cached import CachedLM
+from specwire.lm.checks import (
+    check_class,
+    check_kind,
+    check_rotation,
+    check_window,
+    context_of,
+    first_line,
+)
+from specwire.lm.describe import CONFIG, ModelText, check_files, read_text, weights_fingerprint
+from specwire.lm.interface import (
+    NONE,
+    QUANTIZATIONS,
+    RUNTIMES,
+    TORCH,
+    LanguageModel,
+    ModelError,
+    ModelInfo,
+    out_of_memory,
+)
+from specwire.lm.orders import LeadingRunner
 from specwire.lm.party import FIELD, Party
+from specwire.lm.runners import How, Sizes, cache_dtype, runner_for
 from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.slots import KvMemory, position_bytes, readable, slots_of
+from specwire.lm.split import join, rank_device, split, split_way, turn
+from specwire.progress import LAST_LINE
+from specwire.text.detokenizer import vocabulary_fingerprint
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From a local directory or hub id to a LanguageModel.
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a model before its weights are loaded.
+
+    location: of its files. context: positions to serve.
+    """
+
+    location: str
+    config: PreTrainedConfig
+    context: int
+    text: ModelText
+
+
+def outline(spec: str, context: int | None = None) -> Outline:
+    """Of a local directory, or a hub id. Raises ModelError for whatever can be refused without the weights."""
+    config, location = _config(spec), _location(spec)
+    check_kind(config)
+    check_class(config)
+    positions = context_of(config, context)
+    check_window(config, positions)
+    check_rotation(config, positions)
+    text = read_text(location)
+    check_files(location)
+    return Outline(location, config, positions, text)
+
+
+def load_pretrained(
+    spec: str,
+    *,
+    slots: int | KvMemory,
+    dtype: str,
+    device: str,
+    context: int | None,
+    how: How,
+    party: Party | None = None,
+) -> LanguageModel:
+    """The part of `load_model` that needs transformers."""
+    target = _device(device if party is None else rank_device(device, party))
+    if how.deterministic and target.type != "cpu":
+        raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
+    known = outline(spec, context)
+    config, positions = known.config, known.context
+    cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
+    count = slots_of(slots, config, positions, cache)
+    rank = None
+    if party is not None:
+        how = split_way(config, how, party.size)
+        rank = join(party, target)
+    with turn(rank):
+        model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
+        info, unassigned = _describe(spec, model, known, dtype, how)
+        if rank is not None:
+            split(model, rank)
+            how = how._replace(rank=rank)
+            nn.Module.to(model, target)
+    try:
+        runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        size = readable(count * positions * position_bytes(config, cache))
+        message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
+        raise ModelError(message) from error
+    if party is not None and party.rank == 0:
+        runner = LeadingRunner(runner, party)
+    info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    return CachedLM(runner, info, count, unassigned)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ModelError(f"dtype: must be one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    """The device, tried: a name may parse and yet not be there."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(f"device: {name!r} cannot be used here ({first_line(error)})") from error
+    return device
+
+
+def _config(spec: str) -> PreTrainedConfig:
+    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
+    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
+        raise ModelError(f"model {spec!r}: there is no such directory")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
+    except Exception as error:  # whatever a broken or foreign directory makes the library raise
+        reason = first_line(error)
+        named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
+        raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
+    return config
+
+
+def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    _show_progress(LAST_LINE.is_terminal)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            _location(spec),
+            dtype=dtype,
+            use_safetensors=True,  # the older files of weights are pickles
+            output_loading_info=True,
+        )
+        model: PreTrainedModel = loaded[0]
+        model.eval().to(device=device)
+    except Exception as error:  # as above, or too little memory
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # the library draws them at random
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: its files lack {missing[0]}{more}")
+    return model
+
+
+def _show_progress(wanted: bool) -> None:
+    """Bars of downloads and of weights are the libraries' own; without a word from us they would be in pipes, too."""
+    if wanted:
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
+
+
+def _location(spec: str) -> str:
+    path = Path(spec).expanduser()
+    return str(path) if path.is_dir() else spec
+
+
+def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
+    """What the model is, and the ids of its vocabulary that no token has."""
+    text = known.text
+    width = model.get_output_embeddings().weight.shape[0]
+    tokens = text.vocabulary(width)
+    vocabulary = min(max(tokens) + 1, width)
+    info = ModelInfo(
+        name=Path(known.location).name if Path(known.location).is_dir() else spec,
+        architecture=type(model).__name__,
+        vocabulary=vocabulary,
+        context=known.context,
+        eos_ids=_eos_ids(model),
+        dtype=dtype,
+        device=str(next(model.parameters()).device),
+        weights_fingerprint=weights_fingerprint(model, known.config, _precision(dtype, how)),
+        vocabulary_fingerprint=vocabulary_fingerprint(tokens),
+        tokenizer_json=text.tokenizer_json,
+        chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
+        deterministic=how.deterministic,
+        quantization=how.quantization,
+    )
+    return info, sorted(set(range(vocabulary)) - tokens.keys())
+
+
+def _precision(dtype: str, how: How) -> str:
+    return dtype if how.quantization == NONE else f"{dtype} {how.quantization}"
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
 
 
 def load_model(
@@ -41,7 +248,8 @@ def load_model(
             weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
             the model, else torch. A scripted model ignores it.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
-            computed with it (`specwire.lm.apart`; cpu and torch only). The same bits come from the same machine, build
+            computed with it (`specwire.lm.runners`; cpu and torch only). The same bits come from the same machine,
+            build
             and number of threads. A scripted model always does so.
         quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.int8`). A scripted model
             ignores it.
@@ -59,9 +267,8 @@ def load_model(
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, party)
     # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
-    from specwire.lm.kv_memory import KvMemory
-    from specwire.lm.pretrained import load_pretrained
     from specwire.lm.runners import How
+    from specwire.lm.slots import KvMemory
 
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)

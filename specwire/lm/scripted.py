@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from specwire.lm.interface import Feed, ModelError, ModelInfo
 from specwire.lm.slots import SlotTable
-from specwire.text.tokenizer import vocabulary_fingerprint
+from specwire.text.detokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"
 USAGE = (

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 
 VERSION = 1
 MOST_BYTES = 16 * 1024
@@ -52,7 +52,7 @@ class InvalidEntry(ValueError):
 class ServedModel:
     """Fingerprints as in GetModelInfoResponse; "" where the service has none to tell.
 
-    identity: of a target (`specwire.rpc.model_info.Identity`); "" of one that is older than this field.
+    identity: of a target (`specwire.rpc.model_service.Identity`); "" of one that is older than this field.
     """
 
     name: str

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.redis.urls import InvalidUrl, lines_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
 from specwire.registry.entry import InvalidEntry, Load, Role, ServedModel, ServiceEntry, check_region, checked_address
 from specwire.registry.registrar import Registrar, new_id
-from specwire.rpc.model_info import Identity
-from specwire.rpc.options import host_of
+from specwire.rpc.channel import host_of
+from specwire.rpc.model_service import Identity
 from specwire.v1 import common_pb2
 
 

@@ -8,14 +8,59 @@ from typing import cast
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal, SourceKind
-from specwire.core.limits import FinishReason, Stopping, check_min_tokens
-from specwire.core.logprobs import TokenLogprobs, check_numbers
-from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling, check_bias_ids, with_rule
-from specwire.core.weights import Weights
-from specwire.rpc.constraints import constraint_from_wire, constraint_to_wire
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.law.sampling import (
+    LogprobsOf,
+    Rule,
+    Sampling,
+    check_bias_ids,
+    check_numbers,
+    with_rule,
+)
+from specwire.core.limits import Stopping, check_min_tokens
+from specwire.core.messages import (
+    FinishReason,
+    Outcome,
+    Proposal,
+    SourceKind,
+    TokenLogprobs,
+    Weights,
+)
 from specwire.v1 import common_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A constraint on the wire: one member of Sampling's oneof.
+
+
+def constraint_to_wire(constraint: Constraint | None) -> common_pb2.Sampling:
+    """A Sampling that says nothing else."""
+    if constraint is None:
+        return common_pb2.Sampling()
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return common_pb2.Sampling(json_schema=constraint.text)
+        case ConstraintKind.REGEX:
+            return common_pb2.Sampling(regex=constraint.text)
+        case ConstraintKind.CHOICES:
+            return common_pb2.Sampling(choices=common_pb2.Choices(texts=constraint.texts))
+        case ConstraintKind.GRAMMAR:
+            return common_pb2.Sampling(grammar=constraint.text)
+
+
+def constraint_from_wire(message: common_pb2.Sampling) -> Constraint | None:
+    """Raises InvalidParameter."""
+    match message.WhichOneof("constraint"):
+        case "json_schema":
+            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,))
+        case "regex":
+            return Constraint(ConstraintKind.REGEX, (message.regex,))
+        case "choices":
+            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts))
+        case "grammar":
+            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,))
+        case _:
+            return None
 
 
 def check_known(message: Message, name: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import grpc
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 
 TOKEN_VARIABLE = "SPECWIRE_TOKEN"

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import socket
+from pathlib import Path
 
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.options import exposure
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.channel import exposure
 from specwire.rpc.process import DRAIN_GRACE
 from specwire.rpc.tls import ServerTls, add_server_arguments
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which machine is this?
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_id() -> str:
+    """Equal for two processes exactly if they run on one machine, since one boot: they share cores and clock.
+
+    A hash, so that it tells a remote peer nothing. Containers of one machine count as different hosts by their names.
+    """
+    try:
+        boot = BOOT_ID.read_text().strip()
+    except OSError:  # not Linux: the name alone has to do
+        boot = ""
+    return hashlib.sha256(f"{boot}\0{socket.gethostname()}".encode()).hexdigest()[:32]
+
 
 MOST_GRACE = 3600.0
 ANY_PORT = "127.0.0.1:0"

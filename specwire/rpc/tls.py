@@ -18,7 +18,7 @@ from pathlib import Path
 
 import grpc
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.keys import add_token_argument
 
 

@@ -18,7 +18,7 @@
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
 """
 
-from specwire.core.plan import InvalidPlan
+from specwire.core.policy.controller import InvalidPlan
 from specwire.sim.cell import Cell, InvalidCell, Result, simulate
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specwire.core.acceptance import DraftCounts
-from specwire.core.credit import buffer_for
-from specwire.core.planner import Planner
+from specwire.core.law.acceptance import DraftCounts
+from specwire.core.limits import buffer_for
+from specwire.core.policy.controller import Planner
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.edge import Delays, Edge, Planned

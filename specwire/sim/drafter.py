@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from specwire.core.chain import Proposal
-from specwire.core.drafting import DraftSession, Pace
+from specwire.core.draft import DraftSession
+from specwire.core.messages import Pace, Proposal
 from specwire.sim.clock import Action, Clock, Machine
 from specwire.sim.guesses import Guesses
 

@@ -1,6 +1,6 @@
 """One session's orchestrator under a virtual clock: the core's Session and its planner between two links.
 
-The order of calls is that of `orchestrator/driver.py`.
+The order of calls is that of `orchestrator/session/driver.py`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.acceptance import window_counts
-from specwire.core.chain import Proposal
-from specwire.core.drafting import Pace
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.law.acceptance import window_counts
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Ending
-from specwire.core.plan import Plan
-from specwire.core.planner import PlannedVerdict as PlannedFrom
-from specwire.core.planner import Planner
-from specwire.core.sampling import Sampling
+from specwire.core.messages import Pace, Plan, Proposal
+from specwire.core.policy.controller import PlannedVerdict as PlannedFrom
+from specwire.core.policy.controller import Planner
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.session import Session
-from specwire.core.speed import ForwardTimes
 from specwire.core.text import Text
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.verify.session import Allowance, VerifySession
 from specwire.sim.clock import Action, Clock
 from specwire.sim.drafter import SimDrafter, SimDraftSession
 from specwire.sim.guesses import VOCABULARY, Guesses, target_token

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from specwire.core.credit import buffer_for
-from specwire.core.planner import Planner
-from specwire.core.speed import ForwardTimes
+from specwire.core.limits import buffer_for
+from specwire.core.policy.controller import Planner
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.sim.cell import InvalidCell
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter

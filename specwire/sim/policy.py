@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specwire.core.controller import Controller
-from specwire.core.plan import InvalidPlan, Plan, parse_plan
-from specwire.core.planner import Fixed, Planner
-from specwire.core.speed import ForwardTimes
+from specwire.core.messages import Plan
+from specwire.core.policy.controller import Controller, Fixed, InvalidPlan, Planner, parse_plan
+from specwire.core.policy.estimates import ForwardTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ PLAIN = Policy("plain", parse_plan("off"), drafting=False)
 
 
 def fixed(spec: str) -> Policy:
-    """A plan as `specwire.core.plan.parse_plan` reads it: off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE]."""
+    """A plan as `core.policy.controller.parse_plan` reads it: off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE]."""
     return Policy(spec, parse_plan(spec))
 
 

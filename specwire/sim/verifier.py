@@ -1,6 +1,7 @@
 """A verifier under a virtual clock: the core's sessions, scheduler and costs; a forward is the time that it takes.
 
-The order of things is that of `verify_service/engine.py`: commands, plan, forward, commands again (a proposal that
+The order of things is that of `verify_service/engine/engine.py`: commands, plan, forward, commands again (a proposal
+that
 arrived meanwhile still meets the last row), decide. Planning takes no time here, so a step is reported at its end.
 """
 
@@ -11,16 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from specwire.core.acceptance import DraftCounts, late_counts, window_counts
-from specwire.core.chain import Proposal
-from specwire.core.costs import StepCosts
-from specwire.core.ledger import part_of
-from specwire.core.running import RunningSession
-from specwire.core.scheduler import schedule
-from specwire.core.shares import Share
-from specwire.core.speed import ForwardTimes
-from specwire.core.tail import Verdict
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
+from specwire.core.messages import Proposal, Verdict
+from specwire.core.policy.costs import StepCosts, part_of
+from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.windows import Share, schedule
+from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import target_token
 
@@ -123,7 +120,7 @@ class SimVerifier:
 
     Args:
         step_us: software between a forward and its verdicts.
-        patient: see `specwire.core.scheduler.schedule`.
+        patient: see `specwire.core.policy.windows.schedule`.
     """
 
     def __init__(

@@ -1,18 +1,25 @@
-"""Figures in Prometheus' text form, version 0.0.4.
-
-Nothing is pushed: whoever counts has plain numbers, and a collector reads them when somebody asks. So counting costs an
-addition, and a service that nobody asks pays for nothing else. No client library is needed, hence no extra.
-"""
+"""Figures that every process has."""
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
+from pathlib import Path
 
-from specwire.core.acceptance import DraftCounts
-from specwire.core.chain import SourceKind
+from specwire.core.law.acceptance import DraftCounts
+from specwire.core.messages import SourceKind
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures in Prometheus' text form, version 0.0.4.
+#
+# Nothing is pushed: whoever counts has plain numbers, and a collector reads them when somebody asks. So counting costs
+# an addition, and a service that nobody asks pays for nothing else. No client library is needed, hence no extra.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "specwire:"
@@ -132,3 +139,31 @@ def _escaped(text: str) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+PACKAGE = "specwire"
+STARTED = time.time()
+STATM = Path("/proc/self/statm")
+
+
+def installed_version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def process_families() -> Iterable[Family]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield Family("build_info", "gauge", "1; what runs.", [("", (("version", installed_version()),), 1)])
+    yield gauge("process_start_time_seconds", "When the process began, Unix time.", STARTED)
+    yield counter("process_cpu_seconds_total", "User and system time.", used.ru_utime + used.ru_stime)
+    yield gauge("process_resident_memory_bytes", "Memory that is in use now.", resident_bytes())
+
+
+def resident_bytes() -> int:
+    """0 where the system does not say."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

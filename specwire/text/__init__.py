@@ -1,9 +1,7 @@
 """Tokens to text: incremental detokenisation and stop strings. Depends on `tokenizers` only."""
 
-from specwire.text.detokenizer import Detokenizer
-from specwire.text.output import OutputText, Release
-from specwire.text.stops import MOST_STOP_CHARACTERS, MOST_STOPS, StopScanner, check_stops
-from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
+from specwire.text.detokenizer import Detokenizer, TokenizerError, encode, load_tokenizer
+from specwire.text.output import MOST_STOP_CHARACTERS, MOST_STOPS, OutputText, Release, StopScanner, check_stops
 
 __all__ = [
     "MOST_STOPS",

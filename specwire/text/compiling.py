@@ -10,8 +10,8 @@ import importlib.util
 import socket
 from collections.abc import Callable, Hashable, Sequence
 
-from specwire.core.constraint import Constraint, Matcher
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, Matcher
 from specwire.text.forkserver import Busy, ForkServer
 from specwire.text.frames import Lost, packed, receive
 from specwire.text.matching import PATIENCE_S, RemoteMatching

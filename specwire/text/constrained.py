@@ -14,8 +14,8 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specwire.core.constraint import Constraint, ConstraintKind, Mask
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 
 # What a schema leaves open between the parts of a JSON text; without a bound, a model may write nothing else.
 WHITESPACE = r"[ \n\r\t]{0,32}"
@@ -34,7 +34,7 @@ MOST_SHOWN = 300
 
 
 class Matching:
-    """Implements `specwire.core.constraint.Matcher`."""
+    """Implements `specwire.core.law.constraint.Matcher`."""
 
     def __init__(self, matcher: LLMatcher, eos_ids: Sequence[int], vocabulary: int) -> None:
         self._matcher = matcher

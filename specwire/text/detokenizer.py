@@ -11,12 +11,87 @@ Both cost O(1) per token, amortised.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from copy import copy
 from typing import Protocol, Self
 
 from tokenizers import Tokenizer
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A model's tokenizer from its JSON form, text to token ids, and what makes two vocabularies the same.
+
+
+class TokenizerError(ValueError):
+    """The bytes are no tokenizer in the `tokenizers` library's JSON form."""
+
+
+def load_tokenizer(text: bytes) -> Tokenizer:
+    """The tokenizer, with padding and truncation off: a prompt is encoded whole or refused, never cut."""
+    if not text:
+        raise TokenizerError("tokenizer_json: is empty")
+    try:
+        tokenizer = Tokenizer.from_str(text.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"tokenizer_json: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of `text`; nothing is added (no beginning-of-sequence token, no template)."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def vocabulary_map(tokenizer_json: bytes, width: int) -> dict[int, str]:
+    """Token of each id. A model without a tokenizer calls its `width` ids by their numbers. Raises TokenizerError."""
+    if not tokenizer_json:
+        return {index: str(index) for index in range(width)}
+    vocabulary: dict[str, int] = load_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise TokenizerError("tokenizer_json: has no tokens")
+    return {index: token for token, index in vocabulary.items()}
+
+
+def vocabulary_fingerprint(vocabulary: Mapping[int, str]) -> str:
+    """sha256 (hex) of the sorted (id, token) pairs."""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The bytes of one token.
+
+# A word's beginning in tokenizers that spell spaces so (SentencePiece).
+SPACE = "\u2581"
+
+
+class TokenBytes:
+    """What each token stands for by itself: part of a character perhaps, or a special token's own name."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        self._byte_level = "ByteLevel" in type(tokenizer.decoder).__name__
+
+    def of(self, token: int) -> bytes:
+        """Empty for an id that has no token."""
+        content = self._tokenizer.id_to_token(token)
+        if content is None:
+            return b""
+        if token in self._added:
+            return content.encode()
+        if BYTE_TOKEN.fullmatch(content):
+            return bytes([int(content[3:5], 16)])
+        if self._byte_level and set(content) <= BYTE_OF.keys():
+            return bytes(BYTE_OF[character] for character in content)
+        return content.replace(SPACE, " ").encode()
+
+    def text(self, token: int) -> str:
+        return self.of(token).decode(errors="replace")
+
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specwire.core.constraint import Mask
+from specwire.core.law.constraint import Mask
 from specwire.text.frames import Lost, readable, receive, send
 
 # Seconds. The other process has a limit of its own, for processor time, which it reaches first unless it gets none.
@@ -18,7 +18,7 @@ MOST_AHEAD = 32
 
 
 class RemoteMatching:
-    """Implements `specwire.core.constraint.Matcher`. One that is lost allows nothing any more, and says so.
+    """Implements `specwire.core.law.constraint.Matcher`. One that is lost allows nothing any more, and says so.
 
     What is taken or gone back on is told with the next question. What was answered last says which of the tokens that
     are decided next may stand, so a step costs one question, which may be asked before its forward and heard behind it.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specwire.core.constraint import Constraint, ConstraintKind
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.text.constrained import Grammars, Matching
 from specwire.text.forkserver import limit, serve
 from specwire.text.frames import receive, send

@@ -1,4 +1,4 @@
-"""A session's output text: detokenisation and stop strings together."""
+"""A session's output text: stop strings, found in text that comes in pieces, and detokenisation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,118 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
+from specwire.core.invalid import InvalidParameter
 from specwire.text.detokenizer import Detokenizer
-from specwire.text.stops import StopScanner
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Stop strings, found in text that comes in pieces.
+
+MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1024
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Refuse stop strings that are empty, too long or too many."""
+    if len(stops) > MOST_STOPS:
+        raise InvalidParameter("stop", f"at most {MOST_STOPS} strings are allowed, not {len(stops)}")
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MOST_STOP_CHARACTERS:
+            raise InvalidParameter(
+                "stop", f"string {index} has {len(stop)} characters, allowed are 1 to {MOST_STOP_CHARACTERS}"
+            )
+
+
+class StopScanner:
+    """Releases text up to the first stop string and holds back what may begin one.
+
+    The stop that is completed first wins; of two completed by the same character, the one that starts earlier. This
+    depends on the text alone, not on how it was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        check_stops(stops)
+        self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self._held = ""
+        self._released = 0
+        self.stopped_at: int | None = None
+
+    def push(self, text: str) -> tuple[str, int | None]:
+        """(text to release, offset in code points of the whole output at which it ends, if a stop was completed).
+
+        After a stop nothing more is released.
+        """
+        if self.stopped_at is not None:
+            return "", self.stopped_at
+        if not self._matchers:
+            self._released += len(text)
+            return text, None
+        start = len(self._held)
+        self._held += text
+        for index in range(start, len(self._held)):
+            completed = self._completed_by(self._held[index])
+            if completed:
+                return self._stop(index + 1 - completed)
+        return self._release(len(self._held) - max(matcher.matched for matcher in self._matchers)), None
+
+    @property
+    def released(self) -> int:
+        """Code points of the output that have been released by now."""
+        return self._released
+
+    def flush(self) -> str:
+        """The text held back, at the end of the output."""
+        return "" if self.stopped_at is not None else self._release(len(self._held))
+
+    def copy(self) -> StopScanner:
+        """One that goes on from here by itself."""
+        other = copy(self)
+        other._matchers = [copy(matcher) for matcher in self._matchers]
+        return other
+
+    def _completed_by(self, character: str) -> int:
+        """Length of the longest stop that `character` completes, or 0."""
+        return max(matcher.push(character) for matcher in self._matchers)
+
+    def _stop(self, length: int) -> tuple[str, int]:
+        text = self._release(length)
+        self.stopped_at = self._released
+        self._held = ""
+        return text, self.stopped_at
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        self._released += len(text)
+        return text
+
+
+class _Matcher:
+    """One stop string, matched a character at a time (Knuth, Morris, Pratt 1977).
+
+    Invariant: `matched` is the length of the longest proper prefix of the stop that ends the text so far.
+    """
+
+    __slots__ = ("_fallback", "_stop", "matched")
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._fallback = [0]
+        self.matched = 0
+        for character in stop[1:]:
+            self._fallback.append(self._next(self._fallback[-1], character))
+
+    def push(self, character: str) -> int:
+        """The stop's length if `character` completes it, else 0."""
+        self.matched = self._next(self.matched, character)
+        return self.matched if self.matched == len(self._stop) else 0
+
+    def _next(self, matched: int, character: str) -> int:
+        while matched and self._stop[matched] != character:
+            matched = self._fallback[matched - 1]
+        return matched + (self._stop[matched] == character)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's output text: detokenisation and stop strings together.
 
 
 @dataclass(frozen=True, slots=True)

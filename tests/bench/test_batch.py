@@ -26,9 +26,8 @@ from bench.texts import Judged, Mismatch, Scores
 from scripts.figures import batch_table
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import SamplingInForce, Stats
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import FinishReason, Outcome
 from tests.bench.batch_samples import made, step, timed_run
 
 SAMPLING = SamplingInForce(0.0, 0, 1.0, 1, "greedy")

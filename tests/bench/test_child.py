@@ -9,7 +9,7 @@ import pytest
 
 from bench.child import Child
 from bench.runs import BenchError
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 

@@ -18,7 +18,7 @@ from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
 from bench.gpu.steps import StepLine
 from bench.interval import estimate
 from scripts.figures import gpu_table
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.lm import compiled
 from specwire.lm.compiled import Buckets
 

@@ -12,7 +12,7 @@ import pytest
 from bench.soak import load, record
 from bench.soak.crowd import LONGEST, MEAN_LENGTH, length
 from bench.soak.load_report import LoadReport
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 
 BEFORE = {"orchestrator": 10.0, "verifier": 20.0, "redis": 4.0}
 

@@ -14,7 +14,7 @@ from bench.child import Child
 from bench.openvino_rows import draft_rows, lookup_rows, plain_row
 from bench.runs import BenchError
 from bench.settings import Settings
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 
 # Answers with tokens that tell what was asked.
 ANSWERER = """

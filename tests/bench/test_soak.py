@@ -18,9 +18,10 @@ from bench.soak.pairs import Pair, scripted
 from bench.soak.reader import Told
 from bench.soak.report import Report, Tally, quantiles
 from specwire.client import Chunk, Finished, SessionState, Stats
-from specwire.core.acceptance import Outcome, choose
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import InvalidParameter, Sampling
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed
 
 SAMPLING = Sampling(temperature=0.9, top_k=20, seed=5)

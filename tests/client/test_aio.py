@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 from specwire.client import AsyncClient, Chunk, Finished, Provisional, SessionState, SpecwireError, Started
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2

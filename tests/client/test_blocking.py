@@ -18,7 +18,7 @@ from specwire.client import (
     Started,
     TokenLogprobs,
 )
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2

@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specwire.core import effects as fx
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import SourceKind
-from specwire.core.drafting import DraftSession
-from specwire.core.limits import Ending, FinishReason
-from specwire.core.session import Session
-from specwire.core.states import State
-from specwire.core.verification import VerifySession
+from specwire.core import messages as fx
+from specwire.core.draft import DraftSession
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Outcome, SourceKind
+from specwire.core.session import Session, State
+from specwire.core.verify.session import VerifySession
 from tests.core.script import LETTERS, Oracle, Script
 
 

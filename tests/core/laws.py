@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
 
-from specwire.core.weights import Number, Weights
+from specwire.core.messages import Number, Weights
 
 Text = tuple[int, ...]
 Row = tuple[Fraction, ...]

@@ -1,6 +1,6 @@
 """An independent Philox4x32-10: plain Python integers for one counter, numpy over seeds for the law's tests.
 
-Written from the paper's section 3.3, not from specwire.core.noise: the two share no line.
+Written from the paper's section 3.3, not from specwire.core.law.noise: the two share no line.
 """
 
 from __future__ import annotations

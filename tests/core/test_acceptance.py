@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from specwire.core.acceptance import Outcome, choose, decide
-from specwire.core.sampling import Sampling
+from specwire.core.law.acceptance import choose, decide
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Outcome
 from tests.core.philox import gumbel_over_seeds
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -135,7 +136,7 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 
 def test_ties_of_coupled_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.core.acceptance.gumbel", lambda seed, choice, position, ids: np.zeros(len(ids)))
+    monkeypatch.setattr("specwire.core.law.acceptance.gumbel", lambda seed, choice, position, ids: np.zeros(len(ids)))
     assert choose([1.0, 3.0, 3.0], 0, Sampling(1.0)) == 1
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from specwire.core.admission import Waiting, check_priority, next_in_turn
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.placement import Waiting, check_priority, next_in_turn
 
 
 def order(waiting: list[Waiting], places: dict[bytes, int], stay: bool = True) -> list[int]:

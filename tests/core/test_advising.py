@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specwire.core.advising import Advised
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.effects import AdvanceDrafter, Effect, OpenDrafter
+from specwire.core.draft import DraftSession
+from specwire.core.messages import AdvanceDrafter, Effect, OpenDrafter, Pace
+from specwire.core.session import Advised
 from specwire.core.text import Text
 
 AWAKE, PAUSED = Pace(2, 4), Pace(1, 0)

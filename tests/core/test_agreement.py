@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.agreement import AGREEMENT_DECAY, REMEMBERED_CHAINS, Agreement
-from specwire.core.chain import Proposal
+from specwire.core.messages import Proposal
+from specwire.core.policy.estimates import AGREEMENT_DECAY, REMEMBERED_CHAINS, Agreement
 
 TEXT = (5, 6, 7, 8, 9, 10)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.chain import MOST_SOURCES, Chains, Offer, Proposal
+from specwire.core.messages import MOST_SOURCES, Draft, Proposal
 from specwire.core.text import Text, hash_of
-from specwire.core.weights import Draft
+from specwire.core.verify.chains import Chains, Offer
 
 PROMPT = [4, 0, 2]
 

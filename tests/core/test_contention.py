@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from specwire.core.chain import Proposal
-from specwire.core.contention import LEAST_FORWARDS, STALE_AFTER, Contention, Forward
-from specwire.core.controller import Controller
-from specwire.core.plan import Discipline, Plan
-from specwire.core.planner import PlannedVerdict
-from specwire.core.side_by_side import TRY_EVERY, TRY_FIRST, TRY_VERDICTS
-from specwire.core.speed import ForwardTimes
+from specwire.core.messages import Discipline, Plan, Proposal
+from specwire.core.policy.controller import TRY_EVERY, TRY_FIRST, TRY_VERDICTS, Controller, PlannedVerdict
+from specwire.core.policy.estimates import LEAST_FORWARDS, STALE_AFTER, Contention, Forward, ForwardTimes
 
 QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.chain import Proposal
-from specwire.core.controller import MOST_IGNORED, Controller
-from specwire.core.drafting import Pace
-from specwire.core.plan import Discipline, Plan, parse_plan
-from specwire.core.planner import Fixed, PlannedVerdict
-from specwire.core.probing import PROBE_EVERY, PROBE_VERDICTS, PROBE_WINDOW
-from specwire.core.shares import MOST_WINDOW
-from specwire.core.speed import ForwardTimes
+from specwire.core.messages import MOST_WINDOW, Discipline, Pace, Plan, Proposal
+from specwire.core.policy.controller import (
+    MOST_IGNORED,
+    PROBE_EVERY,
+    PROBE_VERDICTS,
+    PROBE_WINDOW,
+    Controller,
+    Fixed,
+    PlannedVerdict,
+    parse_plan,
+)
+from specwire.core.policy.estimates import ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.chain import Proposal
-from specwire.core.drafting import Desynchronised, DraftSession, Pace
-from specwire.core.sampling import InvalidParameter
+from specwire.core.draft import Desynchronised, DraftSession
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import Pace, Proposal
 from specwire.core.text import hash_of
 
 PROMPT = [4, 0, 2]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.expectation import MOST_AWAITED, PROBE_AFTER, Expectation, Expectations
+from specwire.core.policy.arrival import MOST_AWAITED, PROBE_AFTER, Expectation, Expectations
 
 PLAIN = 1000.0
 

@@ -13,11 +13,10 @@ from itertools import product
 
 import pytest
 
-from specwire.core.acceptance import Decision, Outcome
-from specwire.core.acceptance import decide as by_equality
-from specwire.core.judging import by_block, by_rejection, judge
-from specwire.core.rules import Acceptance
-from specwire.core.weights import Draft, Number, Weights
+from specwire.core.law.acceptance import by_block, by_rejection, judge
+from specwire.core.law.acceptance import decide as by_equality
+from specwire.core.law.sampling import Acceptance
+from specwire.core.messages import Decision, Draft, Number, Outcome, Weights
 from tests.core.laws import (
     BEGINNING,
     Explorer,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specwire.core.ledger import TOLERATED_SHARE, TOLERATED_STEPS, Ledger, part_of
+from specwire.core.policy.costs import TOLERATED_SHARE, TOLERATED_STEPS, Ledger, part_of
 
 V = 1000.0
 TOKENS = 256

@@ -1,12 +1,11 @@
-"""specwire.core.lookout: in a batch, whose guesses are not taken is looked through ever more seldom."""
+"""specwire.core.policy.windows: in a batch, whose guesses are not taken is looked through ever more seldom."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from specwire.core.chain import SourceKind
-from specwire.core.lookout import MOST_REST, Lookout
-from specwire.core.shares import Share
+from specwire.core.messages import SourceKind
+from specwire.core.policy.windows import MOST_REST, Lookout, Share
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)

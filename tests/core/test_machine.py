@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason, Outcome
 from tests.core.script import VOCABULARY, Script
 from tests.core.world import FAULTS, PROGRESS, SEEDS, STOPS, World, random_run
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.advising import Advised
-from specwire.core.chain import Chains, SourceKind
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.limits import Ending, FinishReason
-from specwire.core.session import Session
-from specwire.core.tail import Tail, Verdict
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.draft import DraftSession
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Pace, SourceKind, Verdict
+from specwire.core.session import Advised, Session
 from specwire.core.text import Text
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.verify.chains import Chains
+from specwire.core.verify.session import Allowance, Tail, VerifySession
 from tests.core.world import SEEDS, random_run
 
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.ngram import LEAST, MOST, OCCURRENCES, REACH, READ_AT_ONCE, Match, NgramIndex, NgramSource
+from specwire.core.verify.text_sources import (
+    LEAST,
+    MOST,
+    OCCURRENCES,
+    REACH,
+    READ_AT_ONCE,
+    Match,
+    NgramIndex,
+    NgramSource,
+)
 
 # Few different tokens, so that texts repeat.
 TEXTS = st.lists(st.integers(0, 3), max_size=80)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from specwire.core import noise
-from specwire.core.noise import NoiseStream, gumbel, philox4x32, uniform_integers
+from specwire.core.law import noise
+from specwire.core.law.noise import NoiseStream, gumbel, philox4x32, uniform_integers
 from tests.core import philox
 
 ZERO = (0, 0, 0, 0)

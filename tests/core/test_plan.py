@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.drafting import Pace
-from specwire.core.plan import Discipline, InvalidPlan, Plan, parse_plan
+from specwire.core.messages import Discipline, Pace, Plan
+from specwire.core.policy.controller import InvalidPlan, parse_plan
 
 
 def test_plans_are_read() -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core import events as ev
-from specwire.core.chain import Chains, Proposal
+from specwire.core import messages as ev
+from specwire.core.messages import Proposal
 from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
-from specwire.core.session import Session
-from specwire.core.states import State
+from specwire.core.session import Session, State
 from specwire.core.text import Text, hash_of
+from specwire.core.verify.chains import Chains
 from tests.core.script import EOS, LETTERS, VOCABULARY, Script, first_stop
 from tests.core.world import FAULTS, PROGRESS, World, random_world
 

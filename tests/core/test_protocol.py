@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from scripts import protocol_table
-from specwire.core.acceptance import Outcome, choose
-from specwire.core.chain import Offer
-from specwire.core.history import History
-from specwire.core.noise import NoiseStream, gumbel, philox4x32, uniform_integers
-from specwire.core.sampling import Sampling
-from specwire.core.states import TRANSITIONS, State
+from specwire.core.law.acceptance import choose
+from specwire.core.law.noise import NoiseStream, gumbel, philox4x32, uniform_integers
+from specwire.core.law.sampling import History, Sampling
+from specwire.core.messages import Outcome
+from specwire.core.session import TRANSITIONS, State
 from specwire.core.text import extend_hash, hash_of
+from specwire.core.verify.chains import Offer
 
 PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()
 LOGITS = [1.0, 0.5, 0.0, -0.5]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.rules import Acceptance, Rule
-from specwire.core.sampling import InvalidParameter, Sampling, with_rule
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Acceptance, Rule, Sampling, with_rule
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.09)"])

@@ -20,9 +20,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from specwire.core.history import History, seen_in
-from specwire.core.sampling import (
-    InvalidParameter,
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import (
+    History,
     LogprobsOf,
     Rule,
     Sampling,
@@ -31,6 +31,7 @@ from specwire.core.sampling import (
     kept_by_top_p,
     log_probabilities,
     resolve_rule,
+    seen_in,
 )
 
 LOGITS = np.log([0.5, 0.25, 0.125, 0.125])

@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from specwire.core import dividing
-from specwire.core.chain import SourceKind
-from specwire.core.ngram import Guess
-from specwire.core.scheduler import PATIENCE_US, PREFILL_ROWS, schedule
-from specwire.core.shares import MOST_WINDOW, Awaited, Share, StepCandidate, StepPlan
-from specwire.core.speed import AcceptanceByPosition, expected_tokens
+from specwire.core.messages import MOST_WINDOW, SourceKind
+from specwire.core.policy import windows as dividing
+from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
+from specwire.core.policy.windows import (
+    PATIENCE_US,
+    PREFILL_ROWS,
+    Awaited,
+    Guess,
+    Share,
+    StepCandidate,
+    StepPlan,
+    schedule,
+)
 
 
 def flat(_: int) -> float:

@@ -6,14 +6,10 @@ from collections import defaultdict
 
 import pytest
 
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal
-from specwire.core.drafting import Pace
-from specwire.core.limits import FinishReason
-from specwire.core.session import IllegalEvent, Session
-from specwire.core.states import TRANSITIONS, State
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal
+from specwire.core.session import TRANSITIONS, IllegalEvent, Session, State
 from specwire.core.text import Text
 from tests.core.script import LetterScanner
 from tests.core.world import World, random_run

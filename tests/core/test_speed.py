@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from specwire.core.speed import (
+from specwire.core.policy.estimates import (
     AcceptanceByPosition,
     ForwardTimes,
     expected_tokens,

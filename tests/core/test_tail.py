@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.tail import Tail, Verdict
+from specwire.core.messages import FinishReason, Outcome, Verdict
+from specwire.core.verify.session import Tail
 
 A, R = Outcome.ACCEPTED, Outcome.RECOVERED
 

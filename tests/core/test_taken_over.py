@@ -16,15 +16,13 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from specwire.core.acceptance import Decision
-from specwire.core.chain import Offer, Proposal
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.judging import by_block, by_rejection
+from specwire.core.draft import DraftSession
+from specwire.core.law.acceptance import by_block, by_rejection
+from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.limits import Ending
-from specwire.core.sampling import Sampling, with_rule
-from specwire.core.tail import Verdict
-from specwire.core.verification import Allowance, VerifySession
-from specwire.core.weights import Draft, Number, Weights
+from specwire.core.messages import Decision, Draft, Number, Pace, Proposal, Verdict, Weights
+from specwire.core.verify.chains import Offer
+from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.laws import Explorer, Row, Rows, Text, World, plain
 
 F = Fraction
@@ -90,7 +88,7 @@ class Epoch:
 
 
 class NumberedRows(Rows):
-    """Rows whose coins and residuals belong to places, as the product's do (`specwire.core.epoch`)."""
+    """Rows whose coins and residuals belong to places, as the product's do (`specwire.core.law.noise`)."""
 
     def __init__(self, epoch: Epoch, text: Text, window: Text) -> None:
         super().__init__(epoch.world, text, window, END)

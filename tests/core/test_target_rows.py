@@ -10,12 +10,11 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-from specwire.core.epoch import epoch_of, seed_behind
-from specwire.core.judging import excess
-from specwire.core.sampling import Sampling
-from specwire.core.target_rows import TargetRows
+from specwire.core.law.acceptance import TargetRows, excess
+from specwire.core.law.noise import epoch_of, seed_behind
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Weights
 from specwire.core.text import hash_of
-from specwire.core.weights import Weights
 
 P = np.array([[0.5, 0.3, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]])
 SEEDS = 4000

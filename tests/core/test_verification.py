@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import Offer, Proposal, SourceKind
-from specwire.core.limits import Ending, FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
 from specwire.core.text import hash_of
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.verify.chains import Offer
+from specwire.core.verify.session import Allowance, VerifySession
 
 PROMPT = [4, 0, 2]
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT

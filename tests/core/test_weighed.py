@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.acceptance import Decision, Outcome
-from specwire.core.chain import Chains, Offer, Proposal
-from specwire.core.drafting import DraftSession, Pace, fitting
+from specwire.core.draft import DraftSession, fitting
+from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.limits import Ending
-from specwire.core.sampling import Sampling, with_rule
+from specwire.core.messages import Decision, Draft, Outcome, Pace, Proposal, Weights
 from specwire.core.text import Text, hash_of
-from specwire.core.verification import Allowance, VerifySession
-from specwire.core.weights import Draft, Weights
+from specwire.core.verify.chains import Chains, Offer
+from specwire.core.verify.session import Allowance, VerifySession
 
 PROMPT = [4, 0, 2]
 EPOCH = 11

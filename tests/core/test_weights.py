@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from specwire.core.acceptance import choose
-from specwire.core.sampling import Sampling
-from specwire.core.weights import MOST_IDS, MOST_KEPT, MOST_TOTAL, PARTS, Weights, draw_quantised, quantise
+from specwire.core.law.acceptance import choose, draw_quantised, quantise
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import MOST_IDS, MOST_KEPT, MOST_TOTAL, PARTS, Weights
 
 
 def test_the_most_probable_ids_are_kept_in_proportion() -> None:

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.chain import Proposal, SourceKind
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.limits import Ending, FinishReason, Stopping
-from specwire.core.sampling import Sampling
-from specwire.core.session import Session
-from specwire.core.states import State
-from specwire.core.tail import Verdict
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.draft import DraftSession
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Ending, Stopping
+from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, Verdict
+from specwire.core.session import Session, State
 from specwire.core.text import Text, hash_of
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.facts import Facts, Seat, Violation, is_prefix, require
 from tests.core.script import EOS, VOCABULARY, LetterScanner, Script
 

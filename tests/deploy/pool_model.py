@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
+from deploy.cluster.replica import ReplicaPlace
 from deploy.cluster.schema import ClusterConfig, Group
 from deploy.cluster.steering import Look, Steering, every
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 
 TICK_S = 0.05
-# As `verify_service.waiting` remembers waits.
+# As `verify_service.engine.seating` remembers waits.
 KEPT_S = 5.0
 # An entry is at most as old.
 BEAT_S = 2.0

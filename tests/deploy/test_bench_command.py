@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import bench, cli
+from deploy.cli import bench
+from deploy.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
-from deploy.options import add_stack_arguments
-from deploy.own_stack import stack_words
-from specwire.core.limits import FinishReason
+from deploy.cli import main as cli
+from deploy.stack.options import add_stack_arguments
+from deploy.stack.own_stack import stack_words
+from specwire.core.messages import FinishReason
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]

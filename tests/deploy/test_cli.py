@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli, demo, generate
+from deploy.cli import demo, generate
+from deploy.cli import main as cli
 from deploy.commands import COMMANDS
-from specwire.telemetry.process import installed_version
+from specwire.telemetry.metrics import installed_version
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +38,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_help_imports_nothing_heavy() -> None:
     source = (
-        "import sys; from deploy.cli import main\n"
+        "import sys; from deploy.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: print(sorted({'torch', 'ray', 'grpc', 'redis', 'numpy'} & set(sys.modules)))"
     )
@@ -49,7 +50,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 EVERY_HELP = """
 import sys
-from deploy.cli import main
+from deploy.cli.main import main
 from deploy.commands import COMMANDS
 for command in COMMANDS:
     try:

@@ -12,13 +12,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
 from deploy.cluster import fleet
 from deploy.cluster.command import carried_out, drain_timeout_of, ray_token
-from deploy.cluster.keys import InvalidConfig
 from deploy.cluster.scale import counts_of
 from deploy.cluster.scaling import ScalingRule
-from deploy.cluster.schema import parse
+from deploy.cluster.schema import InvalidConfig, parse
 from deploy.cluster.status import table
 
 SMALLEST = """

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.place import ReplicaPlace
 from deploy.cluster.planning import ReplicaName
 from deploy.cluster.registered import are_known
+from deploy.cluster.replica import ReplicaPlace
 from deploy.cluster.schema import parse
 from deploy.cluster.status import scaling
 from deploy.cluster.steering import RETRY_S, Look, Orders, Steering, every

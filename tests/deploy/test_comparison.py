@@ -6,12 +6,10 @@ import json
 
 import pytest
 
-from deploy.comparison import Pair, as_object, counts, report
-from deploy.near_tie import Parting, examine, first_difference, tolerance
+from deploy.cli.comparison import Pair, Parting, as_object, counts, examine, first_difference, report, tolerance
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.client.events import DrafterStats
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed, load_model
 
 TARGET = "scripted:7"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
+from deploy.cli.completion import SCRIPTS
 from deploy.commands import COMMANDS
-from deploy.completion import SCRIPTS
 
 ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _specwire; echo "${COMPREPLY[*]}"'
 CHECKS = {"bash": ["-n"], "zsh": ["-f", "-n"], "fish": ["--no-config", "-n"]}

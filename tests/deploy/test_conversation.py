@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.conversation import Conversation, Plain, Style
-from deploy.options import StackError
-from deploy.templated import Templated
+from deploy.cli.chat import Conversation, Plain, Style, Templated
+from deploy.stack.options import StackError
 from specwire.client import Completion
 from specwire.client.events import SamplingInForce, Stats
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import FinishReason
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

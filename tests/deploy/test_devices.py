@@ -7,9 +7,9 @@ import argparse
 import pytest
 
 import verify_service.server
-from deploy.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
-from deploy.plain_host import PlainService
-from specwire.core.sampling import InvalidParameter
+from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
+from deploy.stack.plain_host import PlainService
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_service import ModelServiceOptions, model_options
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import demo_pair
-from deploy import cli, doctor_machine
-from deploy.doctor_models import check_models
-from deploy.doctor_redis import check_log, judge
-from deploy.findings import Finding, Grade, bad, lines, ok
-from deploy.redis_server import RedisServer
+from deploy.cli import doctor_checks as doctor_machine
+from deploy.cli import main as cli
+from deploy.cli.doctor_checks import Finding, Grade, bad, check_log, check_models, judge, lines, ok
+from deploy.stack.redis_server import RedisServer
 
 TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"
 GIB = 2**30

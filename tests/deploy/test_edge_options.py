@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
 
 
 @pytest.mark.parametrize(

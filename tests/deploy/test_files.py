@@ -16,9 +16,9 @@ import pytest
 import ray.autoscaler
 import yaml
 
-from deploy import cli
+from deploy.cli import main as cli
 from deploy.cluster.schema import parse
-from deploy.config_file import read_config
+from deploy.settings import read_config
 from orchestrator.cli import options_of
 from specwire.registry.options import registry_of
 from specwire.rpc.model_service import model_options

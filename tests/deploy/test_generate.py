@@ -8,11 +8,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from deploy.generate import as_object
+from deploy.cli.generate import as_object
 from specwire.client import Completion, SamplingInForce, Stats
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "QUICKSTART.md").read_text()
 STATS = Stats(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli, stack
-from deploy.options import StackError, StackOptions
-from deploy.stack import check_free
+from deploy.cli import main as cli
+from deploy.stack import stack
+from deploy.stack.options import StackError, StackOptions
+from deploy.stack.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
 from tests.certificates import Authority
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import draft_service.server
-from deploy.local_drafter import LocalDrafter
+from deploy.cli.edge import LocalDrafter
 from orchestrator.pool import StartError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2

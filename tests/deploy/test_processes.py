@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.processes import Child, descendants, end_tree
+from deploy.stack.processes import Child, descendants, end_tree
 
 SLEEP = "import time; time.sleep(60)"
 FAMILY = f"""
@@ -69,7 +69,7 @@ async def test_last_words_are_kept_and_reported() -> None:
 def test_a_child_dies_with_a_killed_parent() -> None:
     source = f"""
 import asyncio
-from deploy.processes import Child
+from deploy.stack.processes import Child
 async def main():
     child = await Child.start([{sys.executable!r}, "-c", {SLEEP!r}], print)
     print(child.process.pid, flush=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.ray_cluster import private_environment
-from deploy.ray_messages import RayAnswer, RayOrder
+from deploy.stack.ray_cluster import RayAnswer, RayOrder, private_environment
 from specwire.rpc.model_service import ModelServiceOptions
 
 

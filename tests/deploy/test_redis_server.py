@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from deploy import redis_server
-from deploy.options import StackError
-from deploy.redis_server import RedisServer, check_redis, find_redis
+from deploy.stack import redis_server
+from deploy.stack.options import StackError
+from deploy.stack.redis_server import RedisServer, check_redis, find_redis
 
 
 def ignore(line: str) -> None:

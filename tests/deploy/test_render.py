@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.render import BLUE, GREEN, RESET, YELLOW, Painter, painter, table, wants_colour
+from deploy.cli.terminal import (
+    BLUE,
+    GREEN,
+    RESET,
+    YELLOW,
+    Painter,
+    painter,
+    table,
+    wants_colour,
+)
 from specwire.client import Chunk
-from specwire.core.acceptance import Outcome
+from specwire.core.messages import Outcome
 
 ACCEPTED, RECOVERED, BONUS, DIRECT = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 

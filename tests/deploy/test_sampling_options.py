@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from deploy.sampling_options import add_sampling_arguments, sampling_options
+from deploy.cli.sampling_options import add_sampling_arguments, sampling_options
 from specwire.client.requests import generate_request
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.constraints import constraint_from_wire
-from specwire.rpc.convert import sampling_from_wire, stopping_from_wire
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
 
 

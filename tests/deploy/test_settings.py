@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
 from deploy.commands import CONFIGURABLE
-from deploy.config_file import SettingInvalid
-from deploy.settings import CommandOptions, Setting
+from deploy.settings import CommandOptions, Setting, SettingInvalid
 
 
 def parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy import cli
+from deploy.cli import main as cli
 
 
 def test_one_session(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,8 @@ import json
 
 import pytest
 
-from deploy.options import add_stack_arguments, stack_options
-from deploy.speculative import Speculative, speculative_of
-from specwire.core.sampling import InvalidParameter
+from deploy.stack.options import Speculative, add_stack_arguments, speculative_of, stack_options
+from specwire.core.invalid import InvalidParameter
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from tokenizers.models import WordLevel
 
 import demo_pair
 import verify_service.server
-from deploy import edge, stack
-from deploy.edge import EdgeOptions
-from deploy.options import StackError, StackOptions
+from deploy.cli import edge
+from deploy.cli.edge import EdgeOptions
+from deploy.stack import stack
+from deploy.stack.options import StackError, StackOptions
 from orchestrator.options import OrchestratorOptions
 from specwire.rpc.model_service import ModelServiceOptions
 

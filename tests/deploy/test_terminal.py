@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.terminal import MARKED, RESET, ProvisionalTail
+from deploy.cli.terminal import MARKED, RESET, ProvisionalTail
 from specwire.rpc.process import visible
 from tests.deploy.screen import COMBINING, WIDE, Screen
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy import cli
-from deploy.top import TopLook, page, rate
+from deploy.cli import main as cli
+from deploy.cli.top import TopLook, page, rate
 from orchestrator import server
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
+from orchestrator.tenants import Access
 from specwire.client import Chunk
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys

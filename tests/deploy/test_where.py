@@ -16,12 +16,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.options import DEFAULT_LISTEN
-from deploy.top import add_arguments as add_top_arguments
-from deploy.top import request_of
-from deploy.where import ListedStack, add_where_arguments, explained, listed, listed_stacks, where_of
+from deploy.cli.top import add_arguments as add_top_arguments
+from deploy.cli.top import request_of
+from deploy.cli.where import (
+    ListedStack,
+    add_where_arguments,
+    explained,
+    listed,
+    listed_stacks,
+    where_of,
+)
+from deploy.stack.options import DEFAULT_LISTEN
 from specwire.client import SpecwireError
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import front
 from tests.orchestrator.stack import TARGET
 
@@ -92,7 +99,7 @@ def test_a_stack_that_encrypts_is_not_called_in_the_clear() -> None:
 
 def test_a_killed_stack_is_not_found(runtime: Path) -> None:
     script = """
-        from deploy.where import ListedStack, listed
+        from deploy.cli.where import ListedStack, listed
         with listed(ListedStack("127.0.0.1:1", None, "m", False)):
             print("listed", flush=True)
             input()

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.choice import CANDIDATES, DraftRow, _draw_one, draw
-from specwire.core.acceptance import choose
-from specwire.core.history import seen_in
-from specwire.core.sampling import Sampling
+from draft_service.sampler import CANDIDATES, DraftRow, _draw_one, draw
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling, seen_in
 
 SAMPLINGS = [
     Sampling(),

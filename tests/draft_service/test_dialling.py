@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from draft_service.dialling import DiallingDrafter
+from draft_service.dialler import DiallingDrafter
 from draft_service.server import load
 from specwire.rpc.model_service import ModelServiceOptions
 

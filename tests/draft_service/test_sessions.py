@@ -25,9 +25,9 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.sessions import Sessions
-from specwire.core.constraint import Matcher
-from specwire.core.drafting import Pace
-from specwire.core.sampling import Sampling, with_rule
+from specwire.core.law.constraint import Matcher
+from specwire.core.law.sampling import Sampling, with_rule
+from specwire.core.messages import Pace
 from specwire.lm import Feed, LanguageModel, load_model
 from tests.draft_service.peer import continuation
 from tests.verify_service.automaton import ASKED, Automaton, Walk

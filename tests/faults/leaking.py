@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import runpy
 
-from verify_service.commands import Opening
-from verify_service.roster import Roster
+from verify_service.engine.messages import Opening
+from verify_service.engine.sessions import Roster
 
 KEPT = 1024
 kept: list[bytes] = []

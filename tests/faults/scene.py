@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from specwire.client.requests import RequestOptions
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
 from tests.faults.http_streams import HttpStream
 from tests.faults.matrix import HTTP_LINE, JOINED_LINE, REGISTRYS_LINE

@@ -13,8 +13,9 @@ from typing import Self, Unpack
 
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.acceptance import Outcome, choose
-from specwire.core.sampling import Sampling
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Outcome
 from specwire.lm import Feed, load_model
 
 LIMIT_S = 60.0

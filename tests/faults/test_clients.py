@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import Stream, plain
 

@@ -12,8 +12,8 @@ from demo_pair import DRAFT, TARGET
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import Gathering
 from specwire.client.requests import RequestOptions
-from specwire.core.constraint import Constraint, ConstraintKind
-from specwire.core.limits import FinishReason
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.messages import FinishReason
 from tests.faults.parts import Parts, parts
 from tests.text.schemas import fits
 

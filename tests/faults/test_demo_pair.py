@@ -13,7 +13,7 @@ from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
 from bench.soak.pairs import Pair, demo
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.lm import load_model
 from specwire.rpc.process import say
 from tests.faults.cells import Cell

@@ -16,10 +16,10 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from bench.soak.service import ANY_PORT
-from deploy import edge
+from deploy.cli import edge
 from orchestrator.options import OrchestratorOptions
-from orchestrator.store.opening import MEMORY
 from specwire.client import AsyncClient, Client, SpecwireError
+from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.faults.http_streams import HttpStream

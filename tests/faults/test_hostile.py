@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from tests.faults.hostile import ATTACKS, hostile, joined
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import Stream, plain

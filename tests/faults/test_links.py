@@ -10,8 +10,8 @@ import pytest
 
 from bench.wan.link import Link
 from bench.wan.wire import messages_of
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from specwire.v1 import draft_pb2
 from tests.faults.parts import Service
 from tests.faults.stack import PLAIN, TARGET, Stack

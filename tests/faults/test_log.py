@@ -15,8 +15,7 @@ import redis
 from bench.wan.link import Link
 from orchestrator.store.encoding import TOKEN_BYTES, pack_outcomes, pack_tokens
 from orchestrator.store.scripts import session_keys
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason, Outcome
 from tests.faults.parts import ROOT
 from tests.faults.stack import PLAIN, Stack, read_log
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain

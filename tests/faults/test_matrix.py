@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store import StoredSession
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.faults.cells import Cell, held_s
 from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, QUICK, QUICK_SILENT, shown_by
 from tests.faults.place import Place, place

@@ -15,8 +15,8 @@ import pytest
 from bench.wan.link import Link
 from specwire.client import Chunk, Client
 from specwire.client.requests import RequestOptions
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.faults.parts import Service
 from tests.faults.stack import PLAIN, Stack
@@ -24,7 +24,7 @@ from tests.faults.streams import LIMIT_S, Stream, plain
 
 LENGTH = 600
 PATIENCE_S = 120.0
-# As long as a client needs to notice that nobody answers: see specwire.rpc.options.
+# As long as a client needs to notice that nobody answers: see specwire.rpc.channel.
 STOPPED_S = 10.0
 NOTICED_S = 12.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.store import StoredSession
 from specwire.client import Client, Started
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import PROMPT, plain
 

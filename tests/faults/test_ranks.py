@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from demo_pair import TARGET
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 from tests.faults.parts import parts
 from tests.faults.scene import Asked
 from tests.faults.stack import read_log

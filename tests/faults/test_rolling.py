@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free
 from tests.faults.parts import Parts, Service, parts

@@ -15,7 +15,7 @@ from bench.soak.load import LoadSettings, load
 from bench.soak.service import ROOT
 from bench.soak.settings import Settings
 from bench.soak.soak import soak
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 
 SETTINGS = Settings(minutes=0.3, seed=11, sessions=6, every=2.0)

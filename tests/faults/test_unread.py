@@ -13,7 +13,7 @@ from bench.soak.service import ANY_PORT
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Chunk, Client, Event, Started
 from specwire.client.requests import RequestOptions
-from specwire.rpc.options import READ_AHEAD_BYTES
+from specwire.rpc.channel import READ_AHEAD_BYTES
 from tests.faults.http_streams import HttpReader
 from tests.faults.parts import Parts, parts
 from tests.faults.stack import PLAIN, TARGET

@@ -15,15 +15,13 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-import deploy.cli
-import deploy.edge
+import deploy.cli.edge
+import deploy.cli.main
 import orchestrator.cli
 from deploy.commands import CONFIGURABLE
-from deploy.config_file import SettingInvalid
-from deploy.options import stack_options
-from deploy.settings import CommandOptions
-from deploy.speculative import ELSEWHERE, KNOWN, speculative_of
-from specwire.core.sampling import InvalidParameter
+from deploy.settings import CommandOptions, SettingInvalid
+from deploy.stack.options import ELSEWHERE, KNOWN, speculative_of, stack_options
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_service import model_options
 from specwire.rpc.process import say as say_line
 from tests.fuzz.messages import Values
@@ -36,7 +34,7 @@ BUILDERS: dict[str, tuple[Build, type[ValueError]]] = {
     "up": (stack_options, InvalidParameter),
     "draft": (model_options, InvalidParameter),
     "verify": (model_options, InvalidParameter),
-    "edge": (deploy.edge.options_of, ValueError),
+    "edge": (deploy.cli.edge.options_of, ValueError),
     "orchestrate": (orchestrator.cli.options_of, ValueError),
 }
 SCALARS = [
@@ -178,7 +176,7 @@ def type_line(words: list[str]) -> Counter[str]:
 
 def _typed(words: list[str]) -> str:
     try:
-        args = deploy.cli.parse(words)
+        args = deploy.cli.main.parse(words)
         build, caught = BUILDERS.get(words[0], (lambda _: None, ValueError))
     except SystemExit as end:
         return f"EXIT_{end.code}"

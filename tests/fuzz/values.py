@@ -16,10 +16,9 @@ from orchestrator.store import SessionStore, StoreError, open_store
 from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
 WEIGHTS = "w"

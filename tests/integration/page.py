@@ -27,8 +27,8 @@ from typing import Self
 
 import yaml
 
-from deploy import bound
-from deploy.processes import end_tree
+from deploy.stack import bound
+from deploy.stack.processes import end_tree
 from tests.certificates import Authority
 from tests.documents import PROMPT, ROOT, Block
 from tests.orchestrator.redis_for_tests import free_port

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deploy.processes import descendants, end_tree
+from deploy.stack.processes import descendants, end_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0

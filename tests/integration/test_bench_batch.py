@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.batch import run
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 from tests.bench.tiny import save_pair
 
 

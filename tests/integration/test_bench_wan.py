@@ -12,7 +12,7 @@ from bench.wan import run
 from bench.wan.disciplines import DISCIPLINES
 from bench.wan.real_pair import MeasuredPair, measure_pair
 from bench.wan.wire import RULES
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 
 
 @pytest.mark.timeout(240)

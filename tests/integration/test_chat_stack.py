@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.processes import descendants, end_tree
+from deploy.stack.processes import descendants, end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT, eventually
 
 STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8", "--no-ray")

@@ -21,7 +21,7 @@ import ray
 
 from bench.cluster.site import Site, command_lines
 from specwire.client import AsyncClient, Chunk, Completion
-from specwire.core.acceptance import Outcome
+from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
 from tests.certificates import Authority
 from tests.faults.parts import Parts, parts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from specwire.client import DrafterStats
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running

@@ -12,8 +12,8 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import PROMPT, Stream, plain
 from tests.lm import models

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import demo_pair
-from deploy.processes import end_tree
+from deploy.stack.processes import end_tree
 from tests.integration.model_hub import MODEL, hub
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 

@@ -22,10 +22,10 @@ import pytest
 
 import demo_pair
 from bench.wan.link import Link
-from deploy.terminal import MARKED
+from deploy.cli.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional
 from specwire.client.requests import RequestOptions
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.deploy.screen import Screen
 from tests.faults.parts import ROOT, parts
 from tests.faults.streams import PROMPT, plain

@@ -16,7 +16,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from demo_pair import TARGET, held_out_prompts
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.v1 import common_pb2, verify_pb2_grpc
 from tests.verify_service.peer import Peer

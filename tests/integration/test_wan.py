@@ -9,8 +9,8 @@ import pytest
 
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, Rig, rig
-from deploy.processes import descendants
-from specwire.core.sampling import Sampling
+from deploy.stack.processes import descendants
+from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
 
 TARGET = "scripted:7:vocab=64:delay_ms=4"

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.apart import ALONE, WIDTHS, Apart, agreeing_widths
 from specwire.lm.cached import CachedLM
 from specwire.lm.hugging_face import HuggingFaceRunner
 from specwire.lm.linear import LinearWeights
 from specwire.lm.llama import LlamaRunner
+from specwire.lm.runners import ALONE, WIDTHS, Apart, agreeing_widths
 from tests.lm.families import ALONE as ALIBI
 from tests.lm.families import SERVED, SLIDING
 from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from specwire.core import acceptance
-from specwire.core import noise as reference
-from specwire.core.history import History
-from specwire.core.sampling import Sampling
-from specwire.core.sampling import log_probabilities as reference_log_p
+from specwire.core.law import acceptance
+from specwire.core.law import noise as reference
+from specwire.core.law.sampling import History, Sampling
+from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.lm import RowSampling, choose
-from specwire.lm.choose import log_probabilities
-from specwire.lm.noise import KEPT_VOCABULARY, Key, gumbel, gumbel_rows, uniform_integers
+from specwire.lm.sampler import KEPT_VOCABULARY, Key, gumbel, gumbel_rows, log_probabilities, uniform_integers
 
 CPU = torch.device("cpu")
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]

@@ -10,8 +10,8 @@ from transformers import GPTNeoConfig, Phi3Config
 
 from specwire.lm import ModelError, load_model
 from specwire.lm.cached import CachedLM
+from specwire.lm.checks import WINDOWED
 from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.windows import WINDOWED
 from tests.lm.families import ALONE, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, build, save
 from tests.lm.walk import Texts

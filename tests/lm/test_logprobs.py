@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specwire.core.history import History
-from specwire.core.logprobs import report, rounded
-from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
+from specwire.core.law.sampling import History, LogprobsOf, Sampling, log_probabilities, report, rounded
 from specwire.lm import RowSampling, choose, logprobs
 
 TIED = torch.tensor([[0.0, 2.0, 2.0, -torch.inf, 2.0, 1.0]])

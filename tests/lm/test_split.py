@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from bench.mixes import Case, alone, differing, samplings, together
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model
 from specwire.lm.cached import CachedLM
-from specwire.lm.leading import LeadingRunner
 from specwire.lm.llama import LlamaRunner
-from specwire.lm.orders import obey, to_copy, to_run, to_zero
+from specwire.lm.orders import LeadingRunner, obey, to_copy, to_run, to_zero
 from tests.lm.models import build, config, plain, save
 from tests.lm.walk import Texts
 from verify_service.ranks import Ranks

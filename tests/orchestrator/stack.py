@@ -10,15 +10,15 @@ import draft_service.server
 import verify_service.server
 from draft_service.server import RunningDrafter
 from orchestrator import server
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient
-from specwire.core.acceptance import choose
-from specwire.core.sampling import Sampling
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.rpc.model_service import ModelServiceOptions
+from verify_service.engine.messages import QueuePatience
 from verify_service.server import PATIENCE, RunningVerifier
-from verify_service.waiting import QueuePatience
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.7"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import appender as module
-from orchestrator.appender import Appender, Lifetimes
+from orchestrator.session import log as module
+from orchestrator.session.log import Appender, Lifetimes
 from orchestrator.store import (
     LEASE_S,
     AppendReply,
@@ -23,10 +23,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.base import Logprobs, Outcomes, Tokens
 from orchestrator.store.memory import MemoryStore
-from specwire.core.acceptance import Outcome
-from specwire.core.effects import Append, End
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.test_store import record_of
 
 A = Outcome.ACCEPTED

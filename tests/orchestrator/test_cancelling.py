@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from orchestrator import cancelling
-from orchestrator.cancelling import KEPT_S, Cancellations
-from orchestrator.output import Output
+from orchestrator.ownership import ownership as cancelling
+from orchestrator.ownership.ownership import KEPT_S, Cancellations
+from orchestrator.session.output import Output
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, Chunk, Started
 from specwire.client.errors import SpecwireError
-from specwire.core.acceptance import Outcome
-from specwire.core.effects import EmitEnd, End
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import EmitEnd, End, FinishReason, Outcome
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
 

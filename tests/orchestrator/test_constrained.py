@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import verify_service.server
 from specwire.client import Completion, SpecwireError
 from specwire.client.requests import RequestOptions
-from specwire.core.constraint import Constraint, ConstraintKind
-from specwire.core.limits import FinishReason
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.messages import FinishReason
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny

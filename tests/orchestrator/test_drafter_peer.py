@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.peers import ANSWERS, MOST_STRAYS, DrafterPeer
-from orchestrator.placing import chosen_drafter
-from orchestrator.quota import MOST_RELAYED
+from orchestrator.peers.peer import ANSWERS, MOST_RELAYED, MOST_STRAYS, DrafterPeer
+from orchestrator.pool import chosen_drafter
 from specwire.core.placement import PlacementRequest
 from specwire.v1 import common_pb2, draft_pb2
 

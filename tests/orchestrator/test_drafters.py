@@ -9,23 +9,23 @@ from functools import partial
 import grpc
 import pytest
 
-from orchestrator import drafters as module
-from orchestrator.drafters import Drafters
-from orchestrator.driver import SessionDriver
-from orchestrator.experience import MOST_KNOWN, Experience, share_host
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.peers import DrafterPeer, VerifierPeer
-from orchestrator.placing import chosen_drafter
-from orchestrator.stats import SessionStats
+from orchestrator.peers.peer import MOST_KNOWN, DrafterPeer, Experience, VerifierPeer, share_host
+from orchestrator.pool import chosen_drafter
+from orchestrator.session import drafters as module
+from orchestrator.session.drafters import Drafters
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
-from specwire.core.acceptance import DraftCounts
-from specwire.core.controller import Controller
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.acceptance import DraftCounts
+from specwire.core.law.sampling import Rule, Sampling
 from specwire.core.limits import Stopping
 from specwire.core.placement import PlacementRequest
-from specwire.core.sampling import InvalidParameter, Rule, Sampling
-from specwire.core.speed import ForwardTimes
+from specwire.core.policy.controller import Controller
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import hash_of
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2

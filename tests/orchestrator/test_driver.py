@@ -10,18 +10,19 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from orchestrator import appender, drafters, verifying
-from orchestrator.driver import SessionDriver
-from orchestrator.link import Link
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers import DrafterPeer, VerifierPeer
-from orchestrator.quota import MOST_RELAYED
+from orchestrator.peers.link import Link
+from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
+from orchestrator.session import drafters
+from orchestrator.session import log as appender
+from orchestrator.session import verifier as verifying
+from orchestrator.session.driver import SessionDriver
 from orchestrator.store import AppendReply, SessionRecord
 from orchestrator.store.memory import MemoryStore
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
-from specwire.core.session import Session
-from specwire.core.states import State
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason
+from specwire.core.session import Session, State
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner

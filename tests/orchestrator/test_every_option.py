@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions, generate_request
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.lm.scripted import Script
 from specwire.rpc import convert
 from specwire.v1 import common_pb2, generation_pb2

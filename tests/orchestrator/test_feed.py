@@ -9,12 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.dialled import AnyPeer
-from orchestrator.feed import Place, RegistryFeed, newest
-from orchestrator.homes import Homes
-from orchestrator.peers import VerifierPeer
-from orchestrator.reports import GIVEN_UP_S, STALE_S, PeerReport
-from specwire.core.sampling import InvalidParameter
+from orchestrator.peers.peer import GIVEN_UP_S, STALE_S, AnyPeer, PeerReport, VerifierPeer
+from orchestrator.peers.registry import Homes, Place, RegistryFeed, newest
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 from specwire.v1 import common_pb2
@@ -213,7 +210,7 @@ async def test_who_must_not_be_dialled_is_counted(rig: Rig) -> None:
 
 
 async def test_not_everything_is_dialled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.feed.MOST_DIALLED", 2)
+    monkeypatch.setattr("orchestrator.peers.registry.MOST_DIALLED", 2)
     rig.look(*(replace(VERIFIER, address=f"10.0.0.1:{port}") for port in range(1, 5)))
     assert len(rig.peers) == 2
     assert rig.feed.ignored == {"too many": 2}
@@ -222,7 +219,7 @@ async def test_not_everything_is_dialled(rig: Rig, monkeypatch: pytest.MonkeyPat
 async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     monkeypatch.undo()
-    monkeypatch.setattr("orchestrator.feed.LOOK_S", 0.01)
+    monkeypatch.setattr("orchestrator.peers.registry.LOOK_S", 0.01)
     rig.directory.listing_now = Listing((VERIFIER,))
     rig.homes.note("session", AT)
     running = asyncio.create_task(rig.feed.run())

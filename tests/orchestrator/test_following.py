@@ -6,17 +6,15 @@ import asyncio
 
 import pytest
 
-from orchestrator import following
-from orchestrator.following import Follower, NobodyDrives
-from orchestrator.output import Output
-from orchestrator.readers import Readers
-from orchestrator.restoring import OtherText, Replay
+from orchestrator.ownership import follower as following
+from orchestrator.ownership.follower import Follower, NobodyDrives
+from orchestrator.session.output import OtherText, Output, Readers, Replay
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome
 from tests.core.script import LetterScanner
 
 RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))

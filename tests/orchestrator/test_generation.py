@@ -12,14 +12,13 @@ import pytest
 import verify_service.server
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import Prompt, RequestOptions
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, plain, stack
-from verify_service.waiting import QueuePatience
+from verify_service.engine.messages import QueuePatience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 

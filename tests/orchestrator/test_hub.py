@@ -12,15 +12,15 @@ import pytest
 
 import draft_service.server
 import orchestrator.server
-from draft_service.dialling import DiallingDrafter, JoinRefused
+from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
-from orchestrator.experience import share_host
-from orchestrator.link import QUARANTINE
 from orchestrator.options import OrchestratorOptions
-from specwire.core.sampling import InvalidParameter
+from orchestrator.peers.link import QUARANTINE
+from orchestrator.peers.peer import share_host
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
+from specwire.rpc.errors import retry_after
 from specwire.rpc.model_service import ModelServiceOptions
-from specwire.rpc.retry import retry_after
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority

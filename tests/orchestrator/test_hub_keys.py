@@ -11,11 +11,11 @@ import pytest
 
 import draft_service.server
 import orchestrator.server
-from draft_service.dialling import JoinRefused
-from orchestrator.access import Access
+from draft_service.dialler import JoinRefused
 from orchestrator.hub import MOST_SAID_BYTES
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys

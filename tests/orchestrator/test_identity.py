@@ -13,12 +13,12 @@ import pytest
 
 import orchestrator.server
 import verify_service.server
-from orchestrator.models import identity_of
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.models import identity_of
 from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc

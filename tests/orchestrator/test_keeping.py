@@ -8,13 +8,13 @@ import asyncio
 import grpc
 import pytest
 
-from orchestrator import leases
 from orchestrator.cli import add_arguments, options_of
 from orchestrator.options import LONGEST_S, OrchestratorOptions
+from orchestrator.session import log as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.messages import verdict_event
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import InvalidParameter
+from orchestrator.session.verifier import verdict_event
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import TokenLogprobs
 from specwire.v1 import common_pb2, verify_pb2
 
 TOLD = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25, -2.0])

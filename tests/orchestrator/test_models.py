@@ -18,14 +18,13 @@ from tokenizers.models import WordLevel
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from orchestrator.models import KEPT_S, Models, identity_of
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.models import KEPT_S, Models, Tokenizers, identity_of
 from orchestrator.server import RunningOrchestrator
 from orchestrator.store import SessionRecord
-from orchestrator.tokenizers import Tokenizers
 from specwire.client import AsyncClient, SpecwireError
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.sampling import Sampling
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2

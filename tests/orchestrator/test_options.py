@@ -13,8 +13,8 @@ import verify_service.server
 from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
 from specwire.client.events import Gathering
 from specwire.client.requests import Prompt, RequestOptions, generate_request
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack

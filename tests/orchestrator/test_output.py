@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from orchestrator.output import MOST_REPORTED, Cursor, Output, OutputPiece
-from orchestrator.restoring import Replay
-from specwire.core.acceptance import Outcome
-from specwire.core.effects import Emit, EmitEnd, End
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from orchestrator.session.output import MOST_REPORTED, Cursor, Output, OutputPiece, Replay
+from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.preview import ProvisionalDraft
 from specwire.text import OutputText
 from tests.text.tokenizers_for_tests import byte_level

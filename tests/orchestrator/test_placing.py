@@ -8,15 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.driver import SessionDriver
-from orchestrator.feed import RegistryFeed
-from orchestrator.homes import Homes
-from orchestrator.peers import DrafterPeer, VerifierPeer
-from orchestrator.placing import Placing
+from orchestrator.peers.peer import DrafterPeer, VerifierPeer
+from orchestrator.peers.registry import Homes, RegistryFeed
+from orchestrator.pool import Placing
+from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
 from specwire.core.placement import Reason
-from specwire.core.sampling import Sampling
 from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import peers as module
-from orchestrator.peers import VerifierPeer
+from orchestrator.peers import peer as module
+from orchestrator.peers.peer import VerifierPeer
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.test_driver import SilentLink
 
@@ -15,7 +15,7 @@ INFO = common_pb2.GetModelInfoResponse()
 class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        patch.setattr("orchestrator.peers.time.monotonic", lambda: self.now)
+        patch.setattr("orchestrator.peers.peer.time.monotonic", lambda: self.now)
 
 
 def lost_peer() -> VerifierPeer:

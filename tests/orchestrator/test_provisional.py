@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.provisional import SHOWN_PACE, with_drafts
+from orchestrator.session.output import SHOWN_PACE, with_drafts
 from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.controller import Controller
-from specwire.core.drafting import Pace
-from specwire.core.plan import OFF_PACE, Discipline, Plan
+from specwire.core.messages import Discipline, Pace, Plan
+from specwire.core.policy.controller import OFF_PACE, Controller
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 
 SLOW = f"{TARGET}:delay_ms=40"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.quota import MOST_RELAYED, Quota
-from specwire.core.drafting import DraftSession, Pace
+from orchestrator.peers.peer import MOST_RELAYED, Quota
+from specwire.core.draft import DraftSession
+from specwire.core.messages import Pace
 
 paces = st.builds(Pace, st.integers(1, 5), st.integers(0, 12))
 # How far an advance goes back, what it decides (0: what the drafter guessed), the pace, and tokens drafted after it.

@@ -13,13 +13,13 @@ import pytest
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from orchestrator.access import Access
-from orchestrator.feed import RegistryFeed
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers import VerifierPeer
+from orchestrator.peers.peer import VerifierPeer
+from orchestrator.peers.registry import RegistryFeed
 from orchestrator.server import RunningOrchestrator
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.placement import Reason
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Load
@@ -83,7 +83,7 @@ class Place:
 
 @pytest.fixture
 async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr("orchestrator.feed.LOOK_S", 0.1)
+    monkeypatch.setattr("orchestrator.peers.registry.LOOK_S", 0.1)
     server.mend()
     async with AsyncExitStack() as parts:
         yield Place(server, parts)

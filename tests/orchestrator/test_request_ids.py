@@ -11,23 +11,23 @@ import grpc
 import pytest
 
 from orchestrator import server
-from orchestrator.access import Access
-from orchestrator.appender import Appender, Lifetimes
+from orchestrator.api.requests import digest_of
 from orchestrator.options import OrchestratorOptions
-from orchestrator.output import Output
-from orchestrator.requests import digest_of
+from orchestrator.session.log import Appender, Lifetimes
+from orchestrator.session.output import Output
 from orchestrator.store import LEASE_S, Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from orchestrator.tenants import new_session_id
+from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason
 from specwire.rpc.channel import open_channel
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 from tests.orchestrator.test_store import record_of
-from verify_service.waiting import QueuePatience
+from verify_service.engine.messages import QueuePatience
 
 LIMIT_S = 120.0
 

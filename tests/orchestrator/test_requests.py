@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.requests import LONG_TEXT, digest_of, drafting_of, encoded
-from orchestrator.target import Target
-from orchestrator.tokenizers import ReadTokenizer
-from specwire.core.sampling import InvalidParameter
+from orchestrator.api.requests import LONG_TEXT, digest_of, drafting_of, encoded
+from orchestrator.peers.models import ReadTokenizer, Target
+from specwire.core.invalid import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
 
 

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.output import Cursor, Output
-from orchestrator.restoring import PORTION, OtherText, Replay
-from specwire.core.acceptance import Outcome
-from specwire.core.effects import Emit, EmitEnd, End
-from specwire.core.limits import FinishReason
+from orchestrator.session.output import PORTION, Cursor, OtherText, Output, Replay
+from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome
 from specwire.text import OutputText
 from specwire.text.output import Release
 from tests.text.tokenizers_for_tests import byte_level

@@ -7,8 +7,8 @@ import gc
 
 import grpc
 
-from orchestrator.driver import SessionDriver
-from orchestrator.roster import KnownSessions
+from orchestrator.session.driver import SessionDriver
+from orchestrator.sessions import KnownSessions
 from specwire.rpc.errors import StatusError
 
 

@@ -13,20 +13,20 @@ import pytest
 
 import draft_service.sessions
 import verify_service.server
-from draft_service.weighing import WeighedPlace
+from draft_service.sampler import WeighedPlace
 from orchestrator import server
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
 from specwire.client.requests import RequestOptions, generate_request
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.epoch import epoch_of
+from specwire.core.draft import DraftSession
+from specwire.core.law.noise import epoch_of
+from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
 from specwire.core.limits import Stopping
-from specwire.core.rules import GUESSING_RULES, Acceptance
-from specwire.core.sampling import Sampling, with_rule
+from specwire.core.messages import Pace
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer

@@ -16,9 +16,9 @@ import pytest
 
 import orchestrator.server
 import verify_service.server
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_service import ModelServiceOptions

@@ -6,13 +6,10 @@ from itertools import product
 
 import pytest
 
-from orchestrator import replies
-from orchestrator.stats import SessionStats
-from orchestrator.totals import Totals
-from specwire.core.acceptance import DraftCounts, Outcome, late_counts, window_counts
-from specwire.core.chain import SourceKind
-from specwire.core.events import VerdictArrived
-from specwire.core.limits import FinishReason
+from orchestrator.api import replies
+from orchestrator.session.stats import SessionStats, Totals
+from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
+from specwire.core.messages import FinishReason, Outcome, SourceKind, VerdictArrived
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 

@@ -23,10 +23,9 @@ from orchestrator.store import (
     StaleLog,
     open_store,
 )
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 

@@ -8,25 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.store.base import SessionRecord
+from orchestrator.store.base import DamagedLog, SessionRecord
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
     pack_logprobs,
     pack_outcomes,
     pack_tokens,
+    stored_session,
     unpack_logprobs,
     unpack_outcomes,
     unpack_tokens,
 )
-from orchestrator.store.errors import DamagedLog
 from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import request_key
-from orchestrator.store.snapshot import stored_session
-from specwire.core.acceptance import Outcome
+from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import Sampling
+from specwire.core.messages import Outcome, TokenLogprobs
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2
 from tests.orchestrator.test_store import record_of

@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
-from specwire.core.acceptance import Outcome
+from specwire.core.messages import Outcome
 from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import (

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import SERVICE, cluster, cluster_url, log_bytes, replicated, sentinel
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack

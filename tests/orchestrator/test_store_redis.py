@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from redis import Redis
 
-from orchestrator.appender import Appender, Lifetimes
+from orchestrator.session.log import Appender, Lifetimes
 from orchestrator.store import (
     AppendReply,
     DamagedLog,
@@ -26,15 +26,12 @@ from orchestrator.store import (
 )
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.lanes import MOST_AT_ONCE
-from orchestrator.store.opening import without_password
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, roll_key, session_keys
-from specwire.core.acceptance import Outcome
-from specwire.core.effects import Append
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 from specwire.redis.lines import Command, Node
+from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import record_of

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 import grpc
 import pytest
 
-from orchestrator import server, sweeping
+from orchestrator import server
 from orchestrator.options import OrchestratorOptions
+from orchestrator.ownership import sweeper as sweeping
+from orchestrator.ownership.sweeper import Sweeper, SweepPatience
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from orchestrator.sweeping import Sweeper, SweepPatience
 from orchestrator.tenants import new_session_id
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack

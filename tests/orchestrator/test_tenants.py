@@ -8,17 +8,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-import orchestrator.pool
 import orchestrator.server
 import verify_service.server
-from orchestrator.access import Access, rules_of
 from orchestrator.options import OrchestratorOptions
+from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
-from orchestrator.tenants import ANONYMOUS, Allowances, check_owner, new_session_id
+from orchestrator.tenants import ANONYMOUS, Access, Allowances, check_owner, new_session_id, rules_of
 from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
 from specwire.core.limits import Stopping
-from specwire.core.rules import GUESSING_RULES, Rule
-from specwire.core.sampling import InvalidParameter, Sampling
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
@@ -247,7 +246,7 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
         done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
-        with pytest.raises(orchestrator.pool.StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
+        with pytest.raises(StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
             await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=0.5))
     assert list(done.tokens) == plain(TARGET, PROMPT, 5)
 

@@ -10,8 +10,8 @@ import pytest
 
 import orchestrator.server
 import verify_service.server
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_service import ModelServiceOptions

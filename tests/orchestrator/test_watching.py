@@ -12,9 +12,10 @@ import grpc
 import pytest
 from redis import Redis
 
-from deploy.generate import summary
-from orchestrator import following, server
+from deploy.cli.generate import summary
+from orchestrator import server
 from orchestrator.options import OrchestratorOptions
+from orchestrator.ownership import follower as following
 from orchestrator.store import StoredSession
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import session_keys
@@ -22,8 +23,8 @@ from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, 
 from specwire.client.events import Gathering
 from specwire.client.requests import RequestOptions
 from specwire.client.wire import event_from_wire
-from specwire.core.limits import FinishReason
-from specwire.core.states import State
+from specwire.core.messages import FinishReason
+from specwire.core.session import State
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer

@@ -8,7 +8,7 @@ import pytest
 
 import draft_service.server
 import verify_service.server
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.options import NOWHERE, RegistryOptions, advertised
 
 URL = "redis://127.0.0.1:6379"

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from specwire.rpc.options import channel_options
+from specwire.rpc.channel import channel_options
 from specwire.rpc.server import RunningServer, Service, serve
 
 NAME = "specwire.v1.TestService"

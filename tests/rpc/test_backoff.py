@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specwire.rpc.backoff import Backoff
+from specwire.rpc.channel import Backoff
 
 
 def test_waits_double_up_to_a_limit_and_are_scattered_over_their_upper_half() -> None:

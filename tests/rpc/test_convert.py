@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.acceptance import Outcome
-from specwire.core.chain import Proposal
-from specwire.core.constraint import Constraint, ConstraintKind
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import InvalidParameter, LogprobsOf, Rule, Sampling
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome, Proposal, TokenLogprobs
 from specwire.rpc import convert
 from specwire.v1 import common_pb2
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, Context, StatusError, code_number, code_of
 from tests.rpc.serving import method, served, service
 

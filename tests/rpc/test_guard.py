@@ -14,13 +14,11 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_blocking_channel, open_channel
-from specwire.rpc.errors import Context
-from specwire.rpc.guard import Admission
+from specwire.rpc.errors import Context, retry_after
 from specwire.rpc.keys import Keys
-from specwire.rpc.retry import retry_after
-from specwire.rpc.server import Service, serve
+from specwire.rpc.server import Admission, Service, serve
 from specwire.rpc.tls import ClientTls
 from tests.rpc.serving import NAME, method, service
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specwire.rpc import host
+from specwire.rpc import listening as host
 
 
 def test_it_is_stable_and_depends_on_boot_and_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

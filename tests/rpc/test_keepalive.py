@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from specwire.rpc import options
+from specwire.rpc import channel as options
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context
 from specwire.rpc.server import serve

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys, add_token_argument, read_keys, read_token, show
 

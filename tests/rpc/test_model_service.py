@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_service import ModelServiceOptions
 
 

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from specwire.rpc import outbox as module
+from specwire.rpc.channel import channel_options
 from specwire.rpc.errors import Context
-from specwire.rpc.options import channel_options
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.server import Service, serve
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc

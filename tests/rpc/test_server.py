@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from specwire.rpc.channel import channel_options, is_loopback, server_options
 from specwire.rpc.errors import Context
-from specwire.rpc.options import channel_options, is_loopback, server_options
 from specwire.rpc.server import ListenError, parse_listen, serve
 from tests.rpc.serving import NAME, method, served, service
 

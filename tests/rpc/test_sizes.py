@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.sampling import InvalidParameter
-from specwire.rpc.sizes import size_of
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.model_service import size_of
 
 
 @pytest.mark.parametrize(

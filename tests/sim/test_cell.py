@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.acceptance import DraftCounts
+from specwire.core.law.acceptance import DraftCounts
 from specwire.sim import (
     AUTO,
     PLAIN,

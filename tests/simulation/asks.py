@@ -8,9 +8,8 @@ from random import Random
 from typing import Any, cast
 
 from specwire.client.requests import RequestOptions
+from specwire.core.law.sampling import Acceptance, LogprobsOf, Sampling
 from specwire.core.limits import Stopping
-from specwire.core.rules import Acceptance
-from specwire.core.sampling import LogprobsOf, Sampling
 from tests.simulation.services import CONTEXT
 
 # The last one keeps the end of every token withheld.

@@ -5,9 +5,9 @@ Only what belongs to the process that has just run is looked at, and of that onl
 
 from __future__ import annotations
 
-from orchestrator.driver import SessionDriver
-from specwire.core.limits import FinishReason
-from specwire.core.states import State
+from orchestrator.session.driver import SessionDriver
+from specwire.core.messages import FinishReason
+from specwire.core.session import State
 from tests.simulation.checks_of_readers import ReaderChecks
 from tests.simulation.checks_of_services import DrafterChecks, VerifierChecks
 from tests.simulation.client import SimClient

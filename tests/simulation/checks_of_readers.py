@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.store import StoredSession
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.text import hash_of
 from tests.simulation.expected import is_prefix
 from tests.simulation.facts import Facts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.simulation.facts import Facts
 from tests.simulation.parties import DrafterParty, VerifierParty
 from tests.simulation.services import Model
-from verify_service.roster import Held
+from verify_service.engine.sessions import Held
 
 
 class VerifierChecks:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from specwire.client.requests import generate_request
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.text import hash_of
 from specwire.rpc.convert import logprobs_from_wire
 from specwire.v1 import generation_pb2 as pb

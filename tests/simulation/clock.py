@@ -116,7 +116,7 @@ def simulated(
     with ExitStack() as patches:
         for module, name in _places():
             patches.enter_context(patch.object(module, name, inside[name]))
-        patches.enter_context(patch("draft_service.dialling.say"))
+        patches.enter_context(patch("draft_service.dialler.say"))
         if versions:
             patches.enter_context(patch.object(Pool, "_accept_target", Pool._accept_version))
         sys.set_asyncgen_hooks(finalizer=loop.close_generator)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.simulation.asks import Ask
 from tests.simulation.facts import Facts
 from tests.simulation.hearing import Heard

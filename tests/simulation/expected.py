@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from specwire.core.acceptance import choose
-from specwire.core.history import Seen, seen_in
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs, report
-from specwire.core.rules import Rule
-from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import LogprobsOf, Rule, Sampling, Seen, log_probabilities, report, seen_in
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, TokenLogprobs
 from specwire.lm.scripted import Script
 from tests.simulation.services import USUAL, TargetConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from orchestrator.store import SessionRecord
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.simulation.expected import Expected, Wish, expected, is_prefix
 from tests.simulation.loop import SimLoop
 from tests.simulation.services import Model, Play, TargetConfig

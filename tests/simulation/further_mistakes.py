@@ -11,36 +11,45 @@ from typing import Any
 
 import grpc
 
-from orchestrator import completions, generating, models, ownership, placing, pool, repeats, replies, sweeping, turns
-from orchestrator.access import Access
-from orchestrator.appender import Appender
-from orchestrator.cancelling import Cancellations
-from orchestrator.driver import SessionDriver
+from orchestrator import pool
+from orchestrator import pool as placing
+from orchestrator.api import calls as completions
+from orchestrator.api import calls as generating
+from orchestrator.api import calls as turns
+from orchestrator.api import replies
+from orchestrator.api import requests as repeats
 from orchestrator.log_health import LogHealth
-from orchestrator.models import Models
-from orchestrator.models import identity_of as of_a_session
-from orchestrator.ownership import Ownership
-from orchestrator.peers import VerifierPeer
-from orchestrator.restoring import Replay
+from orchestrator.ownership import ownership
+from orchestrator.ownership import sweeper as sweeping
+from orchestrator.ownership.ownership import Cancellations, Ownership
+from orchestrator.ownership.sweeper import Sweeper
+from orchestrator.peers import models
+from orchestrator.peers.models import Models
+from orchestrator.peers.models import identity_of as of_a_session
+from orchestrator.peers.peer import VerifierPeer
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import Appender
+from orchestrator.session.output import Replay
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession, StoreError
 from orchestrator.store.memory import MemoryStore
-from orchestrator.sweeping import Sweeper
-from specwire.core import judging, placement
-from specwire.core.admission import Waiting
-from specwire.core.effects import EmitEnd
-from specwire.core.history import History
-from specwire.core.limits import Ending, FinishReason
-from specwire.lm.choose import RowSampling
-from specwire.lm.noise import Key
-from specwire.rpc.model_info import Identity
+from orchestrator.tenants import Access
+from specwire.core import placement
+from specwire.core.law import acceptance as judging
+from specwire.core.law.sampling import History
+from specwire.core.limits import Ending
+from specwire.core.messages import EmitEnd, FinishReason
+from specwire.core.placement import Waiting
+from specwire.lm.sampler import Key, RowSampling
+from specwire.rpc.model_service import Identity
 from specwire.v1 import generation_pb2 as pb
 from tests.simulation import occasions
 from tests.simulation.mistakes import Mistake
 from tests.simulation.patches import Patch, always_awaited, always_returning, with_awaited, with_result
 from tests.simulation.store import SimStore
-from verify_service import service, waiting
-from verify_service.slots import Slots
+from verify_service import service
+from verify_service.engine import seating as waiting
+from verify_service.engine.seating import Slots
 
 # Processes that stop
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from specwire.core.limits import FinishReason
-from specwire.core.logprobs import TokenLogprobs
+from specwire.core.messages import FinishReason, TokenLogprobs
 from tests.simulation.asks import Ask
 
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.appender import Appender
-from orchestrator.driver import SessionDriver
-from orchestrator.output import Cursor, Output
-from orchestrator.peers import Peer
+from orchestrator.peers.peer import Peer
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import Appender
+from orchestrator.session.output import Cursor, Output
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.client.resuming import Resumption
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.chain import Chains
-from specwire.core.drafting import DraftSession, Pace
-from specwire.core.limits import Ending, FinishReason
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.draft import DraftSession
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Pace, Verdict
 from specwire.core.session import Session
-from specwire.core.tail import Tail, Verdict
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.verify.chains import Chains
+from specwire.core.verify.session import Allowance, Tail, VerifySession
 from specwire.lm.scripted import ScriptedLM
 from specwire.text import OutputText
 from tests.simulation.occasions import (
@@ -39,7 +39,7 @@ from tests.simulation.occasions import (
 )
 from tests.simulation.patches import Patch, always_returning, with_result
 from tests.simulation.scenario import Scenario, random_scenario
-from verify_service.reception import Reception
+from verify_service.engine.reception import Reception
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from draft_service.dialling import DiallingDrafter
+from draft_service.dialler import DiallingDrafter
 from draft_service.reception import DraftReception as DraftReception
 from draft_service.server import RunningDrafter
 from draft_service.service import DraftServicer
@@ -25,9 +25,9 @@ from tests.simulation.loop import SimLoop, in_strand
 from tests.simulation.network import DETECTION, Network, SimServer
 from tests.simulation.services import CONFIGS, DrafterStrand, EngineStrand, Model, Play
 from tests.simulation.store import SimStore
+from verify_service.engine.messages import QueuePatience
 from verify_service.server import RunningVerifier
 from verify_service.service import VerifyServicer
-from verify_service.waiting import QueuePatience
 
 RESTART = 0.5
 FAREWELL = 0.3

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from orchestrator.access import Access
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
-from specwire.core.rules import Rule
+from orchestrator.tenants import Access
+from specwire.core.law.sampling import Rule
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
 from tests.simulation.asking import Asking, tenant_name, token_of
@@ -30,7 +30,7 @@ from tests.simulation.parties import DrafterParty, Hardware, OrchestratorParty, 
 from tests.simulation.scenario import Scenario
 from tests.simulation.services import Play
 from tests.simulation.store import SimStore
-from verify_service.waiting import QueuePatience
+from verify_service.engine.messages import QueuePatience
 
 LIMIT = 400.0
 # Seconds within which a session ends in the log whose owner and readers are gone.

@@ -20,18 +20,17 @@ from tokenizers.decoders import Fuse
 from draft_service.commands import Command as DraftCommand
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
-from specwire.core.costs import StepCosts
-from specwire.core.speed import ForwardTimes
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
-from specwire.rpc.model_info import model_info_to_wire
+from specwire.rpc.model_service import model_info_to_wire
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
-from verify_service.commands import Command, Reports, StepTimings, Stop
-from verify_service.engine import Engine, Rest
-from verify_service.parts import Part, RowChoice
-from verify_service.waiting import QueuePatience
+from verify_service.engine.batch import Part, RowChoice
+from verify_service.engine.engine import Engine, Rest
+from verify_service.engine.messages import Command, QueuePatience, Reports, StepTimings, Stop
 
 CONTEXT = 160
 VOCABULARY = 12
@@ -179,7 +178,7 @@ class SteppedEngine(Engine):
 
 
 class EngineStrand:
-    """In place of verify_service.worker.Worker: what its thread does, as callbacks of a strand.
+    """In place of verify_service.engine.thread.Worker: what its thread does, as callbacks of a strand.
 
     grace: seconds for which it keeps what lost its link. patience: with sessions that find no slot.
     """

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from bench.laws.exact import p_of_firsts
-from specwire.core import effects as fx
-from specwire.core import events as ev
-from specwire.core.acceptance import Outcome
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.messages import Outcome
 from specwire.core.session import Session
 from tests.simulation.asks import Ask
 from tests.simulation.run import check

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specwire.client import Client
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.logs import JsonLines, TextLines, message_of, of_session
 from specwire.telemetry.options import Telemetry
 from tests.telemetry.stack import observed
@@ -114,9 +114,9 @@ def test_a_stack_logs_json_of_all_its_services_and_no_prompt() -> None:
 
 
 async def test_an_orchestrator_that_is_told_to_logs_prompts_and_outputs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "orchestrator.books")
+    caplog.set_level(logging.INFO, "orchestrator.sessions")
     async with observed(log_prompts=True) as stack:
         completion = await stack.client.complete(PROMPT, max_tokens=6, ignore_eos=True)
-    begun, ended = [made for made in caplog.records if made.name == "orchestrator.books"]
+    begun, ended = [made for made in caplog.records if made.name == "orchestrator.sessions"]
     assert begun.__dict__["prompt"]
     assert ended.__dict__["output"] == completion.text

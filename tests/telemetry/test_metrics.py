@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.listening import check_metrics
 from specwire.rpc.server import ListenError
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
-from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram
-from specwire.telemetry.process import process_families
+from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram, process_families
 from tests.certificates import Authority
 
 

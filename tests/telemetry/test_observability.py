@@ -14,10 +14,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.options import StackOptions
+from deploy.stack.options import StackOptions
 from specwire.client import Chunk, Finished
-from specwire.core.chain import SourceKind
-from specwire.core.plan import Discipline
+from specwire.core.messages import Discipline, SourceKind
 from tests.orchestrator.stack import PROMPT
 from tests.telemetry.promql import ADDED, PREFIX, grouped, selected
 from tests.telemetry.stack import Observed, observed

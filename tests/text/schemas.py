@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 from hypothesis import strategies as st
 
-from specwire.core.constraint import Constraint, ConstraintKind
+from specwire.core.law.constraint import Constraint, ConstraintKind
 
 Schemas = st.SearchStrategy[dict[str, Any]]
 

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 import specwire.text.compiling
 from demo_pair import TARGET
-from specwire.core.constraint import Constraint, ConstraintKind, Mask
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.constrained import Grammars, Matching
 from specwire.text.forkserver import Busy

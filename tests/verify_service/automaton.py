@@ -8,7 +8,7 @@ from itertools import cycle
 
 import numpy as np
 
-from specwire.core.constraint import Constraint, ConstraintKind, Mask
+from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 
 # What a request would say; the automaton stands for it.
 ASKED = Constraint(ConstraintKind.GRAMMAR, ("start: /automaton/",))
@@ -38,7 +38,7 @@ class Automaton:
 
 
 class Walk:
-    """Implements `specwire.core.constraint.Matcher`."""
+    """Implements `specwire.core.law.constraint.Matcher`."""
 
     trouble = ""
 

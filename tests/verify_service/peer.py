@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc.aio
 
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
+from specwire.rpc.channel import channel_options
 from specwire.rpc.convert import sampling_to_wire
 from specwire.rpc.model_service import ModelServiceOptions
-from specwire.rpc.options import channel_options
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.engine.messages import QueuePatience
 from verify_service.server import PATIENCE, RunningVerifier, start
-from verify_service.waiting import QueuePatience
 
 PATIENCE_S = 120.0
 GREEDY = Sampling()

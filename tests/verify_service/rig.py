@@ -7,18 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from specwire.core.acceptance import Outcome, choose
-from specwire.core.chain import Proposal
-from specwire.core.costs import StepCosts
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.sampling import Sampling
-from specwire.core.speed import ForwardTimes
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import FinishReason, Outcome, Proposal
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import hash_of
-from specwire.core.verification import Allowance
+from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel, load_model
-from verify_service.commands import Decided, Opening, Proposed, Refusal, Report, Reports, Tick
-from verify_service.engine import DETACH_GRACE_US, Engine, Rest
-from verify_service.waiting import QueuePatience
+from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
+from verify_service.engine.messages import (
+    Decided,
+    Opening,
+    Proposed,
+    QueuePatience,
+    Refusal,
+    Report,
+    Reports,
+    Tick,
+)
 
 FLAT = {1: 1000.0, 32: 1000.0}
 GREEDY = Sampling()

@@ -8,14 +8,20 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
-from specwire.core.verification import Allowance, VerifySession
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason, Outcome
+from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.commands import Code, LinkLost, Proposed, Refusal, Scoring, Stop
-from verify_service.engine import LOOK_AGAIN_US
+from verify_service.engine.engine import LOOK_AGAIN_US
+from verify_service.engine.messages import (
+    Code,
+    LinkLost,
+    Proposed,
+    Refusal,
+    Scoring,
+    Stop,
+)
 
 PROMPT = (7, 3, 9)
 

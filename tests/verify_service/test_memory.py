@@ -10,8 +10,8 @@ import torch
 
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
-from verify_service.commands import Code, Refusal, Scoring
-from verify_service.relief import LEAST_CHUNK
+from verify_service.engine.budget import LEAST_CHUNK
+from verify_service.engine.messages import Code, Refusal, Scoring
 
 LONG = tuple(index % 60 + 1 for index in range(900))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specwire.core.verification import Allowance
+from specwire.core.verify.session import Allowance
 from tests.verify_service.virtual import COUNT, PLAIN_US, PROMPT, Drafter, Virtual, good, silent
 
 

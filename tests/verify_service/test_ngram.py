@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specwire.core.acceptance import Outcome, window_counts
-from specwire.core.chain import SourceKind
-from specwire.core.ngram import Guess, NgramSource
-from specwire.core.sampling import Sampling
-from specwire.core.tail import Verdict
+from specwire.core.law.acceptance import window_counts
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Outcome, SourceKind, Verdict
+from specwire.core.policy.windows import Guess
+from specwire.core.verify.text_sources import NgramSource
 from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, serving
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle

@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specwire.core.history import seen_in
-from specwire.core.judging import TargetWeights, judge
-from specwire.core.limits import FinishReason, Stopping
-from specwire.core.logprobs import TokenLogprobs
-from specwire.core.sampling import LogprobsOf, Sampling, log_probabilities, with_rule
-from specwire.core.verification import Allowance
-from specwire.core.weights import Draft, Weights
+from specwire.core.law.acceptance import TargetWeights, judge
+from specwire.core.law.sampling import LogprobsOf, Sampling, log_probabilities, seen_in, with_rule
+from specwire.core.limits import Stopping
+from specwire.core.messages import Draft, FinishReason, TokenLogprobs, Weights
+from specwire.core.verify.session import Allowance
 from specwire.lm.scripted import Script
 from tests.alone import Told, alone, close
 from tests.verify_service.rig import FAR, Rig, chain, opening
@@ -179,7 +177,7 @@ def test_rules_that_look_at_proposals_are_told_of_the_target_that_the_options_ma
             chunk = chain(number, [*PROMPT, *rig.tokens[1]], pairs[number % len(pairs)])
             rig.propose(1, replace(chunk, weights=(anything,) * 2 if "(" not in rule else ()))
 
-    monkeypatch.setattr("verify_service.parts.judge", watched)
+    monkeypatch.setattr("verify_service.engine.batch.judge", watched)
     rig.tick(opens=(replace(opening(1, PROMPT, sampling=with_rule(options, rule)), stopping=stopping),))
     rig.run(propose)
     assert rig.finished[1] in (FinishReason.EOS, FinishReason.LENGTH)

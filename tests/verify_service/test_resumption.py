@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from specwire.core.limits import FinishReason
-from specwire.core.sampling import Sampling
-from specwire.core.verification import Allowance
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
+from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.commands import Admitted, Code, LinkLost, Proposed, Scoring
-from verify_service.engine import DETACH_GRACE_US
+from verify_service.engine.engine import DETACH_GRACE_US
+from verify_service.engine.messages import Admitted, Code, LinkLost, Proposed, Scoring
 
 PROMPT = (7, 3, 9)
 TRUTH_LENGTH = 40
@@ -466,7 +466,7 @@ def test_whatever_is_cut_the_text_is_the_target_s(seed: int) -> None:
 
 
 def test_a_held_session_s_owner_is_remembered_whoever_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify_service.roster.REMEMBERED_GENERATIONS", 2)
+    monkeypatch.setattr("verify_service.engine.sessions.REMEMBERED_GENERATIONS", 2)
     rig, truth = begun()
     reattach(rig, truth[:2], fence=50, attach=3)
     for other in range(4):

@@ -14,16 +14,15 @@ from asyncio.subprocess import PIPE, Process
 import grpc
 import pytest
 
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.lm import ModelError, load_model
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
 from specwire.v1 import common_pb2, verify_pb2_grpc
-from verify_service.calibrate import calibrate
-from verify_service.inbox import Inbox
+from verify_service.engine.calibrate import calibrate
+from verify_service.engine.messages import QueuePatience
+from verify_service.engine.thread import GoOn, Inbox, StartGivenUp, Worker
 from verify_service.server import start
-from verify_service.waiting import QueuePatience
-from verify_service.worker import GoOn, StartGivenUp, Worker
 
 PATIENCE_S = 120.0
 
@@ -161,7 +160,7 @@ async def test_step_that_does_not_end_is_a_failure() -> None:
 
 
 async def test_cancelled_start_does_not_wait_for_a_load_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify_service.worker.GIVE_UP_LIMIT_S", 0.05)
+    monkeypatch.setattr("verify_service.engine.thread.GIVE_UP_LIMIT_S", 0.05)
     go_on = threading.Event()
 
     def load(*_: object) -> tuple[Hanging, str]:

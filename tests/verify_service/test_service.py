@@ -11,19 +11,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specwire.core.sampling import Sampling
+from specwire.core.law.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
-from specwire.rpc.errors import RETRY_AFTER
+from specwire.rpc.errors import RETRY_AFTER, retry_after
 from specwire.rpc.model_service import ModelServiceOptions
-from specwire.rpc.retry import retry_after
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
-from verify_service.commands import Command
+from verify_service.engine.messages import Command, QueuePatience
 from verify_service.server import start
 from verify_service.service import BACKLOG_PAUSE_S, MOST_BACKLOG, VerifyServicer
-from verify_service.waiting import QueuePatience
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.processes import descendants
-from specwire.core.sampling import InvalidParameter
+from deploy.stack.processes import descendants
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import verify_pb2
 from tests.integration.test_tensor_parallel import until_gone

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from specwire.core.acceptance import Outcome
-from specwire.core.limits import FinishReason
-from specwire.core.verification import Allowance
+from specwire.core.messages import FinishReason, Outcome
+from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
-from verify_service.commands import Code, LinkLost, TurnAway
+from verify_service.engine.messages import Code, LinkLost, QueuePatience, TurnAway
 from verify_service.metrics import load_of
-from verify_service.waiting import QueuePatience
 
 PROMPT = (7, 3, 9)
 WAIT_US = 1e6

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specwire.core.costs import StepCosts
-from specwire.core.speed import ForwardTimes
-from specwire.core.verification import Allowance
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.verify_service.rig import Rig, chain, oracle
-from verify_service.engine import Rest
+from verify_service.engine.engine import Rest
 
 PROMPT = (7, 3, 9)
 COUNT = 256

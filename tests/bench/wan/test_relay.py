@@ -17,7 +17,7 @@ from bench.wan.frames import Frames
 from bench.wan.gauge import gauge
 from bench.wan.link import Link
 from bench.wan.way import MOST_QUEUED, Lateness, Shape, Way
-from deploy.processes import descendants
+from deploy.stack.processes import descendants
 
 LIMIT_S = 120.0
 

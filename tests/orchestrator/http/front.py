@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import httpx2 as httpx
 
 from orchestrator import server
-from orchestrator.access import Access
 from orchestrator.options import SSE_KEEP_ALIVE_S, HttpAccess, OrchestratorOptions
+from orchestrator.tenants import Access
 from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
 

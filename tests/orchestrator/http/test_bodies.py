@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.http import bodies
 from orchestrator.http.bodies import HOOKS, MOST_DEPTH, MOST_PARTS, BodyParser, parsed
-from orchestrator.http.fields import SHOWN, shown
+from orchestrator.http.requests import SHOWN, shown
 from orchestrator.options import HttpAccess
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import COMPLETIONS, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
 

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from orchestrator.http.app import routed
-from orchestrator.http.service import HttpService
+from orchestrator.http.endpoint import HttpService
 from tests.orchestrator.http.front import Front
 from tests.orchestrator.stack import TARGET, plain
 

@@ -9,10 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from orchestrator.http.fields import Fields
-from orchestrator.http.forms import take_form
-from specwire.core.constraint import Constraint, ConstraintKind
-from specwire.core.sampling import InvalidParameter
+from orchestrator.http.requests import Fields, take_form
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, front
 from tests.orchestrator.tiny import tiny
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.access import Access
 from orchestrator.http import connection
 from orchestrator.options import HttpAccess
-from specwire.core.sampling import InvalidParameter
+from orchestrator.tenants import Access
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
 from tests.orchestrator.http.test_limits import dialled, rest

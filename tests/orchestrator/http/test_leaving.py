@@ -13,9 +13,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from orchestrator.output import Output
+from orchestrator.session.output import Output
 from specwire.client import Client
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 

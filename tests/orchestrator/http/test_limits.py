@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 
 from orchestrator.http import bodies, connection
-from orchestrator.http.streams import EventStream
-from specwire.core.limits import FinishReason
+from orchestrator.http.answers import EventStream
+from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
 from tests.orchestrator.http.test_leaving import eventually, not_reading
 from tests.orchestrator.stack import PROMPT, TARGET, plain

@@ -7,10 +7,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from orchestrator.access import Access
+from orchestrator.tenants import Access
 from specwire.client import Client, SpecwireError
 from specwire.client.requests import RequestOptions
-from specwire.core.limits import FinishReason
+from specwire.core.messages import FinishReason
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT

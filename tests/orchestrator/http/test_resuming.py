@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.resuming import Stage, StreamPlace, parse
-from specwire.core.sampling import InvalidParameter
+from orchestrator.http.answers import Stage, StreamPlace, parse
+from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 

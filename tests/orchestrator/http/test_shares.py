@@ -10,7 +10,7 @@ import grpc
 import httpx2 as httpx
 import pytest
 
-from orchestrator.access import Access
+from orchestrator.tenants import Access
 from specwire.client import Client, SpecwireError
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another

@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.http import templates
 from orchestrator.http.templates import ChatTemplate, RemoteTemplate, Renderer, TemplateInvalid
-from specwire.core.sampling import InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.text.forkserver import Busy
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, another
 

@@ -1,0 +1,1 @@
+"""The `specwire` command: what each subcommand is told, does and prints."""

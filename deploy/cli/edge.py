@@ -1,0 +1,283 @@
+"""`specwire edge`: drafter, orchestrator and session log in one process near the client; the verifier is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import grpc
+
+import draft_service.server
+import orchestrator.server
+from deploy.stack.options import DEFAULT_LISTEN, StackError
+from deploy.stack.stack import check_all_free, vocabulary_of
+from draft_service.reception import DraftReception, ModelDrafter, OrchestratorLink
+from orchestrator.cli import add_serving_arguments, serving_options
+from orchestrator.options import NO_HTTP, OrchestratorOptions, add_http_arguments, and_http
+from orchestrator.peers.models import Info, vocabulary_mismatch
+from orchestrator.peers.peer import DrafterPeer
+from orchestrator.pool import StartError
+from orchestrator.sessions import Orchestrator
+from specwire.core.invalid import InvalidParameter
+from specwire.progress import LAST_LINE
+from specwire.redis.urls import MEMORY, without_password
+from specwire.registry.options import add_registry_arguments
+from specwire.rpc.channel import open_channel
+from specwire.rpc.listening import check_listen, drain_grace
+from specwire.rpc.model_service import DTYPES, ModelServiceOptions, add_runtime_argument
+from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.telemetry.metrics import Registry
+from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
+from specwire.v1 import draft_pb2
+from specwire.v1.common_pb2 import GetModelInfoRequest
+from specwire.v1.verify_pb2_grpc import VerifyServiceStub
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A drafter in the orchestrator's process: what gRPC would carry is handed over as it is.
+
+
+class LocalDrafter:
+    """Owns a drafter; implements orchestrator.peers.link.Line.
+
+    Invariant: `_peer` is the orchestrator's from `join` until the drafter fails, is cut, or is stopped.
+    """
+
+    address = "the drafter in this process"
+
+    def __init__(self, drafter: ModelDrafter, reception: DraftReception) -> None:
+        self._drafter = drafter
+        self._reception = reception
+        self._loop = asyncio.get_running_loop()
+        # Later, not at once: a refusal would reach the session in the middle of the event that it answers.
+        self._link = OrchestratorLink(lambda message: self._loop.call_soon(self._hear, message))
+        self._orchestrator: Orchestrator | None = None
+        self._peer: DrafterPeer | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._up = True
+
+    @property
+    def up(self) -> bool:
+        return self._up
+
+    def join(self, orchestrator: Orchestrator) -> None:
+        """Draft for the orchestrator's sessions; StartError if its target has another vocabulary."""
+        self._orchestrator = orchestrator
+        self._peer = orchestrator.pool.admit(self, self._reception.info)
+        if self._peer.refusal is not None:
+            raise StartError(self._peer.refusal)
+        self._watching = asyncio.create_task(self._watch())
+
+    def send(self, part: draft_pb2.ConnectDraftRequest) -> None:
+        if self._up:
+            self._reception.take(part, self._link)
+
+    def cut(self, reason: str) -> None:
+        """For a fault of our own: sessions go on without a drafter."""
+        if self._up:
+            say(f"specwire edge: drafting has ended: {reason}")
+            self._loop.call_soon(self._leave)
+
+    def _hear(self, message: draft_pb2.ConnectDraftResponse) -> None:
+        if self._peer is not None:
+            self._peer.on_message(message)
+
+    async def _watch(self) -> None:
+        self.cut(await self._drafter.failed())
+
+    def _leave(self) -> None:
+        self._up = False
+        peer, self._peer = self._peer, None
+        if self._orchestrator is not None and peer is not None:
+            self._reception.lose(self._link)
+            self._orchestrator.pool.dismiss(peer)
+
+    async def stop(self) -> None:
+        """Idempotent; sessions that run go on without a drafter."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        self._leave()
+        await self._reception.stop()
+        await self._drafter.stop()
+
+
+# For a verifier to say what it serves before the draft model is loaded.
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """`serving` is the orchestrator's part."""
+
+    drafting: ModelServiceOptions
+    serving: OrchestratorOptions
+
+
+class RunningEdge:
+    """`address` is where clients call."""
+
+    def __init__(self, serving: orchestrator.server.RunningOrchestrator, cleanup: AsyncExitStack) -> None:
+        self._serving = serving
+        self._cleanup = cleanup
+
+    @property
+    def address(self) -> str:
+        return self._serving.address
+
+    @property
+    def http(self) -> str | None:
+        """The URL where it is called by HTTP; None where it is not."""
+        return self._serving.http
+
+    async def failed(self) -> str:
+        """Never returns: a lost verifier comes back, and a drafter is not needed."""
+        return await self._serving.failed()
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new sessions, give running ones `grace` seconds, then end everything. Idempotent."""
+        await self._serving.stop(grace)
+        await self._cleanup.aclose()
+
+
+async def start(options: EdgeOptions) -> RunningEdge:
+    """Load the drafter, connect to a verifier, listen.
+
+    Raises:
+        StackError, ModelError, StartError, StoreUnavailable, ListenError: one sentence on what is missing.
+    """
+    serving = options.serving
+    wanted = [("listen", serving.listen), ("http", serving.http), ("metrics", serving.metrics)]
+    check_all_free((name, address) for name, address in wanted if address)
+    await _check_vocabulary(options)
+    share_interpreter()
+    async with AsyncExitStack() as parts:
+        figures = Registry()
+        drafter, reception = await draft_service.server.load(options.drafting, figures)
+        reception.info.region = serving.registration.region
+        local = LocalDrafter(drafter, reception)
+        parts.push_async_callback(local.stop)
+        running = await orchestrator.server.start(serving)
+        parts.push_async_callback(running.stop, 0.0)
+        running.orchestrator.registry.include(figures)
+        local.join(running.orchestrator)
+        return RunningEdge(running, parts.pop_all())
+
+
+async def _check_vocabulary(options: EdgeOptions) -> None:
+    """StackError where every named verifier has other tokens than the draft model: so none of it need be loaded.
+
+    Those that do not answer at once are waited for later.
+    """
+    serving, drafter = options.serving, await asyncio.to_thread(vocabulary_of, options.drafting.model)
+    if drafter is None or not serving.verifiers:
+        return
+    asked = [_described(address, serving, drafter.tokenizer_hash) for address in serving.verifiers]
+    mismatches = [target and vocabulary_mismatch(target, drafter) for target in await asyncio.gather(*asked)]
+    if all(mismatches):
+        raise StackError(str(mismatches[0]))
+
+
+async def _described(address: str, serving: OrchestratorOptions, known: str) -> Info | None:
+    try:
+        async with open_channel(address, serving.peer_tls, serving.peer_token) as channel:
+            asked = GetModelInfoRequest(known_tokenizer_hash=known)
+            info: Info = await VerifyServiceStub(channel).GetModelInfo(asked, timeout=ANSWER_S)
+            return info
+    except grpc.RpcError:
+        return None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verifier", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--draft", required=True, metavar="MODEL", help="path or hub id of the draft model")
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT for clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--redis-url", default=MEMORY, metavar="URL", help="session log (default: memory:, lost in a crash)"
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier (default: %(default)s s)"
+    )
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the draft model's weights")
+    parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
+    add_runtime_argument(parser)
+    parser.add_argument(
+        "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
+    )
+    parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_registry_arguments(parser, "verifiers are found")
+    add_serving_arguments(parser, "verifiers")
+    add_http_arguments(parser, NO_HTTP)
+    add_telemetry_arguments(parser)
+    add_prompts_argument(parser)
+
+
+def options_of(args: argparse.Namespace) -> EdgeOptions:
+    """Raises ValueError that names the option."""
+    for field, addresses in (("listen", [args.listen]), ("verifier", args.verifier)):
+        for address in addresses:
+            check_listen(address, field)
+    if not args.draft:
+        raise InvalidParameter("draft", "must not be empty")
+    drafting = ModelServiceOptions(
+        args.draft,
+        dtype=args.dtype,
+        device=args.device,
+        runtime=args.runtime,
+        quantization=args.quantization,
+        threads=args.draft_threads,
+        slots=args.slots,
+    )
+    return EdgeOptions(drafting, serving_options(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    LAST_LINE.quiet = args.json
+    try:
+        options, grace, telemetry = options_of(args), drain_grace(args), telemetry_of(args)
+    except ValueError as error:
+        say(f"specwire edge: error: {error}")
+        return 2
+    telemetry.start("edge")
+
+    def ready(running: RunningEdge) -> str:
+        return _ready_object(running, options) if args.json else _ready_line(running, options)
+
+    return asyncio.run(run_until_signalled(lambda: start(options), ready, "edge", grace))
+
+
+def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:
+    url = options.serving.redis_url
+    log = "log in memory: lost in a crash" if url == MEMORY else f"log {without_password(url)}"
+    return (
+        f"specwire edge: ready on {running.address}{and_http(running.http)} "
+        f"(draft {options.drafting.model}, {_verifiers(options.serving)}, {log})"
+    )
+
+
+def _verifiers(serving: OrchestratorOptions) -> str:
+    """Where they are, for people."""
+    named = [f"verifier {', '.join(serving.verifiers)}"] if serving.verifiers else []
+    url = serving.registration.url
+    return ", ".join([*named, f"registry {without_password(url)}"] if url else named)
+
+
+def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
+    url = options.serving.redis_url
+    ready = {
+        "service": "edge",
+        "address": running.address,
+        "http": running.http,
+        "draft": options.drafting.model,
+        "verifiers": options.serving.verifiers,
+        "registry": without_password(options.serving.registration.url),
+        "redis": without_password(url),
+        "durable": url != MEMORY,
+    }
+    return json.dumps(ready)

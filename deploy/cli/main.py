@@ -1,0 +1,153 @@
+"""The `specwire` command. Nothing heavy is imported before it is known which command runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from deploy.commands import COMMANDS
+from deploy.settings import CommandOptions, SettingInvalid
+from deploy.stack.processes import adopt_orphans, end_descendants
+from specwire.rpc.process import SIGNALS, one_line, say, visible
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a command that owns processes runs: signals, errors in one line, and nothing left behind.
+#
+# The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot.
+
+Work = Callable[[Path], Awaitable[int]]
+
+
+def run_owned(name: str, work: Work) -> int:
+    """Run `work` with a private folder (short path, removed afterwards); returns the exit code.
+
+    Whatever still lives below this process at the end is killed, so only a process's main program may call this.
+    """
+    adopt_orphans()
+    folder = Path(tempfile.mkdtemp(prefix="specwire-"))
+    try:
+        return asyncio.run(_signalled(name, work, folder))
+    finally:
+        _leave_nothing(folder)
+
+
+async def _signalled(name: str, work: Work, folder: Path) -> int:
+    """Run `work`, cancelled by a signal; 128 + the signal's number is then the exit code unless `work` returns one."""
+    task = asyncio.ensure_future(work(folder))
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if received:
+            _leave_nothing(folder)
+            os._exit(128 + number)
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return 128 + (received[0] if received else signal.SIGINT)
+    except Exception as error:  # whatever stops a command is one line to its user
+        say(f"specwire {name}: error: {one_line(error)}")
+        return 1
+
+
+def _leave_nothing(folder: Path) -> None:
+    end_descendants(os.getpid())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+INTERRUPTED = 128 + 2
+LINE_END = "\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """What was typed, or stands in a file, may hold escape sequences: they are shown."""
+        super().exit(status, f"{visible(message.removesuffix(LINE_END), lines=False)}{LINE_END}" if message else None)
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """Arguments that nobody has a use for; with the option that the first one is like."""
+        known = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{f': {close[0]}?' if close else ''}")
+
+
+class Version(argparse.Action):
+    """--version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from specwire.telemetry.metrics import installed_version
+
+        print(f"specwire {installed_version()}")
+        parser.exit()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command; returns the exit code."""
+    # gRPC, when it is imported, takes from here what it may write to stderr: not a line for every handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # before the command listens to signals itself
+        return INTERRUPTED
+    except BrokenPipeError:
+        print("specwire: error: stdout: nobody reads it any more", file=sys.stderr)
+        return 1
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Print what is left, now: where nobody reads it, Python would say so with a traceback of its own at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _main(words: list[str]) -> int:
+    args = parse(words)
+    return int(args.run(args))
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Read a command line; only the module of the wanted command is imported. Exits with 2 where it is wrong."""
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    parser = chosen = Parser(prog="specwire", description="Speculative decoding over the wire.")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and end")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    options: CommandOptions | None = None
+    for command in COMMANDS:
+        one = commands.add_parser(command.name, help=command.help, description=command.help.capitalize() + ".")
+        if command.name == wanted:
+            chosen, module = one, command.load()
+            module.add_arguments(chosen)
+            chosen.set_defaults(run=module.run)
+            options = CommandOptions(command.name, chosen) if command.configurable else None
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        chosen.refuse(unknown)
+    try:
+        if options is not None:
+            options.complete(args)
+    except SettingInvalid as error:
+        parser.exit(2, f"specwire {args.command}: error: {error}\n")
+    return args

@@ -1,0 +1,128 @@
+"""`specwire up`: the whole stack on this machine until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from deploy.cli.main import run_owned
+from deploy.cli.where import ListedStack, listed
+from deploy.stack import stack
+from deploy.stack.options import (
+    ANY_PORT,
+    DEFAULT_HTTP,
+    DEFAULT_LISTEN,
+    StackOptions,
+    add_stack_arguments,
+    stack_options,
+)
+from deploy.stack.starting import start_shown
+from orchestrator.options import (
+    add_http_arguments,
+    and_http,
+    chat_template_of,
+    http_access_of,
+    http_is_installed,
+    http_of,
+)
+from orchestrator.tenants import access_of, add_tenant_arguments
+from specwire.core.invalid import InvalidParameter
+from specwire.progress import LAST_LINE
+from specwire.rpc.listening import add_listening_arguments, drain_grace
+from specwire.rpc.process import say
+from specwire.rpc.tls import server_tls
+from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stack_arguments(parser)
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
+    )
+    add_http_arguments(parser, "", f"{DEFAULT_HTTP}, or any free port where --listen takes one")
+    add_listening_arguments(parser, "clients")
+    add_tenant_arguments(parser)
+    add_telemetry_arguments(parser)
+    add_prompts_argument(parser)
+    parser.add_argument(
+        "--unlisted", action="store_true", help="keep generate, chat, top and doctor from finding this stack unasked"
+    )
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        options = replace(
+            stack_options(args),
+            listen=args.listen,
+            http=_http(args),
+            metrics=args.metrics,
+            log_prompts=args.log_prompts,
+            chat_template=chat_template_of(args),
+            http_access=http_access_of(args),
+            sse_keep_alive=args.sse_keep_alive,
+            insecure=args.insecure,
+            tls=server_tls(args),
+            access=access_of(args),
+            grace=drain_grace(args),
+        )
+        telemetry = telemetry_of(args)
+    except InvalidParameter as error:
+        say(f"specwire up: error: {error}")
+        return 2
+    telemetry.start("orchestrator")
+    return run_owned("up", lambda folder: _serve(options, folder, args.json, args.unlisted))
+
+
+async def _serve(options: StackOptions, folder: Path, as_json: bool, unlisted: bool) -> int:
+    LAST_LINE.quiet = as_json
+    running = await start_shown(options, folder)
+    try:
+        with nullcontext() if unlisted else listed(_listed(running)):
+            print(_ready_object(running) if as_json else _ready_line(running), flush=True)
+            say(f"specwire up: error: {await running.failed()}")
+            return 1
+    except asyncio.CancelledError:
+        say("specwire: shutting down")
+        return 0
+    finally:
+        await running.stop()
+
+
+def _http(args: argparse.Namespace) -> str:
+    """Where to listen for HTTP. It is on unless it cannot be; whoever asks for it is told why it cannot."""
+    if args.http or http_is_installed():
+        any_port = args.listen.endswith(":0")
+        args.http = args.http or (ANY_PORT if any_port else DEFAULT_HTTP)
+        return http_of(args)
+    say("specwire up: no HTTP: it needs the extra, pip install 'specwire[http]'")
+    return ""
+
+
+def _listed(running: stack.Stack) -> ListedStack:
+    options = running.options
+    return ListedStack(running.address, running.http, options.target, options.tls is not None)
+
+
+def _ready_line(running: stack.Stack) -> str:
+    options = running.options
+    draft = f"draft {', '.join((options.draft, *options.more_drafts))}" if options.draft else "no draft"
+    where = f"{running.address}{and_http(running.http)}"
+    return f"specwire: ready on {where} (target {options.target}, {draft}, log {running.redis_url})"
+
+
+def _ready_object(running: stack.Stack) -> str:
+    options = running.options
+    ready = {
+        "address": running.address,
+        "http": running.http,
+        "redis": running.redis_url,
+        "services": running.services,
+        "target": options.target,
+        "draft": options.draft,
+    }
+    return json.dumps(ready)

@@ -1,0 +1,411 @@
+"""What stack to start: options of `specwire up`, `generate` and `demo`, validated when built."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
+
+import demo_pair
+from orchestrator.options import (
+    RETENTION_S,
+    SSE_KEEP_ALIVE_S,
+    HttpAccess,
+    add_drafters_per_session,
+    add_log_arguments,
+    check_drafters_per_session,
+    check_http,
+    check_sse_keep_alive,
+)
+from orchestrator.tenants import Access
+from specwire.core.invalid import InvalidParameter
+from specwire.core.policy.controller import InvalidPlan, parse_plan
+from specwire.rpc.channel import exposure
+from specwire.rpc.listening import check_exposure, check_listen
+from specwire.rpc.model_service import (
+    DTYPES,
+    ModelServiceOptions,
+    add_compile_argument,
+    add_deterministic_argument,
+    add_ranks_argument,
+    add_runtime_argument,
+)
+from specwire.rpc.tls import ServerTls
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What hosts the verifier and the drafter, and what a host must do.
+
+
+class Host(Protocol):
+    """Starts services, keeps them on the addresses they were first given, restarts those that die."""
+
+    async def start(self) -> dict[str, str]:
+        """Return each role's address once its service is healthy; StackError with one sentence if one cannot be."""
+        ...
+
+    async def failed(self) -> str:
+        """Return the reason once the services cannot be kept up; otherwise never."""
+        ...
+
+    async def stop(self) -> None:
+        """End every process. Idempotent, and right at any time, also while start() runs or after it failed."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# --speculative-config: how to propose, in the words of other servers, where they mean the same here.
+#
+#     method                        draft_model: a draft model proposes; ngram: the verifier, from the text itself
+#     (vLLM)
+#     model                         of the drafter (vLLM)
+#     num_speculative_tokens        a drafter drafts so many at a time: the plan lockstep:K (vLLM)
+#     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)
+#     assistant_confidence_threshold  0 only: no stop (transformers, OpenVINO GenAI)
+#
+# Without a number the controller chooses it. How many of the drafted tokens are tested is the verifier's choice in any
+# case: fewer, or none, while they do not pay; and the n-grams of the verifier are not bound by the number. Whatever
+# else is given is refused by name.
+
+SPECULATIVE = "speculative-config"
+DRAFT_MODEL, NGRAM = "draft_model", "ngram"
+KNOWN = ("method", "model", "num_speculative_tokens", "num_assistant_tokens", "assistant_confidence_threshold")
+# Fields of others that mean something here, and how to say it.
+ELSEWHERE = {
+    "acceptance_method": "the rule is each request's own (rule)",
+    "draft_tensor_parallel_size": "a drafter is one process on one device; 1 needs no saying",
+    "disable_by_batch_size": "whether drafting pays is measured for each session, in batches too",
+    "num_assistant_tokens_schedule": "without a number of tokens the controller chooses it anew all the time",
+    "posterior_alpha": "give a request the rule typical(epsilon,delta)",
+    "posterior_threshold": "give a request the rule typical(epsilon,delta)",
+    "prompt_lookup_max": "what is looked up, and how far, follows from what was accepted before",
+    "prompt_lookup_min": "what is looked up, and how far, follows from what was accepted before",
+    "prompt_lookup_num_tokens": "give the method ngram; how many are proposed follows from what was accepted before",
+    "quantization": "give --quantization",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """drafter, ngram: whether these propose; None where nothing is said of it.
+
+    draft: the draft model, None for whichever the target has. plan: see `specwire.core.policy.controller.parse_plan`.
+    """
+
+    drafter: bool | None = None
+    ngram: bool | None = None
+    draft: str | None = None
+    plan: str = "auto"
+
+    def with_flags(self, draft: bool, no_draft: bool, no_ngram: bool) -> Speculative:
+        """What the flags --draft, --no-draft and --no-ngram leave open is as said here. Raises InvalidParameter."""
+        if draft and self.draft is not None:
+            _refuse("model", "says what --draft says, too: leave one of them out")
+        if draft and self.drafter is False:
+            _refuse("method", f"{NGRAM} is without the drafter that --draft names: leave one of them out")
+        if no_draft and (self.drafter or self.plan != "auto"):
+            _refuse("draft model", "contradicts --no-draft: leave one of them out")
+        if no_ngram and self.ngram:
+            _refuse("method", f"{NGRAM} contradicts --no-ngram: leave one of them out")
+        return replace(
+            self, drafter=not no_draft and self.drafter is not False, ngram=not no_ngram and self.ngram is not False
+        )
+
+
+def speculative_of(text: str) -> Speculative:
+    """Raises InvalidParameter, which names the field and its value."""
+    fields = _fields(text)
+    method = fields.get("method", DRAFT_MODEL if "model" in fields else None)
+    if method not in (None, DRAFT_MODEL, NGRAM):
+        _refuse("method", f"must be {DRAFT_MODEL} or {NGRAM}, not {json.dumps(method)}")
+    model = fields.get("model")
+    if model is not None and (not isinstance(model, str) or not model):
+        _refuse("model", f"must be a path or hub id, not {json.dumps(model)}")
+    count = _count(fields)
+    if fields.get("assistant_confidence_threshold", 0) != 0:
+        reason = "must be 0: a drafter here ends a chain by the product of its confidences, at a floor that is computed"
+        _refuse("assistant_confidence_threshold", reason)
+    if method == NGRAM:
+        for name in ("model", "num_speculative_tokens", "num_assistant_tokens"):
+            if name in fields:
+                _refuse(name, "is a draft model's: with the method ngram the verifier chooses what to propose")
+        return Speculative(drafter=False, ngram=True)
+    plan = "auto" if count is None else f"lockstep:{count}"
+    if method is None:
+        return Speculative(plan=plan)
+    return Speculative(drafter=True, ngram=False, draft=model, plan=plan)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """What is not null; every name is known."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}: {error}") from None
+    except RecursionError:
+        raise InvalidParameter(SPECULATIVE, "is nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}")
+    for name in fields:
+        if name in ELSEWHERE:
+            _refuse(name, f"is not taken: {ELSEWHERE[name]}")
+        if name not in KNOWN:
+            _refuse(name, f"is not known; there are {', '.join(KNOWN)}")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _count(fields: dict[str, Any]) -> int | None:
+    """Tokens of a window; None where nobody says."""
+    given = [name for name in ("num_speculative_tokens", "num_assistant_tokens") if name in fields]
+    for name in given:
+        value = fields[name]
+        if type(value) is not int or value < 1:
+            _refuse(name, f"must be a whole number from 1 on, not {json.dumps(value)}")
+        try:
+            parse_plan(f"lockstep:{value}")
+        except InvalidPlan as error:
+            _refuse(name, str(error))
+    if len({fields[name] for name in given}) > 1:
+        _refuse(given[1], f"contradicts {given[0]}, which means the same")
+    return fields[given[0]] if given else None
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise InvalidParameter(SPECULATIVE, f"{name} {why}")
+
+
+DEFAULT_LISTEN = "127.0.0.1:50051"
+DEFAULT_HTTP = "127.0.0.1:8000"
+ANY_PORT = "127.0.0.1:0"
+DRAIN_GRACE = 1.0
+VERIFIER, DRAFTER = "verifier", "drafter"
+
+
+class StackError(RuntimeError):
+    """The stack could not start, or cannot go on; one sentence for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """A whole stack on one machine.
+
+    Attributes:
+        target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
+        more_drafts: of further drafters. drafters_per_session: see OrchestratorOptions.
+        redis_url: None starts a private Redis.
+        durability, retention: see OrchestratorOptions.
+        listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
+        target_threads, draft_threads: CPU threads of the models' forwards.
+        slots: sessions held at once by each service.
+        runtime: what computes the forwards of both models.
+        device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
+        quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
+            ModelServiceOptions.
+        ngram: the verifier proposes from the text itself, too.
+        insecure, tls, access, http, chat_template, http_access, sse_keep_alive, log_prompts: see OrchestratorOptions;
+            only it is reached remotely.
+        metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
+            it, plain. "" for nowhere.
+        grace: seconds for which sessions may go on when the stack stops.
+        ray: host the services in Ray actors; otherwise in plain child processes.
+        start_timeout: seconds until everything must be healthy, downloads included.
+        plan: see OrchestratorOptions.
+    """
+
+    target: str
+    draft: str | None
+    redis_url: str | None = None
+    durability: str = ""
+    retention: float = RETENTION_S
+    listen: str = ANY_PORT
+    dtype: str = "float32"
+    device: str = "cpu"
+    draft_device: str = ""
+    compiled: bool = False
+    runtime: str = "torch"
+    quantization: str = "none"
+    deterministic: bool = False
+    tensor_parallel_size: int = 1
+    target_threads: int = 1
+    draft_threads: int = 1
+    slots: int = 16
+    ngram: bool = True
+    insecure: bool = False
+    tls: ServerTls | None = None
+    access: Access = Access()
+    grace: float = DRAIN_GRACE
+    ray: bool = True
+    start_timeout: float = 600.0
+    more_drafts: tuple[str, ...] = ()
+    drafters_per_session: int = 1
+    http: str = ""
+    chat_template: str = ""
+    http_access: HttpAccess = HttpAccess()
+    sse_keep_alive: float = SSE_KEEP_ALIVE_S
+    metrics: str = ""
+    log_prompts: bool = False
+    plan: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_listen(self.listen)
+        check_exposure(self.listen, self.tls, self.insecure)
+        check_http(self.http, self.tls, self.insecure)
+        check_sse_keep_alive(self.sse_keep_alive)
+        self.services()  # validates what they are given
+        check_drafters_per_session(self.drafters_per_session)
+        if not self.start_timeout > 0:
+            raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
+
+    def verifier(self) -> ModelServiceOptions:
+        return ModelServiceOptions(
+            self.target,
+            dtype=self.dtype,
+            device=self.device,
+            compiled=self.compiled,
+            runtime=self.runtime,
+            quantization=self.quantization,
+            deterministic=self.deterministic,
+            tensor_parallel_size=self.tensor_parallel_size,
+            threads=self.target_threads,
+            slots=self.slots,
+            ngram=self.ngram,
+        )
+
+    def drafters(self) -> dict[str, ModelServiceOptions]:
+        """Return each drafter by its role: drafter, drafter-2, ..."""
+        models = [self.draft, *self.more_drafts] if self.draft is not None else []
+        return {
+            DRAFTER if number == 1 else f"{DRAFTER}-{number}": ModelServiceOptions(
+                model,
+                dtype=self.dtype,
+                device=self.draft_device or self.device,
+                compiled=self.compiled,
+                runtime=self.runtime,
+                quantization=self.quantization,
+                threads=self.draft_threads,
+                slots=self.slots,
+            )
+            for number, model in enumerate(models, 1)
+        }
+
+    def addresses(self) -> list[tuple[str, str]]:
+        """Where the stack will listen, each with its option's name; what takes free ports on loopback is left out."""
+        own = [("listen", self.listen), ("http", self.http), ("metrics", self.metrics)]
+        others = [("metrics", each.metrics) for each in self.services().values()]
+        return [(name, address) for name, address in [*own, *others] if address]
+
+    def services(self) -> dict[str, ModelServiceOptions]:
+        """Return each service to host by its role, each with its figures at a port behind the orchestrator's."""
+        services = {VERIFIER: self.verifier(), **self.drafters()}
+        if not self.metrics:
+            return services
+        self._check_figures()
+        host, _, first = self.metrics.rpartition(":")
+        if int(first) == 0:
+            raise InvalidParameter("metrics", f"{self.metrics}: name the first port, services take those behind it")
+        return {
+            role: replace(options, metrics=f"{host}:{int(first) + number}", insecure=self.insecure)
+            for number, (role, options) in enumerate(services.items(), 1)
+        }
+
+    def _check_figures(self) -> None:
+        """InvalidParameter if others would read along: what stands behind the front doors does not encrypt."""
+        check_listen(self.metrics, "metrics")
+        if exposure(self.metrics, encrypted=False, insecure=self.insecure) is not None:
+            why = "can be reached from other machines, and verifier and drafter do not encrypt here"
+            raise InvalidParameter("metrics", f"{self.metrics} {why}; use a loopback address, or --insecure")
+
+
+def kind_of(role: str) -> str:
+    """Return what a role's service is: a verifier or a drafter, of which there may be several."""
+    return role.partition("-")[0]
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what stack_options reads, --listen apart."""
+    group = parser.add_argument_group("stack")
+    group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
+    draft = group.add_mutually_exclusive_group()
+    draft.add_argument(
+        "--draft",
+        action="append",
+        metavar="MODEL",
+        help="path or hub id (default: the demo pair's, if the target is); may be repeated",
+    )
+    draft.add_argument("--no-draft", action="store_true", help="no drafter; --no-ngram too leaves the target alone")
+    add_drafters_per_session(group)
+    group.add_argument(
+        "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
+    )
+    group.add_argument(
+        "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
+    )
+    group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
+    group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    group.add_argument("--device", default="cpu", help="of both models, such as cpu or cuda:0 (default: %(default)s)")
+    group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")
+    add_compile_argument(group)
+    add_runtime_argument(group)
+    add_deterministic_argument(group)
+    add_ranks_argument(group)
+    group.add_argument(
+        "--target-threads",
+        type=int,
+        default=max(1, cores() // 2),
+        metavar="N",
+        help="CPU threads (default: half of the cores, %(default)s here)",
+    )
+    group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+    group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
+    add_log_arguments(parser)
+    group.add_argument("--no-ray", action="store_true", help="plain child processes instead of Ray actors")
+
+
+def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
+    """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
+    # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
+    default_draft = str(demo_pair.DRAFT) if args.target is None else None
+    speculative = _speculative(args)
+    draft, *more = args.draft or [speculative.draft or default_draft]
+    return StackOptions(
+        target=args.target or str(demo_pair.TARGET),
+        draft=draft if speculative.drafter else None,
+        more_drafts=tuple(more),
+        drafters_per_session=args.drafters_per_session,
+        redis_url=args.redis_url,
+        durability=args.durability,
+        retention=args.retention,
+        listen=listen,
+        dtype=args.dtype,
+        device=args.device,
+        draft_device=args.draft_device,
+        compiled=args.compile,
+        runtime=args.runtime,
+        quantization=args.quantization,
+        deterministic=args.deterministic,
+        tensor_parallel_size=args.tensor_parallel_size,
+        target_threads=args.target_threads,
+        draft_threads=args.draft_threads,
+        slots=args.slots,
+        ngram=bool(speculative.ngram),
+        ray=not args.no_ray,
+        plan=speculative.plan,
+    )
+
+
+def _speculative(args: argparse.Namespace) -> Speculative:
+    """What the flags say together: --speculative-config, --draft, --no-draft and --no-ngram."""
+    said = Speculative() if args.speculative_config is None else speculative_of(args.speculative_config)
+    wanted = said.with_flags(bool(args.draft), args.no_draft, args.no_ngram)
+    needs_draft = said.drafter or said.plan != "auto"
+    if needs_draft and not (said.draft or args.draft) and args.target is not None:
+        raise InvalidParameter(
+            SPECULATIVE, "model is missing: a target that is named needs a draft model that is named"
+        )
+    return wanted
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

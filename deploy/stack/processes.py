@@ -1,0 +1,151 @@
+"""Processes that the stack owns: started bound to this one, ended with everything below them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.stack import bound
+
+END_LIMIT = 5.0
+REAP_LIMIT = 10.0
+KEPT_LINES = 20
+LINE_LIMIT = 1 << 20
+
+
+class Child:
+    """A process bound to this one, in a session of its own so that a terminal's Ctrl-C reaches only us.
+
+    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`; the last are kept.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, report: Callable[[str], None] | None) -> None:
+        self.process = process
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._report = report
+        self._reading = asyncio.create_task(self._read_errors())
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        report: Callable[[str], None] | None = None,
+        bound_by: int = signal.SIGKILL,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start a process that gets the signal `bound_by` when this one ends; 0 leaves it to heed its stdin's end.
+
+        env: its environment, `environment()` unless given.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(bound_by)), *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=environment() if env is None else env,
+            limit=LINE_LIMIT,
+        )
+        return cls(process, report)
+
+    async def line(self) -> str | None:
+        """Return the next line of its stdout; None once that is closed."""
+        pipe = self.process.stdout
+        line = await pipe.readline() if pipe is not None else b""
+        return line.decode(errors="replace").rstrip("\n") if line else None
+
+    async def wait(self) -> int:
+        """Return the exit code once it has ended and its last words are read."""
+        code = await self.process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await asyncio.shield(self._reading)
+        return code
+
+    async def stop(self, grace: float, number: signal.Signals | None = signal.SIGTERM) -> None:
+        """Ask it to end (stdin's end, a signal), wait `grace` seconds, then end its whole tree. Idempotent."""
+        if self.process.returncode is None:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            if number is not None:
+                self.process.send_signal(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self.process.wait()
+        if self.process.returncode is None:
+            await asyncio.to_thread(end_tree, self.process.pid)
+            async with asyncio.timeout(REAP_LIMIT):
+                await self.process.wait()
+        self._reading.cancel()
+
+    async def _read_errors(self) -> None:
+        pipe = self.process.stderr
+        while pipe is not None and (line := await pipe.readline()):
+            text = line.decode(errors="replace").rstrip()
+            self.last_lines.append(text)
+            if self._report is not None:
+                self._report(text)
+
+
+def environment() -> dict[str, str]:
+    """Return ours, with the packages of this checkout importable and no usage statistics."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    ours = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    return {**ours, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+
+
+def adopt_orphans() -> None:
+    """Become the parent of any process below this one that loses its own."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(bound.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and everything below it. It is stopped first, so that it starts nothing in answer."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        end_descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_descendants(pid: int) -> None:
+    """Kill everything below a process, again and again until nothing lives there (a dying tree may still fork)."""
+    deadline = time.monotonic() + END_LIMIT
+    while (living := descendants(pid)) and time.monotonic() < deadline:
+        for one in living:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes below `pid`, zombies left out, parents first."""
+    children: dict[int, list[int]] = {}
+    for one, parent in _living():
+        children.setdefault(parent, []).append(one)
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        frontier = [child for parent in frontier for child in children.get(parent, ())]
+        found += frontier
+    return found
+
+
+def _living() -> Iterator[tuple[int, int]]:
+    """Yield (pid, parent's pid). A zombie's children have a new parent already, so leaving it out loses none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                # The name in parentheses may hold anything; the state and the parent follow its last parenthesis.
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    yield int(entry.name), int(parent)

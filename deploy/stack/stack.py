@@ -1,0 +1,222 @@
+"""The whole stack on one machine: Redis, the services in their host, and the orchestrator in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import orchestrator.server
+from deploy.stack.fetching import file_here
+from deploy.stack.options import VERIFIER, Host, StackError, StackOptions
+from deploy.stack.plain_host import PlainHost
+from deploy.stack.ray_cluster import RayCluster
+from deploy.stack.redis_server import RedisServer, check_redis
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.models import Info, vocabulary_mismatch
+from orchestrator.store.base import durability_of
+from specwire.core.invalid import InvalidParameter
+from specwire.redis.urls import MEMORY, without_password
+from specwire.rpc.process import one_line
+from specwire.rpc.server import bound
+from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
+
+Report = Callable[[str], None]
+
+HEALTH_LIMIT = 10.0
+TOKENIZER = "tokenizer.json"
+RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine has its model to load again
+
+
+class Stack:
+    """A running stack.
+
+    Attributes:
+        address: HOST:PORT of the orchestrator.
+        http: the URL where it is called by HTTP; None where it is not.
+        services: the address of each hosted service by its role.
+        redis_url: of the session log, without a password.
+    """
+
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
+        self.address = ""
+        self.http: str | None = None
+        self.services: dict[str, str] = {}
+        self.redis_url = ""
+        self._cleanup = AsyncExitStack()
+        self._failures: list[Callable[[], Awaitable[str]]] = []
+
+    async def failed(self) -> str:
+        """Return the reason once a part of the stack cannot go on; otherwise never."""
+        waits = [asyncio.ensure_future(failure()) for failure in self._failures]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """End everything, the newest part first. Idempotent; a cancellation waits until it is done."""
+        ending = asyncio.ensure_future(self._cleanup.aclose())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+    async def _start(self, directory: Path, report: Report) -> None:
+        check_all_free(self.options.addresses())
+        self._check_durability()
+        drafts = [drafter.model for drafter in self.options.drafters().values()]
+        await asyncio.to_thread(check_vocabularies, self.options.target, drafts)
+        async with asyncio.TaskGroup() as starts:
+            redis = starts.create_task(self._start_redis(directory, report))
+            services = starts.create_task(self._start_services(directory, report))
+        self.services = services.result()
+        self.redis_url = without_password(redis.result())
+        await self._start_orchestrator(redis.result())
+        if self.options.tls is None:  # with it, only whoever its certificate is for can ask
+            await _await_healthy(self.address)
+
+    def _check_durability(self) -> None:
+        try:
+            durability_of(self.options.durability, in_memory=self.options.redis_url == MEMORY)
+        except InvalidParameter as error:
+            raise StackError(str(error)) from None
+
+    async def _start_redis(self, directory: Path, report: Report) -> str:
+        """Return the URL of a Redis that answers."""
+        if self.options.redis_url is not None:
+            await check_redis(self.options.redis_url, self.options.durability)
+            return self.options.redis_url
+        server = RedisServer(directory, report)
+        self._cleanup.push_async_callback(server.stop)
+        await server.start()
+        self._failures.append(server.failed)
+        return server.url
+
+    async def _start_services(self, directory: Path, report: Report) -> dict[str, str]:
+        options = self.options
+        host: Host
+        if options.ray:
+            host = RayCluster(options.services(), directory / "ray", options.start_timeout, report)
+        else:
+            host = PlainHost(options.services(), options.start_timeout, report)
+        self._cleanup.push_async_callback(host.stop)
+        addresses = await host.start()
+        self._failures.append(host.failed)
+        return addresses
+
+    async def _start_orchestrator(self, redis_url: str) -> None:
+        options = OrchestratorOptions(
+            verifiers=(self.services[VERIFIER],),
+            drafters=tuple(address for role, address in self.services.items() if role != VERIFIER),
+            drafters_per_session=self.options.drafters_per_session,
+            plan=self.options.plan,
+            redis_url=redis_url,
+            durability=self.options.durability,
+            retention=self.options.retention,
+            listen=self.options.listen,
+            insecure=self.options.insecure,
+            tls=self.options.tls,
+            access=self.options.access,
+            peer_timeout=RELOAD_LIMIT,
+            http=self.options.http,
+            chat_template=self.options.chat_template,
+            http_access=self.options.http_access,
+            sse_keep_alive=self.options.sse_keep_alive,
+            metrics=self.options.metrics,
+            log_prompts=self.options.log_prompts,
+        )
+        running = await orchestrator.server.start(options)
+        self._cleanup.push_async_callback(running.stop, self.options.grace)
+        self._failures.append(running.failed)
+        self.address, self.http = running.address, running.http
+
+
+async def start(options: StackOptions, directory: Path, report: Report) -> Stack:
+    """Start everything and return once it is healthy.
+
+    `directory` is private, empty, and has a short path; what runs keeps its files there. `report` gets progress lines.
+    StackError says in one sentence what went wrong; then, and when cancelled, nothing is left running.
+    """
+    stack = Stack(options)
+    try:
+        await stack._start(directory, report)
+    except BaseException as error:
+        await stack.stop()
+        if isinstance(error, Exception):
+            raise StackError(one_line(_first_cause(error))) from error
+        raise
+    return stack
+
+
+def check_free(listen: str, field: str = "listen") -> None:
+    """StackError of `field` if `listen` cannot be listened on: known before the models load, not after."""
+    check_all_free([(field, listen)])
+
+
+def check_all_free(wanted: Iterable[tuple[str, str]]) -> None:
+    """As `check_free`, for several fields at the same time: each must have an address of its own."""
+    with ExitStack() as held:
+        for field, listen in wanted:
+            try:
+                held.enter_context(bound(listen))
+            except OSError as error:
+                raise StackError(f"{field}: {listen} cannot be used: {error.strerror}") from None
+
+
+def _first_cause(error: Exception) -> BaseException:
+    """Return the error that a group of tasks failed with first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def check_vocabularies(target: str, drafts: Iterable[str]) -> None:
+    """StackError where a draft model has other tokens than the target, as far as their files here tell.
+
+    It takes no weights to know. Of models that are yet to be fetched the orchestrator learns it from the services.
+    """
+    known = vocabulary_of(target)
+    for draft in drafts:
+        drafter = vocabulary_of(draft) if known is not None and draft != target else None
+        if known is not None and drafter is not None and (mismatch := vocabulary_mismatch(known, drafter)) is not None:
+            raise StackError(mismatch)
+
+
+def vocabulary_of(model: str) -> Info | None:
+    """As a service of the model would describe it; None where its tokenizer is not here, or broken."""
+    file = file_here(model, TOKENIZER)
+    if file is None:
+        return None
+    try:
+        text = file.read_bytes()
+        tokens = vocabulary_map(text, 0)
+    except (OSError, TokenizerError):
+        return None  # for the service to say
+    return Info(
+        model=model,
+        vocabulary=max(tokens) + 1,
+        vocabulary_fingerprint=vocabulary_fingerprint(tokens),
+        tokenizer_hash=hashlib.sha256(text).hexdigest(),
+    )
+
+
+async def _await_healthy(address: str) -> None:
+    """StackError unless the orchestrator says within HEALTH_LIMIT that it serves."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_LIMIT, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise StackError(f"the orchestrator on {address} does not answer: {error.details()}") from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise StackError(f"the orchestrator on {address} is not serving")

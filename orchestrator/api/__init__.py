@@ -1,0 +1,1 @@
+"""What callers ask over gRPC: requests are checked here, and answered."""

@@ -1,0 +1,416 @@
+"""Sessions as whoever calls from outside begins, reads and ends them, whatever the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import TypeVar
+
+import grpc
+
+from orchestrator.api import replies
+from orchestrator.api.requests import Repeats, Seeds, record_of
+from orchestrator.peers.models import Target
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import status_of_store, store_statuses
+from orchestrator.session.output import Cursor, ProvisionalGuess
+from orchestrator.session.stats import Trace
+from orchestrator.sessions import END_LIMIT_S, Orchestrator
+from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreUnavailable
+from orchestrator.store.base import deleted
+from orchestrator.tenants import ANONYMOUS, check_owner, no_session
+from specwire.core.invalid import InvalidParameter
+from specwire.core.limits import Ending
+from specwire.core.messages import ClientTook, FinishReason
+from specwire.core.preview import ProvisionalDraft
+from specwire.core.text import extend_hash
+from specwire.rpc.errors import RETRY_AFTER, StatusError
+from specwire.rpc.keys import Metadata
+from specwire.telemetry.tracing import Side, Span, begin
+from specwire.v1 import generation_pb2 as pb
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A conversation's next turn: what stands before its prompt.
+
+
+async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store: SessionStore) -> tuple[int, ...]:
+    """Prompt and output of the session `parent`, all of them: the end-of-sequence id, and a stop string's, too.
+
+    Empty where no parent is named.
+
+    Raises:
+        StatusError: NOT_FOUND; FAILED_PRECONDITION, it has not ended, or its ids mean something else here.
+    """
+    if not parent:
+        return ()
+    check_owner(parent, tenant, "parent")
+    with store_statuses():
+        log = await store.read(parent)
+    if log is None:
+        raise no_session(parent, "parent")
+    if log.reason is None:
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"parent: session {parent!r} has not ended")
+    if log.record.vocabulary_fingerprint != vocabulary_fingerprint:
+        message = f"parent: session {parent!r} has another vocabulary than the model that is served here"
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+    return (*log.record.prompt, *log.tokens)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a reader that comes back goes on, and whether it may: PROTOCOL.md, section 12.
+
+
+async def cursor_of(request: pb.WatchRequest, driver: SessionDriver, store: SessionStore, timeout: float) -> Cursor:
+    """The reader's place in the driver's output.
+
+    A reader that comes from another orchestrator may know more than has been shown here by now; this waits for it, at
+    most `timeout` seconds.
+
+    Raises:
+        InvalidParameter: no position of the output.
+        StatusError: DATA_LOSS, the reader's text is not the log's; UNAVAILABLE, the output did not get there in time.
+    """
+    first = len(driver.record.prompt)
+    position = request.from_position or first
+    shown = first + len(driver.output.tokens)
+    if position > shown and request.HasField("prefix_hash"):
+        await _catch_up(driver, store, position, timeout)
+    elif not first <= position <= shown:
+        raise InvalidParameter("from_position", f"must be from {first} to {shown}, not {position}")
+    if request.HasField("prefix_hash") and hash_before(driver, position) != request.prefix_hash:
+        raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
+    return driver.output.cursor_at(position)
+
+
+async def _catch_up(driver: SessionDriver, store: SessionStore, position: int, timeout: float) -> None:
+    """Wait until the output reaches `position`, if the log does."""
+    with store_statuses():
+        log = await store.read(driver.record.session_id)
+    length = 0 if log is None else log.length
+    if position > length:
+        message = f"from_position: the log ends at {length}, before {position}, which was shown"
+        raise StatusError(grpc.StatusCode.DATA_LOSS, message)
+    try:
+        async with asyncio.timeout(timeout):
+            await driver.output.reached(position)
+    except TimeoutError:
+        message = f"from_position: the text did not reach {position} within {timeout:g} s"
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
+
+
+def hash_before(driver: SessionDriver, position: int) -> int:
+    """The hash of the text before `position`, which is not before the prompt's end."""
+    value = driver.prompt_hash
+    for token in driver.output.tokens[: position - len(driver.record.prompt)]:
+        value = extend_hash(value, token)
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several completions of one prompt: each a session of its own, their events in one stream.
+
+MOST_COMPLETIONS = 64
+
+T = TypeVar("T")
+
+
+def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
+    """What each of the request's completions is asked for; whoever begins them gives all the same seed.
+
+    Raises:
+        InvalidParameter: too many, or what makes sense for one only.
+    """
+    if request.n <= 1:
+        return [request]
+    if request.n > MOST_COMPLETIONS:
+        raise InvalidParameter("n", f"must be from 0 to {MOST_COMPLETIONS}, not {request.n}")
+    if request.sampling.choice:
+        raise InvalidParameter("choice", f"must be 0 where n is {request.n}, not {request.sampling.choice}")
+    if request.request_id:
+        raise InvalidParameter("request_id", f"stands for one session, so n must be 1, not {request.n}")
+    return [_single(request, choice) for choice in range(request.n)]
+
+
+def _single(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
+    single = pb.GenerateRequest()
+    single.CopyFrom(request)
+    single.ClearField("n")
+    single.sampling.choice = choice
+    return single
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """What the streams bring, as it comes, each with its stream's index.
+
+    A stream is asked for more once what it brought has been taken. The first that fails ends all; so does closing this.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for part in only:
+                yield 0, part
+        return
+    waiting = {asyncio.create_task(_next(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index, brought = waiting.pop(task), task.result()
+                for part in brought:
+                    yield index, part
+                    waiting[asyncio.create_task(_next(streams[index]))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
+    """The next part; nothing at the end."""
+    async for part in stream:
+        return (part,)
+    return ()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ends that somebody asks for: sessions are cancelled, or deleted, whoever drives them.
+
+
+async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
+    """Ask whoever drives the session for its end; a session that nobody drives is ended here.
+
+    Returns once the log has it: then it holds also where this process, or another owner, ends before the session.
+
+    Raises:
+        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer: the session may go on, and may be cancelled again.
+    """
+    driven = await _driven(orchestrator, session_id)
+    if driven is not None:
+        driven.cancel()  # nothing more is decided, whatever becomes of the log
+    with _to_be_repeated(session_id, "cancel"):
+        await orchestrator.cancellations.ask(session_id, driven)
+    if driven is not None:
+        return
+    with store_statuses():
+        log = await orchestrator.store.read(session_id)
+    if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
+        await orchestrator.join(session_id)
+
+
+async def delete(orchestrator: Orchestrator, session_id: str) -> None:
+    """Remove the session from the log; where it runs, its readers learn that it has ended.
+
+    Raises:
+        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer: it may keep the text, and may be asked again.
+    """
+    driven = await _driven(orchestrator, session_id)
+    if driven is not None:
+        driven.cancel()
+        await driven.ended(END_LIMIT_S)
+    with _to_be_repeated(session_id, "delete"):
+        await orchestrator.cancellations.delete(session_id, driven)
+    orchestrator.pool.forget(session_id)
+    left = orchestrator.sessions.pop(session_id, None)
+    if left is not None:
+        gone = deleted(session_id)
+        left.abandon(status_of_store(gone), str(gone))  # its readers, if another one has driven it until now
+        await left.close()
+
+
+async def _driven(orchestrator: Orchestrator, session_id: str) -> SessionDriver | None:
+    """Its driver, if it is driven here."""
+    driver = await orchestrator.roster.find(session_id)
+    return None if driver is None or driver.following else driver
+
+
+@contextmanager
+def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
+    """What the log has not acknowledged is not done: StatusError says so."""
+    try:
+        yield
+    except MissingSession:
+        raise no_session(session_id) from None
+    except StoreUnavailable as error:
+        message = f"session_id: the session log does not answer, so the session may go on; {what} it again"
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, message, RETRY_AFTER) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sessions as whoever calls from outside begins and reads them, whatever the protocol: gRPC's api and HTTP's.
+#
+# Errors are raised as InvalidParameter, StatusError or StoreError.
+
+# A client's own clock may end the call this much before ours says that its deadline has passed.
+DEADLINE_SLACK_S = 0.1
+# A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
+RESUME_AFTER_S = 0.1
+# Of a session's id in logs and traces: whoever knows the whole may read the session.
+SHOWN_CHARACTERS = 8
+
+
+class Generating:
+    """What an orchestrator does for its callers; one for all of them."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._repeats = Repeats(orchestrator)
+        options = orchestrator.options
+        self.seeds = Seeds(orchestrator.store, options.session_ttl + options.retention)
+
+    def tenant(self, metadata: Metadata) -> str:
+        """Who calls. StatusError (UNAUTHENTICATED) for whoever has no right to."""
+        keys = self._orchestrator.options.access.keys
+        return ANONYMOUS if keys is None else keys.holder(metadata)
+
+    async def generate(
+        self,
+        request: pb.GenerateRequest,
+        tenant: str,
+        time_left: float | None,
+        seed: int,
+        reached: tuple[int, int] | None = None,
+        trace: Trace | None = None,
+        traceparent: str = "",
+        target: Target | None = None,
+    ) -> AsyncGenerator[replies.Part, None]:
+        """A session's events, from its start to its end. It is cancelled when the caller closes this.
+
+        time_left: seconds until the caller's deadline, None for none.
+        seed: taken where the request has none (`seeds`).
+        reached: of a caller that comes back, by its request id: the position before which it has everything, and the
+            hash of the text before it. See `orchestrator.api.calls`.
+        trace: is told what happens in the session from now on; must not block.
+        traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
+        target: of a request that makes several sessions, one for all of them; None takes `target_for` the request.
+        """
+        target = target or await self.target_for(request, tenant)
+        driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
+        if reached is not None or request.take_over:  # whoever drove it may be gone: its reader lost the connection
+            driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
+        guess = _guess(driver, target) if request.provisional else None
+        driver.trace = trace or driver.trace
+        with driver.readers.reading():
+            try:
+                cursor = await self.cursor_at(driver, *reached) if reached is not None else Cursor()
+                async with aclosing(self.follow(driver, cursor, guess)) as parts:
+                    async for part in parts:
+                        yield part
+            except asyncio.CancelledError:
+                _pass_deadline(driver)
+                raise
+            finally:
+                driver.trace = None if driver.trace is trace else driver.trace
+
+    async def target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
+        """Of the model that the request names, or else its parent's."""
+        pool = self._orchestrator.pool
+        if request.parent and not request.model and len(pool.models.names()) > 1:
+            check_owner(request.parent, tenant, "parent")
+            parent = await self.read(request.parent)
+            if parent is None:
+                raise no_session(request.parent, "parent")
+            return pool.target_named(pool.models.name_of(parent.record))
+        return pool.target_named(request.model)
+
+    async def _driver_for(
+        self,
+        request: pb.GenerateRequest,
+        target: Target,
+        tenant: str,
+        seed: int,
+        time_left: float | None,
+        traceparent: str,
+    ) -> SessionDriver:
+        """The session. What this version of the model would refuse may have begun under its id with another one."""
+        vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
+        try:
+            before = await tokens_of(request.parent, tenant, vocabulary, store)
+            record = await record_of(request, target, tenant, seed, before)
+        except (InvalidParameter, StatusError):
+            driver = await self._repeats.begun(request, tenant)
+            if driver is None:
+                raise
+            return driver
+        return await self._traced(record, time_left, traceparent)
+
+    async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
+        """The session, with a span of its own if it begins here."""
+        session, tokens = record.session_id[:SHOWN_CHARACTERS], len(record.prompt)
+        span = begin("specwire.generate", Side.SERVER, traceparent, session=session, prompt_tokens=tokens)
+        try:
+            driver = await self._session_for(record, time_left, span)
+        except BaseException as error:
+            span.end(str(error) or type(error).__name__)
+            raise
+        if driver.span is not span:
+            span.end(joined=driver.record.session_id[:SHOWN_CHARACTERS])
+        return driver
+
+    async def _session_for(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
+        """A new session, or the one that the same request id has started before."""
+        if record.request_id:
+            return await self._repeats.session_for(record, time_left, span)
+        return await self._orchestrator.open(record, time_left, span)
+
+    async def cursor_at(self, driver: SessionDriver, position: int, prefix_hash: int) -> Cursor:
+        """The place of a reader that has what is before `position`; raises as `cursor_of`."""
+        known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
+        cursor = await cursor_of(known, driver, self._orchestrator.store, self._orchestrator.options.store_timeout)
+        # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+        driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
+        return cursor
+
+    async def read(self, session_id: str) -> StoredSession | None:
+        """What the log holds of a session."""
+        with store_statuses():
+            return await self._orchestrator.store.read(session_id)
+
+    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
+        """What the session's readers are shown of the prompt."""
+        if not record.echo:
+            return None
+        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
+        return pb.Prompt(tokens=record.prompt, text=text)
+
+    async def follow(
+        self, driver: SessionDriver, cursor: Cursor, guess: ProvisionalGuess | None = None
+    ) -> AsyncGenerator[replies.Part, None]:
+        """A reader's events from `cursor` on."""
+        known = driver.output.end
+        yield replies.started(driver, self._prompt(driver.record))
+        async for shown in driver.output.follow(cursor, guess):
+            if isinstance(shown, ProvisionalDraft):
+                yield replies.provisional(shown)
+                continue
+            yield replies.chunk(shown)
+            driver.apply(ClientTook(shown.position + len(shown.tokens)))
+        end = driver.output.end
+        if end is not None and end.reason is FinishReason.ERROR:
+            code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
+            if driver.abandoned:
+                raise StatusError(code, message, RESUME_AFTER_S)
+            if known is not None:  # it is no use to come back
+                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
+            raise StatusError(code, message)
+        if end is not None:
+            yield replies.finished(driver, end, driver.output.since(cursor).text)
+
+
+def _pass_deadline(driver: SessionDriver) -> None:
+    """A call ends; if because the session's deadline has passed, so does the session.
+
+    That is the deadline of the call that began it: others that have joined it may have less time, or more.
+    """
+    deadline = driver.record.deadline
+    if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
+        driver.pass_deadline()
+
+
+def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
+    record = driver.record
+    eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
+    ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)
+    return driver.show_provisional(target.info.vocabulary, ending)

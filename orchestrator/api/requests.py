@@ -1,0 +1,327 @@
+"""From a client's request to a session's record: everything is checked here, before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc
+
+from orchestrator.peers.models import Target
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import store_statuses
+from orchestrator.sessions import Orchestrator
+from orchestrator.store import Bound, DeletedSession, SessionRecord, SessionStore
+from orchestrator.store.base import NONE_OF_IT
+from orchestrator.tenants import check_owner, new_session_id
+from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping, check_constraint, check_prediction, check_prompt
+from specwire.core.placement import check_priority
+from specwire.rpc import convert
+from specwire.rpc.errors import StatusError
+from specwire.telemetry.tracing import NO_SPAN, Span
+from specwire.text import check_stops, encode
+from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import generation_pb2 as pb
+
+MOST_REQUEST_ID = 128
+# As many as a number has in every language's JSON, so that a seed that is told can be asked for again.
+DRAWN_SEED_BITS = 53
+SECRET_BYTES = 32
+DIGEST_BYTES = 16
+# Characters of text from which encoding takes long enough for other sessions to feel it.
+LONG_TEXT = 4096
+
+
+async def record_of(
+    request: generation_pb2.GenerateRequest, target: Target, tenant: str, seed: int, before: tuple[int, ...] = ()
+) -> SessionRecord:
+    """A new session's record. seed: taken where the request has none. before: tokens that its prompt goes on behind.
+
+    Raises:
+        InvalidParameter: names the field and the value.
+    """
+    convert.check_known(request, "request")
+    info = target.info
+    prompt = [*before, *await prompt_tokens(request, target)]
+    check_prompt(prompt, info.vocabulary, target.context)
+    drafting, ngram = drafting_of(request.drafting)
+    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
+    stopping = stopping_of(request.stopping, target, len(prompt))
+    check_constraint(sampling.constraint, stopping, info.eos_ids)
+    return SessionRecord(
+        session_id=new_session_id(tenant),
+        tenant=tenant,
+        request_id=checked_request_id(request.request_id),
+        prompt=tuple(prompt),
+        sampling=sampling,
+        stopping=stopping,
+        stop=checked_stop(tuple(request.stop)),
+        drafting=drafting,
+        ngram=ngram,
+        prediction=await prediction_tokens(request, target),
+        echo=request.echo,
+        weights_fingerprint=info.weights_fingerprint,
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+        tokenizer_fingerprint=info.tokenizer_hash,
+        eos_ids=target.identity.eos_ids,
+        model=info.model,
+        dtype=info.dtype,
+        created=time.time(),
+        priority=check_priority(request.priority),
+        parent=request.parent,
+        request_digest=digest_of(request) if request.request_id else "",
+    )
+
+
+class Seeds:
+    """The seeds of requests, drawn for those that give none. One for all of an orchestrator's calls.
+
+    A request with an id has the same one each time, at all orchestrators with the same log, for a repeated call may
+    begin sessions that the first one did not get to. Nobody can tell it before, or from another tenant's or prompt's.
+    """
+
+    def __init__(self, store: SessionStore, kept_s: float) -> None:
+        """kept_s: for how long from now a request with an id may be repeated."""
+        self._store = store
+        self._kept_s = kept_s
+        self._secret = b""
+
+    async def of(self, request: generation_pb2.GenerateRequest, tenant: str, prompts: int = 1) -> list[int]:
+        """For each of its prompts, one for all of its completions. StatusError: the log does not answer."""
+        if request.sampling.HasField("seed"):
+            return [request.sampling.seed] * prompts
+        if not request.request_id:
+            return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(prompts)]
+        with store_statuses():  # each time: a log that was lost has its secret again from whoever still knows it
+            proposed = self._secret or secrets.token_bytes(SECRET_BYTES)
+            self._secret = await self._store.shared_secret(proposed, self._kept_s)
+        return [keyed_seed(self._secret, tenant, request.request_id, prompt) for prompt in range(prompts)]
+
+
+def keyed_seed(secret: bytes, tenant: str, request_id: str, prompt: int) -> int:
+    """HMAC-SHA256, its first bits; no other three give the same message."""
+    message = f"{len(tenant)}:{tenant}{len(request_id)}:{request_id}{prompt}".encode()
+    digest = hmac.digest(secret, message, "sha256")
+    return int.from_bytes(digest, "big") >> len(digest) * 8 - DRAWN_SEED_BITS
+
+
+def digest_of(request: generation_pb2.GenerateRequest) -> str:
+    """Of what is asked for, so that a request id is not used for two different things.
+
+    What says how one call is answered, not which session it is, is left out: a repeated call may differ there.
+    """
+    asked = generation_pb2.GenerateRequest()
+    asked.CopyFrom(request)
+    for field in ("request_id", "provisional", "take_over", "n"):
+        asked.ClearField(field)
+    return hashlib.blake2b(asked.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).hexdigest()
+
+
+async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return await encoded(request.text, target)
+    return list(request.tokens.ids) if kind == "tokens" else []
+
+
+async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[int, ...]:
+    """What the output may look like, none without a prediction; one that is too long is refused unread."""
+    if request.WhichOneof("prediction") == "prediction_text":
+        size, most = len(request.prediction_text.encode()), target.most_prompt_bytes
+        if size > most:
+            raise InvalidParameter("prediction", f"{size} bytes of text are more than a context holds (at most {most})")
+        tokens = await encoded(request.prediction_text, target)
+    else:
+        tokens = list(request.prediction_tokens.ids)
+    return check_prediction(tokens, target.info.vocabulary, target.context)
+
+
+def check_size(prompt: str | Sequence[int], target: Target) -> None:
+    """Refuse what cannot fit, whatever it says. Raises ContextExceeded."""
+    if not isinstance(prompt, str):
+        if len(prompt) >= target.context:
+            message = f"{len(prompt)} tokens leave no room for another one"
+            raise ContextExceeded("prompt", message, target.context)
+        return
+    size, most = len(prompt.encode()), target.most_prompt_bytes
+    if size > most:
+        message = f"{size} bytes of text, of at most {most}, do not fit"
+        raise ContextExceeded("prompt", message, target.context)
+
+
+async def encoded(text: str, target: Target) -> list[int]:
+    """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
+    check_size(text, target)
+    if len(text) < LONG_TEXT:
+        return encode(target.tokenizer, text)
+    # Of the library's calls, only those for batches release the interpreter's lock.
+    batch = await asyncio.to_thread(target.tokenizer.encode_batch, [text], add_special_tokens=False)
+    return list(batch[0].ids)
+
+
+def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
+    """max_tokens 0 means all that the context has room for; more than that is refused, unless it is to be lowered.
+
+    What it means is decided here, and kept: the text is to end at one length, whichever verifiers have the session.
+    """
+    info, room = target.info, target.context - prompt_length
+    if wire.max_tokens > room and not wire.fit_context:
+        message = f"{wire.max_tokens} do not fit, the prompt leaves room for {room}"
+        raise ContextExceeded("max_tokens", message, target.context)
+    room_now = target.context_now - prompt_length
+    all_of_it = room_now if room_now > 0 else room
+    asked = common_pb2.Stopping()
+    asked.CopyFrom(wire)
+    if not wire.max_tokens or wire.fit_context:
+        asked.max_tokens = min(wire.max_tokens or all_of_it, all_of_it)
+    return convert.stopping_from_wire(asked, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
+
+
+def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
+    check_stops(stop)
+    return stop
+
+
+def checked_request_id(request_id: str) -> str:
+    if len(request_id) > MOST_REQUEST_ID:
+        raise InvalidParameter("request_id", f"at most {MOST_REQUEST_ID} characters are allowed, not {len(request_id)}")
+    return request_id
+
+
+def drafting_of(value: generation_pb2.Drafting) -> tuple[bool, bool]:
+    """Whether drafters may propose, and whether the verifier may, from the text itself."""
+    if value not in generation_pb2.Drafting.values():
+        raise InvalidParameter("drafting", f"{value} is not a known value")
+    drafters = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_NGRAM)
+    ngram = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_DRAFTERS)
+    return drafters, ngram
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Calls under a request id: the first one begins a session, the others join it, whichever orchestrator they come to.
+#
+# The id is bound to the session before its log is written, so that of calls that cross one begins it. Only what was
+# admitted is bound: a call that is refused leaves nothing behind. The binding names the session and the digest of what
+# was asked for; another request under the same id is refused. A session whose log is gone (its retention is over, it
+# was deleted, or the log was lost) leaves its id to a new session, with an id of its own, which nobody can take for the
+# old one.
+
+# Times that an id may turn out to stand for a session that is gone meanwhile.
+ATTEMPTS = 3
+
+
+class Repeats:
+    """One for all of an orchestrator's calls."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    async def session_for(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
+        """The session that the record's request id stands for, which begins now if there is none.
+
+        deadline, span: as of `Orchestrator.open`.
+
+        Raises:
+            StatusError: ALREADY_EXISTS, the id stands for another request; or as `Orchestrator.open` and `join`.
+        """
+        try:
+            await self._orchestrator.admit(record)
+        except (StatusError, InvalidParameter):
+            joined = await self._joined_if_bound(record, span)
+            if joined is None:
+                raise
+            return joined
+        try:
+            bound = await self._claim_id(record)
+        except BaseException:
+            self._orchestrator.dismiss(record)
+            raise
+        if bound.session_id == record.session_id:
+            return await self._orchestrator.begin(record, deadline, span)
+        self._orchestrator.dismiss(record)
+        check_same(bound, record)
+        return await self._joined(bound, span) or await self._orchestrator.open(
+            replace(record, session_id=bound.session_id), deadline, span
+        )
+
+    async def begun(self, request: pb.GenerateRequest, tenant: str) -> SessionDriver | None:
+        """The session that the request has begun under its id, if it has one and did. Raises as `session_for`."""
+        if not request.request_id or len(request.request_id) > MOST_REQUEST_ID:
+            return None
+        asked = SessionRecord(
+            "",
+            (),
+            Sampling(),
+            Stopping(1),
+            tenant=tenant,
+            request_id=request.request_id,
+            request_digest=digest_of(request),
+        )
+        return await self._joined_if_bound(asked, NO_SPAN)
+
+    async def _claim_id(self, record: SessionRecord) -> Bound:
+        """What the id stands for: the new session, one that is there, or one that is just beginning somewhere."""
+        bound = await self._bind(record, "")
+        for _ in range(ATTEMPTS):
+            if bound.session_id == record.session_id or await self._is_there(bound):
+                return bound
+            gone, bound = bound, await self._bind(record, bound.session_id)
+            if bound.session_id == gone.session_id:
+                return bound  # bound a moment ago: whoever creates its log first has begun it
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, f"request_id: {record.request_id!r} changes hands too often")
+
+    async def _bind(self, record: SessionRecord, gone: str) -> Bound:
+        options = self._orchestrator.options
+        kept = options.session_ttl + options.retention
+        asked = (record.tenant, record.request_id, record.session_id, kept, record.request_digest, gone)
+        with store_statuses():
+            return check_bound(await self._orchestrator.store.bind_request(*asked), record)
+
+    async def _joined_if_bound(self, record: SessionRecord, span: Span) -> SessionDriver | None:
+        """No new session is welcome, but one that has begun can be joined."""
+        with store_statuses():
+            bound = await self._orchestrator.store.bound_request(record.tenant, record.request_id)
+        if bound is None or not await self._is_there(check_bound(bound, record)):
+            return None
+        check_same(bound, record)
+        return await self._joined(bound, span)
+
+    async def _joined(self, bound: Bound, span: Span) -> SessionDriver | None:
+        """None where it has no log yet."""
+        driver = await self._orchestrator.roster.find(bound.session_id)
+        if driver is None and await self._is_there(bound):
+            driver = await self._orchestrator.join(bound.session_id, traceparent=span.traceparent)
+        return driver
+
+    async def _is_there(self, bound: Bound) -> bool:
+        if self._orchestrator.roster.knows(bound.session_id):
+            return True
+        with store_statuses():
+            try:
+                return await self._orchestrator.store.tail(bound.session_id, NONE_OF_IT) is not None
+            except DeletedSession:
+                return False
+
+
+def check_bound(bound: Bound, record: SessionRecord) -> Bound:
+    """StatusError (DATA_LOSS) where the log has the id stand for what no session of this tenant is called."""
+    try:
+        check_owner(bound.session_id, record.tenant)
+    except StatusError as error:
+        message = f"request_id: what {record.request_id!r} stands for is damaged in the log"
+        raise StatusError(grpc.StatusCode.DATA_LOSS, message) from error
+    return bound
+
+
+def check_same(bound: Bound, record: SessionRecord) -> None:
+    """StatusError (ALREADY_EXISTS) where the id came with another request first, as far as that is known."""
+    if bound.digest and bound.digest != record.request_digest:
+        message = f"request_id: {record.request_id!r} stands for another request than this one; choose a new id"
+        raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)

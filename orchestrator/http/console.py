@@ -1,0 +1,187 @@
+"""What the console asks for: one session with all that happens in it, and the state of services and sessions.
+
+Not a public interface: it changes with the page (`orchestrator/http/page`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from orchestrator.api.replies import Part
+from orchestrator.http.answers import DONE, OUTCOMES, EventStream, event, figures
+from orchestrator.http.completions import prompts_of, sessions_of
+from orchestrator.http.endpoint import Call, HttpService, Served
+from orchestrator.http.errors import failure_of
+from orchestrator.http.requests import take_completion
+from orchestrator.peers.link import Link
+from orchestrator.peers.peer import DrafterPeer, VerifierPeer
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import finite
+from specwire.v1 import common_pb2
+from specwire.v1 import generation_pb2 as pb
+
+Json = dict[str, Any]
+
+# What waits for a page that reads slowly. Of what happens beside the text, the rest is left out and counted.
+MOST_WAITING = 256
+MOST_SESSIONS = 100
+
+
+class Looking:
+    """Endpoints; each takes a call and gives a response."""
+
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
+
+    async def generate(self, call: Call) -> ASGIApp:
+        """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
+        fields = await self._service.fields(call)
+        prompts = prompts_of(fields.take("prompt"))
+        wish = take_completion(fields, "")
+        fields.end()
+        served = self._service.served(wish.model)
+        requests = sessions_of(wish, prompts)
+        if len(requests) != 1:
+            raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
+        watched = Watched(served)
+        generating = self._service.generating
+        (seed,) = await generating.seeds.of(wish.template, call.tenant)
+        parts = generating.generate(requests[0], call.tenant, wish.timeout, seed, trace=watched.note)
+        quiet = self._service.orchestrator.options.sse_keep_alive
+        return EventStream(watched.stream(parts), quiet)
+
+    async def status(self, call: Call) -> Response:
+        """Services, and the caller's own sessions."""
+        orchestrator = self._service.orchestrator
+        pool, served = orchestrator.pool, self._service.all_served()[0]
+        running = [each for each in orchestrator.sessions.values() if each.output.end is None]
+        own = [each for each in running if each.record.tenant == call.tenant]
+        return JSONResponse(
+            {
+                "target": {"model": served.name, "vocabulary": served.target.info.vocabulary},
+                "context": served.target.context,
+                "durability": orchestrator.store.durability,
+                "log_trouble": orchestrator.log.trouble,
+                "unready": orchestrator.unready,
+                "verifiers": [_verifier(each) for each in pool.verifiers],
+                "drafters": [_peer(each) for each in pool.drafters],
+                "running": len(running),
+                "sessions": [_session(each) for each in own[-MOST_SESSIONS:]],
+            }
+        )
+
+
+def _verifier(peer: VerifierPeer) -> Json:
+    return {**_peer(peer), "draining": peer.draining, "forward_us": round(peer.forward_times.at(1))}
+
+
+def _peer(peer: VerifierPeer | DrafterPeer) -> Json:
+    """round_trip_us: 0 for one that has dialled in, and before the link was ever up."""
+    link = peer.link if isinstance(peer.link, Link) else None
+    return {
+        "model": peer.info.model if peer.info else "",
+        "up": peer.up,
+        "sessions": len(peer.subjects),
+        "slots": peer.info.slots if peer.info else 0,
+        "round_trip_us": round(link.round_trip_us) if link is not None else 0,
+    }
+
+
+def _session(driver: SessionDriver) -> Json:
+    return {
+        "id": driver.record.session_id[:8],
+        "state": driver.session.state.value,
+        "prompt_tokens": len(driver.record.prompt),
+        "tokens": len(driver.output.tokens),
+        "readers": driver.readers.count,
+        "plan": driver.stats.plan,
+    }
+
+
+class Watched:
+    """One session's events for the page, in the order in which they happened."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
+        self._left_out = 0
+
+    def note(self, traced: Traced) -> None:
+        """Something happened in the session."""
+        try:
+            self._waiting.put_nowait(self._traced(traced))
+        except asyncio.QueueFull:
+            self._left_out += 1
+
+    async def stream(self, parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+        """Until the session's end; it ends with whoever closes this."""
+        pumping = asyncio.create_task(self._pump(parts))
+        try:
+            while (told := await self._waiting.get()) is not None:
+                yield event(told)
+            yield DONE
+        finally:
+            pumping.cancel()
+            await asyncio.gather(pumping, return_exceptions=True)
+
+    async def _pump(self, parts: AsyncGenerator[Part, None]) -> None:
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    await self._waiting.put(self._part(part))
+        except Exception as error:
+            await self._waiting.put({"type": "error", "message": failure_of(error).message})
+        await self._waiting.put(None)
+
+    def _part(self, part: Part) -> Json:
+        match part:
+            case pb.Started():
+                sampling = {"seed": str(part.sampling.seed), "rule": part.sampling.rule}
+                return {
+                    "type": "started",
+                    "session": part.session_id,
+                    "prompt_tokens": part.prompt_tokens,
+                    "at_us": now_us(),
+                    **sampling,
+                }
+            case pb.Chunk():
+                return {
+                    "type": "chunk",
+                    "at_us": now_us(),
+                    "position": part.position,
+                    "tokens": list(part.tokens),
+                    "outcomes": [OUTCOMES.get(each, "") for each in part.outcomes],
+                    "text": part.text,
+                    "ends": list(part.text_ends),
+                    "logprobs": [finite(known.logprob) for known in part.logprobs],
+                }
+            case pb.Provisional():
+                return {"type": "provisional", "position": part.position, "text": part.text}
+            case pb.Finished():
+                return {
+                    "type": "finished",
+                    "at_us": now_us(),
+                    "reason": common_pb2.FinishReason.Name(part.reason).removeprefix("FINISH_REASON_").lower(),
+                    "text": part.text,
+                    "text_length": part.text_length,
+                    "stats": figures(part.stats),
+                    "left_out": self._left_out,
+                }
+
+    def _traced(self, traced: Traced) -> Json:
+        texts = [self._served.names.text(token) for token in traced.tokens]
+        match traced:
+            case TracedProposal():
+                return {"type": "proposed", "texts": texts, **asdict(traced)}
+            case TracedVerdict():
+                names = [outcome.name.lower() for outcome in traced.outcomes]
+                return {"type": "judged", "texts": texts, **asdict(traced), "outcomes": names}

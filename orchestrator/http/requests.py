@@ -1,0 +1,531 @@
+"""What a request asks for: from its JSON fields to the sessions' own requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.http.templates import ChatMessage
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.law.sampling import MOST_LOGPROBS, SEED_BITS, seed_of
+from specwire.rpc.convert import constraint_to_wire
+from specwire.v1 import common_pb2
+from specwire.v1 import generation_pb2 as pb
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A request's JSON object: each field is taken by name and type, and what nobody took is refused.
+
+# Characters of a value that an error shows.
+SHOWN = 80
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict = 3, SHOWN // 2, SHOWN // 4
+SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 2 * SHOWN
+
+
+def shown(value: object) -> str:
+    """As Python writes it, and no more of it than is told."""
+    text = SHORT.repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+class Fields:
+    """An object of a request. Null stands for absent, as clients send it.
+
+    path: of this object in the request, for errors: "stream_options.".
+    """
+
+    def __init__(self, values: dict[str, Any], path: str = "") -> None:
+        self._left = {name: value for name, value in values.items() if value is not None}
+        self._path = path
+
+    def invalid(self, name: str, message: str) -> InvalidParameter:
+        return InvalidParameter(self._path + name, message)
+
+    def _wrong(self, name: str, wanted: str, value: object) -> InvalidParameter:
+        return self.invalid(name, f"must be {wanted}, not {shown(value)}")
+
+    def take(self, name: str) -> Any:
+        """The value, None where there is none; its type is the caller's to check."""
+        return self._left.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Of what is left."""
+        return list(self._left)
+
+    def text(self, name: str) -> str | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, "a string", value)
+        return value
+
+    def choice(self, name: str, choices: Iterable[str]) -> str | None:
+        value = self.text(name)
+        if value is not None and value not in choices:
+            raise self._wrong(name, f"one of {', '.join(choices)}", value)
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return default if value is None else value
+
+    def whole(self, name: str, least: int = 0, most: int = (1 << 32) - 1) -> int | None:
+        """A whole number; 1.0 is one, too: some clients have only one type for numbers."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(name, f"a whole number from {least} to {most}", value)
+        return value
+
+    def number(self, name: str) -> float | None:
+        value = self.take(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise self._wrong(name, "a number", value)
+        if isinstance(value, int) and abs(value) > 1 << 53:
+            raise self._wrong(name, "a number of ordinary size", value)
+        return None if value is None else float(value)
+
+    def texts(self, name: str) -> list[str]:
+        """A string or a list of them."""
+        value = self.take(name)
+        if value is None:
+            return []
+        several = [value] if isinstance(value, str) else value
+        if not isinstance(several, list) or not all(isinstance(each, str) for each in several):
+            raise self._wrong(name, "a string or a list of strings", value)
+        return several
+
+    def ids(self, name: str) -> list[int]:
+        value = self.take(name)
+        if value is None:
+            return []
+        if not is_ids(value):
+            raise self._wrong(name, "a list of token ids", value)
+        return list(value)
+
+    def inner(self, name: str) -> Fields | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return Fields(value, f"{self._path}{name}.")
+
+    def fixed(self, name: str, *allowed: object) -> None:
+        """A field that may only say what is the case here anyway."""
+        value = self.take(name)
+        if value is not None and value not in allowed:
+            raise self.invalid(name, f"{shown(value)} is not served")
+
+    def end(self) -> None:
+        """Nothing may be left: what is not known is refused, never ignored."""
+        if self._left:
+            name = next(iter(self._left))
+            raise self.invalid(name, "is not a field of this request, or is not served")
+
+
+def is_ids(value: object) -> bool:
+    """Whether it is a list of numbers that may be token ids; an empty list is one."""
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 32 for each in value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What form an answer must have: OpenAI's `response_format`, and the fields that vLLM's clients send.
+
+ANY_OBJECT = {"type": "object"}
+# By the names in `structured_outputs`; with "guided_" before it, each is also a field of its own.
+KINDS = {
+    "json": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "choice": ConstraintKind.CHOICES,
+    "grammar": ConstraintKind.GRAMMAR,
+}
+
+
+def take_form(fields: Fields) -> Constraint | None:
+    """None for any. InvalidParameter names the field."""
+    found = [*_response_format(fields), *_structured(fields), *_guided(fields)]
+    if len(found) > 1:
+        raise InvalidParameter(found[1][0], f"contradicts {found[0][0]}: an answer has one form")
+    return found[0][1] if found else None
+
+
+Named = list[tuple[str, Constraint]]
+
+
+def _response_format(fields: Fields) -> Named:
+    inner = fields.inner("response_format")
+    if inner is None:
+        return []
+    kind = inner.choice("type", ("text", "json_object", "json_schema"))
+    if kind is None:
+        raise inner.invalid("type", "is required")
+    if kind == "json_schema":
+        found = _named_schema(inner)
+    else:
+        found = [("response_format", _schema("response_format", ANY_OBJECT))] if kind == "json_object" else []
+    inner.end()
+    return found
+
+
+def _named_schema(inner: Fields) -> Named:
+    named = inner.inner("json_schema")
+    if named is None:
+        raise inner.invalid("json_schema", "is required")
+    for name in ("name", "description"):
+        named.text(name)
+    named.flag("strict")  # it always is
+    schema = named.take("schema")
+    if schema is None:
+        raise named.invalid("schema", "is required")
+    named.end()
+    return [("response_format", _schema("response_format.json_schema.schema", schema))]
+
+
+def _structured(fields: Fields) -> Named:
+    inner = fields.inner("structured_outputs")
+    if inner is None:
+        return []
+    found = [*_each(inner, "", "structured_outputs."), *_any_object(inner)]
+    inner.end()
+    return found
+
+
+def _any_object(inner: Fields) -> Named:
+    name = "structured_outputs.json_object"
+    return [(name, _schema(name, ANY_OBJECT))] if inner.flag("json_object") else []
+
+
+def _guided(fields: Fields) -> Named:
+    return _each(fields, "guided_", "")
+
+
+def _each(fields: Fields, prefix: str, path: str) -> Named:
+    taken = ((path + prefix + name, kind, fields.take(prefix + name)) for name, kind in KINDS.items())
+    return [(name, _constraint(name, kind, value)) for name, kind, value in taken if value is not None]
+
+
+def _constraint(name: str, kind: ConstraintKind, value: Any) -> Constraint:
+    if kind is ConstraintKind.JSON_SCHEMA:
+        return _schema(name, value)
+    texts = value if kind is ConstraintKind.CHOICES else [value]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        wanted = "a list of strings" if kind is ConstraintKind.CHOICES else "a string"
+        raise InvalidParameter(name, f"must be {wanted}, not {shown(value)}")
+    return _made(name, kind, texts)
+
+
+def _schema(name: str, value: Any) -> Constraint:
+    """An object, or one as a string, which vLLM's clients may send."""
+    return _made(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
+
+
+def _made(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
+    try:
+        return Constraint(kind, tuple(texts))
+    except InvalidParameter as error:
+        raise InvalidParameter(name, str(error).removeprefix(f"{kind}: ")) from None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A chat's messages as they are checked, before a template sees them.
+
+MOST_MESSAGES = 4096
+# By what templates call each: OpenAI's newer name for instructions means the same.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# Content parts that are text.
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def take_messages(fields: Fields) -> list[ChatMessage]:
+    """The messages, the content of each one string. InvalidParameter names message and field."""
+    value = fields.take("messages")
+    if not isinstance(value, list) or not value:
+        raise InvalidParameter("messages", "must be a list of at least one message")
+    if len(value) > MOST_MESSAGES:
+        raise InvalidParameter("messages", f"at most {MOST_MESSAGES} are allowed, not {len(value)}")
+    return [_message(f"messages[{index}]", each) for index, each in enumerate(value)]
+
+
+def _message(name: str, value: object) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise InvalidParameter("messages", f"{name} must be an object, not {shown(value)}")
+    role = value.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidParameter("messages", f"{name}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
+    for field in ("tool_calls", "function_call", "audio"):
+        if value.get(field):
+            raise InvalidParameter("messages", f"{name}.{field} is not served: there are no tools here")
+    rest = {key: each for key, each in value.items() if each is not None and key not in ("tool_calls", "function_call")}
+    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", value.get("content"))}
+
+
+def text_of(name: str, content: object, field: str = "messages") -> str:
+    """A string, or parts of text, which are joined line by line; images and the like are refused."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(field, f"{name} must be a string or a list of parts, not {shown(content)}")
+    return "\n".join(_part(f"{name}[{index}]", part, field) for index, part in enumerate(content))
+
+
+def _part(name: str, part: Any, field: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind not in TEXT_PARTS or not isinstance(text, str):
+        raise InvalidParameter(field, f"{name} must be a part of type text, not {shown(part)}")
+    return text
+
+
+def take_prediction(fields: Fields) -> str | None:
+    """`prediction`: what the output may look like."""
+    inner = fields.inner("prediction")
+    if inner is None:
+        return None
+    inner.choice("type", ("content",))
+    content = inner.take("content")
+    inner.end()
+    return text_of("content", content, "prediction") or None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a request asks for: from its JSON fields to the sessions' own requests, as gRPC's clients send them.
+#
+# Values are checked where those of gRPC are (`orchestrator.api.grpc.requests`), so that both ways in refuse the same
+# ones.
+
+# OpenAI's default; gRPC's is 0, greedy.
+TEMPERATURE = 1.0
+# OpenAI's default for /v1/completions; a chat's answer may fill the context.
+COMPLETION_TOKENS = 16
+# Sessions of one request, over all its prompts.
+MOST_CHOICES = 64
+MOST_TIMEOUT_S = 86_400.0
+
+# One spelling of each: 07 beside 7 would be two biases of one id.
+ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+# Of OpenAI's API: each is a string of the client's choice.
+WITHOUT_EFFECT = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "service_tier",
+    "reasoning_effort",
+    "verbosity",
+)
+
+DRAFTING = {
+    "auto": pb.DRAFTING_AUTOMATIC,
+    "off": pb.DRAFTING_OFF,
+    "drafters": pb.DRAFTING_DRAFTERS,
+    "ngram": pb.DRAFTING_NGRAM,
+}
+LOGPROBS_OF = {"model": common_pb2.LOGPROBS_OF_MODEL, "processed": common_pb2.LOGPROBS_OF_PROCESSED}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A request, without its prompts.
+
+    Attributes:
+        template: what each session is asked for; lacks the prompt and n.
+        n: completions of each prompt.
+        include_usage: streams end with the usage of all.
+        details: tell each token's id and outcome.
+        timeout: seconds for everything; None for no limit.
+    """
+
+    model: str | None
+    template: pb.GenerateRequest
+    n: int
+    stream: bool
+    include_usage: bool
+    details: bool
+    timeout: float | None
+    logprobs: bool
+    echo: bool = False
+
+    def request(self, prompt: str | list[int]) -> pb.GenerateRequest:
+        """What is asked for with one prompt."""
+        request = pb.GenerateRequest(n=self.n)
+        request.MergeFrom(self.template)
+        request.ClearField("request_id")  # of several sessions each has its own
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.tokens.ids.extend(prompt)
+        return request
+
+
+def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
+    """All of a chat's fields but its messages and what its template takes."""
+    sampling = _sampling(fields)
+    wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
+    if top is not None and not wanted:
+        raise InvalidParameter("top_logprobs", "needs logprobs")
+    if wanted:
+        sampling.logprobs = top or 0
+    stopping = _stopping(fields, _answer_tokens(fields))
+    fields.fixed("modalities", ["text"])
+    for name in ("tools", "functions"):
+        fields.fixed(name, [])
+    fields.fixed("tool_choice", "none", "auto")
+    fields.fixed("function_call", "none", "auto")
+    fields.flag("parallel_tool_calls")  # there are none
+    return _wish(fields, sampling, stopping, request_id, wanted, echo=False)
+
+
+def _answer_tokens(fields: Fields) -> int:
+    """max_completion_tokens, which has replaced max_tokens; 0 for as many as fit."""
+    old, new = fields.whole("max_tokens", least=1), fields.whole("max_completion_tokens", least=1)
+    if old is not None and new is not None and old != new:
+        raise InvalidParameter("max_tokens", f"{old} contradicts max_completion_tokens, {new}")
+    return new or old or 0
+
+
+def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
+    """All of a completion's fields but its prompt."""
+    sampling = _sampling(fields)
+    top, echo = fields.whole("logprobs"), fields.flag("echo")
+    if top is not None:
+        sampling.logprobs = top
+        if echo:
+            raise InvalidParameter("logprobs", "of the prompt are not served: leave out echo or logprobs")
+    stopping = _stopping(fields, fields.whole("max_tokens", least=1))
+    fields.fixed("suffix", "")
+    n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
+    fields.fixed("best_of", n)
+    return _wish(fields, sampling, stopping, request_id, top is not None, echo, n)
+
+
+def _wish(
+    fields: Fields,
+    sampling: common_pb2.Sampling,
+    stopping: common_pb2.Stopping,
+    request_id: str,
+    logprobs: bool,
+    echo: bool,
+    n: int | None = None,
+) -> CompletionRequest:
+    n = n or fields.whole("n", least=1, most=MOST_CHOICES) or 1
+    model, stream = fields.text("model"), fields.flag("stream")
+    template = _template(fields, sampling, stopping, fields.text("request_id") or request_id)
+    template.model = model or ""
+    if template.provisional and not stream:
+        raise InvalidParameter("provisional", "is shown in streams only")
+    _without_effect(fields)
+    return CompletionRequest(
+        model=model,
+        template=template,
+        n=n,
+        stream=stream,
+        include_usage=_include_usage(fields, stream),
+        details=fields.flag("details"),
+        timeout=_timeout(fields),
+        logprobs=logprobs,
+        echo=echo,
+    )
+
+
+def _sampling(fields: Fields) -> common_pb2.Sampling:
+    temperature, seed = fields.number("temperature"), fields.whole("seed", -(1 << SEED_BITS - 1), (1 << SEED_BITS) - 1)
+    logprobs_of = fields.choice("logprobs_of", LOGPROBS_OF)
+    sampling = common_pb2.Sampling(
+        temperature=TEMPERATURE if temperature is None else temperature,
+        top_p=fields.number("top_p"),
+        top_k=_top_k(fields),
+        min_p=fields.number("min_p"),
+        repetition_penalty=fields.number("repetition_penalty"),
+        presence_penalty=fields.number("presence_penalty"),
+        frequency_penalty=fields.number("frequency_penalty"),
+        logit_bias=_bias(fields),
+        seed=None if seed is None else seed_of(seed),
+        rule=fields.text("rule") or "",
+        logprobs_of=LOGPROBS_OF[logprobs_of] if logprobs_of else common_pb2.LOGPROBS_OF_UNSPECIFIED,
+    )
+    sampling.MergeFrom(constraint_to_wire(take_form(fields)))
+    return sampling
+
+
+def _top_k(fields: Fields) -> int:
+    """0 keeps all; clients of other servers say -1."""
+    value = fields.whole("top_k", least=-1) or 0
+    return max(0, value)
+
+
+def _bias(fields: Fields) -> dict[int, float]:
+    inner = fields.inner("logit_bias")
+    bias: dict[int, float] = {}
+    for name in inner.names() if inner is not None else ():
+        if not (ID.fullmatch(name) and int(name) < 1 << 32):
+            raise InvalidParameter("logit_bias", f"{name[:20]!r} is no token id")
+        value = inner.number(name) if inner is not None else None
+        bias[int(name)] = value or 0.0
+    return bias
+
+
+def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
+    """None: by default, as far as it fits."""
+    return common_pb2.Stopping(
+        max_tokens=COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        fit_context=max_tokens is None,
+        min_tokens=fields.whole("min_tokens"),
+        stop_ids=fields.ids("stop_token_ids"),
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+
+
+def _template(
+    fields: Fields, sampling: common_pb2.Sampling, stopping: common_pb2.Stopping, request_id: str
+) -> pb.GenerateRequest:
+    drafting = fields.choice("drafting", DRAFTING)
+    return pb.GenerateRequest(
+        sampling=sampling,
+        stopping=stopping,
+        stop=fields.texts("stop"),
+        drafting=DRAFTING[drafting or "auto"],
+        request_id=request_id,
+        take_over=fields.flag("take_over"),
+        provisional=fields.flag("provisional"),
+        parent=fields.text("parent"),
+        priority=fields.whole("priority", least=-100, most=100),
+        prediction_text=take_prediction(fields),
+    )
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.inner("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise InvalidParameter("stream_options", "needs stream")
+    include = options.flag("include_usage")
+    options.fixed("include_obfuscation", False)
+    options.end()
+    return include
+
+
+def _timeout(fields: Fields) -> float | None:
+    value = fields.number("timeout")
+    if value is not None and not 0 < value <= MOST_TIMEOUT_S:
+        raise InvalidParameter("timeout", f"must be above 0 and at most {MOST_TIMEOUT_S:g} seconds, not {value:g}")
+    return value
+
+
+def _without_effect(fields: Fields) -> None:
+    """What clients send for services that bill, file, moderate or reason; here it changes nothing."""
+    for name in WITHOUT_EFFECT:
+        fields.text(name)
+    fields.inner("metadata")
+    fields.flag("store")

@@ -1,0 +1,1 @@
+"""Whose a session is. The only room that claims one."""

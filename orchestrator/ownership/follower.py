@@ -1,0 +1,154 @@
+"""Shows a session that another orchestrator drives, as it appears in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from orchestrator.session.output import UNREAD, Readers, Replay
+from orchestrator.store import LogTail, SessionStore, StoreUnavailable
+from orchestrator.store.base import missing
+
+# Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
+POLL_S = 0.05
+MOST_POLL_S = 0.4
+LONGER = 1.5
+RETRY_S = 0.2
+# Seconds that a log has answered for again before its owner's silence counts: the owner could not speak either.
+SETTLED_S = 5.0
+
+
+class NobodyDrives(Exception):
+    """The session's owner is gone, and it cannot be driven here."""
+
+
+class Followed(Protocol):
+    """A session that readers read here. See SessionDriver."""
+
+    readers: Readers
+    newest_fence: int
+    patience_with_others: float
+
+
+class Follower:
+    """Extends one session's output from its log, of which it reads what it has not seen.
+
+    Only under a new fence, or where it has lost something, can a log hold another text than before: then all is read.
+
+    Args:
+        driver: counts the session's readers.
+        owner: this orchestrator's name in the log.
+        can_drive: sessions can be driven here now.
+        timeout: seconds after which a log that does not answer is given up, or a session that nobody drives.
+
+    wanted: set it to have the session claimed at the next look.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        session_id: str,
+        driver: Followed,
+        replay: Replay,
+        owner: str,
+        can_drive: Callable[[], bool],
+        timeout: float,
+    ) -> None:
+        self.wanted = False
+        self._store = store
+        self._session_id = session_id
+        self._driver = driver
+        self._replay = replay
+        self._owner = owner
+        self._can_drive = can_drive
+        self._timeout = timeout
+        self._now = asyncio.get_running_loop().time
+        self._answered = self._read = self._grown = self._driven = self._now()
+        self._settled = self._answered - SETTLED_S
+        self._fence: int | None = None
+        self._pause = POLL_S
+
+    async def run(self) -> LogTail | None:
+        """The log's end once the session has ended, or ought to be driven here; None once nobody reads it here.
+
+        What is behind it has been shown.
+
+        Raises:
+            StoreError: the log is lost, or does not answer.
+            OtherText: the log contradicts what was shown.
+            NobodyDrives: readers do better to ask elsewhere.
+        """
+        while True:
+            log = await self._look()
+            if log is not None and (log.reason is not None or self._is_due(log)):
+                return log
+            self._check_driven(log)
+            if self._is_unread():
+                return None
+            await asyncio.sleep(RETRY_S if log is None else self._pause)
+
+    async def _look(self) -> LogTail | None:
+        """The log's end, shown; None if it does not answer now."""
+        try:
+            log = await self._news()
+        except StoreUnavailable:
+            self._settled = self._grown = self._now()
+            if self._now() - self._answered > self._timeout:
+                raise
+            return None
+        if log is None or self._is_behind(log):
+            # The store has lost it. An owner that lives writes it again with its next sign of life.
+            if self._now() - self._answered > self._timeout:
+                raise missing(self._session_id)
+            return None
+        self._answered, self._fence = self._now(), log.fence
+        self._driver.newest_fence = max(self._driver.newest_fence, log.fence)
+        self._pause = min(MOST_POLL_S, LONGER * self._pause)
+        if log.skipped + len(log.tokens) > self._replay.seen:
+            self._grown, self._pause = self._answered, POLL_S
+        await self._replay.extend(log.tokens, log.outcomes, log.logprobs, log.skipped)
+        return log
+
+    async def _news(self) -> LogTail | None:
+        """What the log has beyond what was seen of it; all that it has where that may have changed."""
+        seen = self._replay.seen
+        log = await self._store.tail(self._session_id, seen)
+        if log is None or not seen or (log.fence == self._fence and log.length >= self._prompt_length + seen):
+            return log
+        return await self._store.tail(self._session_id, 0)
+
+    @property
+    def _prompt_length(self) -> int:
+        return self._replay.output.prompt_length
+
+    def _is_behind(self, log: LogTail) -> bool:
+        """It is the beginning of what was shown: neither a contradiction nor all."""
+        shown = self._replay.output.tokens
+        end = log.skipped + len(log.tokens)
+        return end < len(shown) and shown[log.skipped : end] == list(log.tokens)
+
+    def _is_due(self, log: LogTail) -> bool:
+        """Nobody drives it, or who does gets no further, or a reader wants it here.
+
+        To end it no verifier is needed.
+        """
+        if not (self._can_drive() or log.cancelled):
+            return False
+        stalled = self._now() - self._grown > self._driver.patience_with_others
+        if stalled:
+            self._driver.patience_with_others *= 2
+        silent = log.abandoned and self._now() - self._settled >= SETTLED_S
+        return self.wanted or stalled or silent or log.owner == self._owner
+
+    def _check_driven(self, log: LogTail | None) -> None:
+        """A log that does not answer tells nothing of the owner. Raises NobodyDrives."""
+        if log is None or not log.abandoned or self._can_drive():
+            self._driven = self._now()
+        if self._now() - self._driven > self._timeout:
+            raise NobodyDrives("session_id: no verifier is there to go on with it, or no room")
+
+    def _is_unread(self) -> bool:
+        if self._driver.readers.count:
+            self._read = self._now()
+        return self._now() - self._read > UNREAD

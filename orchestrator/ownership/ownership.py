@@ -1,0 +1,316 @@
+"""Who drives a session, and cancellations of those that others drive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import grpc
+
+from orchestrator.ownership.follower import RETRY_S, Follower, NobodyDrives
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import message_of_append, status_of_append, store_statuses
+from orchestrator.session.output import OtherText, Output, Replay
+from orchestrator.store import (
+    LEASE_S,
+    MissingSession,
+    SessionRecord,
+    SessionStore,
+    StoredSession,
+    StoreError,
+    StoreUnavailable,
+)
+from specwire.core.messages import FinishReason
+from specwire.core.session import PeekingScanner
+from specwire.rpc.errors import StatusError
+from specwire.telemetry.logs import of_session
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cancellations and deletions: acknowledged only once the log has them, and kept until the owner must have heard.
+#
+# The flag in the log is what another owner hears, and what ends the session where its owner is lost. A log that is lost
+# before that is written again by its owner, who knows of neither, or comes back as it was before; so whoever has
+# promised the end says it again, for as long as the owner may take to look.
+
+# Seconds between two times that it is set, and for which that is repeated: an owner that lives writes in a lease.
+AGAIN_S = LEASE_S / 5
+KEPT_S = 2 * LEASE_S
+# Seconds after which a log that did not answer is asked again.
+INSIST_EVERY_S = 0.2
+
+
+class Driven(Protocol):
+    """A session that is driven here, and is ending. See SessionDriver."""
+
+    output: Output
+    abandoned: bool
+
+
+Say = Callable[[str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Promise:
+    """say: what was said of the session. is_done: it need not be said again. until: by the loop's clock."""
+
+    say: Say
+    is_done: Callable[[], bool]
+    until: float
+
+
+class Cancellations:
+    """What this orchestrator has promised, by session.
+
+    Args:
+        patience: seconds after which a log that does not answer is given up.
+    """
+
+    def __init__(self, store: SessionStore, patience: float) -> None:
+        self._store = store
+        self._patience = patience
+        self._promised: dict[str, _Promise] = {}
+
+    async def ask(self, session_id: str, driven: Driven | None = None) -> None:
+        """Have the session end, whoever drives it; returns once the log has acknowledged the flag, or the end itself.
+
+        driven: the session, where it is driven here. Should the log have lost it, its owner writes it again.
+
+        Raises:
+            MissingSession: there is no such session.
+            StoreUnavailable: the log did not answer in time. The session may go on.
+        """
+        await self._insist(session_id, self._store.cancel, driven, lambda: _has_ended(driven))
+
+    async def delete(self, session_id: str, driven: Driven | None = None) -> None:
+        """Have the log forget the session. Arguments and what it raises are as of `ask`."""
+        await self._insist(session_id, self._store.delete, driven, lambda: False)
+
+    async def _insist(self, session_id: str, say: Say, driven: Driven | None, is_done: Callable[[], bool]) -> None:
+        give_up = self._now() + self._patience
+        while not is_done():
+            try:
+                await say(session_id)
+            except (StoreUnavailable, MissingSession) as error:
+                lost = isinstance(error, MissingSession) and (driven is None or driven.output.end is not None)
+                if lost or self._now() > give_up:
+                    raise
+            else:
+                self._promised[session_id] = _Promise(say, is_done, self._now() + KEPT_S)
+                return
+            await asyncio.sleep(INSIST_EVERY_S)
+
+    async def run(self) -> None:
+        """Repeat it, until cancelled."""
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            await self.repeat()
+
+    async def repeat(self) -> None:
+        """A log that is not there may be the next time."""
+        now = self._now()
+        kept = ((each, promise) for each, promise in self._promised.items() if promise.until > now)
+        self._promised = {each: promise for each, promise in kept if not promise.is_done()}
+        await asyncio.gather(*(self._repeat(*each) for each in list(self._promised.items())))
+
+    async def _repeat(self, session_id: str, promise: _Promise) -> None:
+        """While the log is silent its owner hears nothing, either: that time does not count."""
+        try:
+            await promise.say(session_id)
+        except StoreUnavailable:
+            promise.until = self._now() + KEPT_S
+        except StoreError:
+            return
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _has_ended(driven: Driven | None) -> bool:
+    """Its end is in the log."""
+    return driven is not None and driven.output.end is not None and not driven.abandoned
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Who drives a session: this orchestrator, or another one whose work is shown here as it appears in the log.
+#
+# Any orchestrator with the same log serves any session. One that has ended is replayed. One that another orchestrator
+# drives is *followed*: its log is read again and again, so that any number of readers at any number of orchestrators
+# see the same stream and none of them takes it from another. It is *claimed*, with a new fence, and driven here
+#
+# - at once if the reader asks for that (its connection to the other orchestrator broke), or nobody drives it;
+# - once the other one gives no sign of life (the log's lease), or the log has not grown for as long, which may be
+#   because
+#   nobody reads there any more. The second kind of patience doubles each time, so that two orchestrators with readers
+#   do
+#   not take a session that cannot go on from each other for ever.
+#
+# A claim is right at any time: it makes the former owner's appends fail, and so ends its say. That one follows then.
+
+logger = logging.getLogger(__name__)
+
+MICROSECONDS = 1_000_000
+
+
+def must_end(log: StoredSession) -> FinishReason | None:
+    """How a session that still runs in the log is to end before anything else is decided; None if it may go on."""
+    if log.cancelled:
+        return FinishReason.CANCELLED
+    return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
+
+
+def floor(driver: SessionDriver) -> int:
+    """What a claim's fence must exceed: every fence of the session that is known here, and this host's clock.
+
+    The log may have lost a claim, and the clock that it gives fences by may be behind: that of a replica's host.
+    """
+    return max(driver.newest_fence, int(time.time() * MICROSECONDS))
+
+
+class Ownership:
+    """Joins sessions that this orchestrator has not begun.
+
+    Args:
+        owner: this orchestrator's name in the log.
+        store_timeout: seconds after which readers' streams end where the log is silent, or nobody drives the session.
+        scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
+        place: gives a session its peers.
+        leave: forgets a session that nobody reads here.
+        can_drive: there is a verifier, and room for the tenant. Else a session is better off where it is, or elsewhere.
+        missing: for people, why it cannot be driven here.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        owner: str,
+        store_timeout: float,
+        scanner_of: Callable[[SessionRecord], PeekingScanner],
+        place: Callable[[SessionDriver], None],
+        leave: Callable[[SessionDriver], None],
+        can_drive: Callable[[SessionRecord], bool],
+        missing: Callable[[SessionRecord], str],
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._store_timeout = store_timeout
+        self._scanner_of = scanner_of
+        self._place = place
+        self._leave = leave
+        self._can_drive = can_drive
+        self._missing = missing
+        self._followers: dict[str, Follower] = {}
+
+    async def join(
+        self, driver: SessionDriver, log: StoredSession, take_over: bool, end: FinishReason | None = None
+    ) -> None:
+        """Have `driver`, which has shown nothing yet, show the session from now on.
+
+        end: nobody goes on with the session, and it is to end so.
+
+        Raises:
+            StatusError: the log does not answer, or has lost the session; or it is to be driven here, and cannot be.
+        """
+        driver.let_go()
+        driver.stats.started -= max(0.0, time.time() - log.record.created)
+        replay = self._replay(driver)
+        with store_statuses():
+            if log.reason is None and (take_over or self._is_free(log)):
+                if not (self._can_drive(log.record) or end or must_end(log)):
+                    message = f"session_id: {self._missing(log.record)}"
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, message)
+                log = await self._store.claim(log.record.session_id, self._owner, floor(driver))
+        await self._show(driver, replay, log, end)
+
+    def follow(self, driver: SessionDriver) -> None:
+        """Another orchestrator has claimed a session of ours."""
+        self._follow(driver, self._replay(driver))
+
+    def take_over(self, driver: SessionDriver) -> None:
+        """A reader of a session that is followed here wants it to be driven here."""
+        follower = self._followers.get(driver.record.session_id)
+        if follower is not None:
+            follower.wanted = True
+
+    def _replay(self, driver: SessionDriver) -> Replay:
+        return Replay(driver.output, self._scanner_of(driver.record))
+
+    def _is_free(self, log: StoredSession) -> bool:
+        """Nobody drives the session: its owner is silent, or it is ours, and we have left it."""
+        return log.abandoned or log.owner == self._owner
+
+    async def _show(
+        self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None = None
+    ) -> None:
+        """What the log says; and if it says that the session is ours, go on."""
+        await replay.extend(log.tokens, log.outcomes, log.logprobs)
+        if driver.output.end is not None:
+            return  # this orchestrator has left it meanwhile: others may claim it
+        if log.reason is not None:
+            self._finish(driver, replay, log.reason, log.text_length)
+        elif log.owner == self._owner:
+            self._drive(driver, replay, log, end or must_end(log))
+        else:
+            self._follow(driver, replay)
+
+    def _finish(self, driver: SessionDriver, replay: Replay, reason: FinishReason, text_length: int) -> None:
+        if driver.output.end is None:
+            driver.finish(replay.end(reason, text_length))
+
+    def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
+        shown = log.record.session_id[:8]
+        logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
+        driver.span.event("claimed", position=log.length)
+        driver.drive(log.fence, replay.scanner, log.retention_s)
+        if end is not None:
+            driver.end(end)
+            return
+        if log.record.deadline:
+            driver.set_deadline(max(0.0, log.record.deadline - time.time()))
+        if driver.readers.count == 0:
+            driver.readers.expect()
+        driver.verifying.wait()
+        self._place(driver)
+
+    def _follow(self, driver: SessionDriver, replay: Replay) -> None:
+        session_id, timeout = driver.record.session_id, self._store_timeout
+        can_drive = partial(self._can_drive, driver.record)
+        follower = Follower(self._store, session_id, driver, replay, self._owner, can_drive, timeout)
+        self._followers[session_id] = follower
+        driver.follow(self._run(driver, replay, follower))
+
+    async def _run(self, driver: SessionDriver, replay: Replay, follower: Follower) -> None:
+        """Follow until the session has ended, is driven here, or nobody has read it here for a while."""
+        session_id = driver.record.session_id
+        try:
+            tail = await follower.run()
+            if tail is None:
+                self._leave(driver)
+            elif tail.reason is not None:
+                self._finish(driver, replay, tail.reason, tail.text_length)
+            else:
+                await self._show(driver, replay, await self._claim(driver))
+        except OtherText as error:
+            driver.abandon(grpc.StatusCode.DATA_LOSS, f"session log: {error}")
+        except NobodyDrives as error:
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, str(error))
+        except StoreError as error:
+            driver.abandon(status_of_append(error), message_of_append(error))
+        finally:
+            if self._followers.get(session_id) is follower:
+                del self._followers[session_id]
+
+    async def _claim(self, driver: SessionDriver) -> StoredSession:
+        """The log under our fence. A claim of unknown outcome is repeated: a newer fence does no harm."""
+        give_up = asyncio.get_running_loop().time() + self._store_timeout
+        while True:
+            try:
+                return await self._store.claim(driver.record.session_id, self._owner, floor(driver))
+            except StoreUnavailable:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
+            await asyncio.sleep(RETRY_S)

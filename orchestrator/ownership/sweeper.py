@@ -1,0 +1,194 @@
+"""Orphans: sessions whose owner is gone, and that nobody asks for. Whoever finds one ends it in the log.
+
+An owner ends its sessions itself: at their deadline, when the grace without a reader is over, when they are cancelled.
+An owner that was killed does none of it, and its sessions would be said to run until the log forgets them. So owners
+call their sessions in the model's roll (`orchestrator.store.base`), and every orchestrator of that model asks the roll
+who is missed, and looks into the log of each:
+
+- cancelled, or past its deadline: it ends so;
+- its owner silent for so long that it cannot come back (it would have given its readers up by now, for want of the log)
+  and no reader can either (the grace is over): it ends as one that nobody reads, cancelled;
+- else it is left to whoever asks for it, and looked at again.
+
+To end it is to claim it: should its owner live after all, or two orchestrators find it at once, the newest fence wins,
+and the other one's say is void. A log that did not answer makes every owner silent, so nobody is missed before the log
+has answered for a lease, nor before this process has been awake for as long. So does a clock of the log's that jumps:
+who seems to be silent is looked at again after a moment, in which an owner that lives says something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.ownership.ownership import must_end
+from orchestrator.store import (
+    LEASE_S,
+    DamagedLog,
+    DeletedSession,
+    SessionStore,
+    StoredSession,
+    StoreError,
+)
+from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT
+from specwire.core.messages import FinishReason
+from specwire.rpc.errors import StatusError
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two rounds, scattered by half, so that orchestrators do not all come at once.
+ROUND_S = CALLED_WITHIN_S / 3
+# Seconds for one round; what it does not get to is told again, here or elsewhere.
+ROUND_LIMIT_S = 30.0
+# Seconds after which a session that was missed, and not ended, is told to somebody again.
+AGAIN_S = LEASE_S
+# Seconds in which an owner that lives gives a sign of life: one and a half renewals, and some.
+CONFIRM_S = 0.6 * LEASE_S
+# Sessions in one round: their logs are read whole.
+MOST_AT_ONCE = 32
+
+Rolls = dict[str, set[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPatience:
+    """Seconds. owner: how long an owner that does not reach the log keeps its sessions. reader: how long a session
+    with a request id waits for one.
+    """
+
+    owner: float
+    reader: float
+
+    def is_over(self, log: StoredSession) -> bool:
+        """Neither the owner nor a reader comes back to this session."""
+        grace = self.reader if log.record.request_id else 0.0
+        return log.silent_s > LEASE_S + max(self.owner, grace)
+
+
+@dataclass(slots=True)
+class Sweeper:
+    """Calls the roll, and asks it, until its `run` is cancelled.
+
+    Args:
+        driven: by model (its weights' fingerprint) the sessions that are driven here; the models that are served are
+            named, also without sessions.
+        end: has a session, whose log was as given, end so; whether it has. Raises StatusError.
+        kept: seconds for which the log keeps a running session, and so the roll.
+    """
+
+    store: SessionStore
+    driven: Callable[[], Rolls]
+    end: Callable[[StoredSession, FinishReason], Awaitable[bool]]
+    patience: SweepPatience
+    kept: float
+    _ended: Rolls = field(default_factory=dict)
+    _scatter: random.Random = field(default_factory=lambda: random.Random())
+    _quiet_until: float = 0.0
+
+    async def run(self) -> None:
+        """Rounds, for ever. The first ones tell, and do not ask."""
+        self._be_quiet()
+        while True:
+            began = time.time()
+            pause = ROUND_S * self._scatter.uniform(0.5, 1.0)
+            await asyncio.sleep(pause)
+            if time.time() - began > pause + LEASE_S / 2:
+                self._be_quiet()  # it was stopped, and so were others, perhaps
+            try:
+                async with asyncio.timeout(ROUND_LIMIT_S):
+                    await self.round()
+            except (StoreError, TimeoutError):
+                self._be_quiet()
+            except Exception as error:
+                logger.error("orphans could not be looked for", exc_info=error)
+
+    def _be_quiet(self) -> None:
+        """Whom nobody called in the meantime may be about to be called."""
+        self._quiet_until = asyncio.get_running_loop().time() + LEASE_S
+
+    async def round(self) -> None:
+        """Call who is driven here, strike who has ended, look after who is missed. Raises StoreError."""
+        driven = self.driven()
+        for roll, sessions in driven.items():
+            await self.store.call_roll(roll, sorted(sessions), CALLED_WITHIN_S, self.kept)
+        ended, self._ended = self._ended, {}
+        for roll, sessions in ended.items():
+            await self._strike(roll, sorted(sessions))
+        for roll in driven:
+            await self._look_for_missed(roll, driven[roll])
+
+    def note_end(self, roll: str, session_id: str) -> None:
+        """The log has the session's end: it need not be called any more."""
+        self._ended.setdefault(roll, set()).add(session_id)
+
+    async def _strike(self, roll: str, session_ids: Sequence[str]) -> None:
+        """Those whose end the log has. Who runs in one that has lost the end will be missed. Raises StoreError."""
+        found = await asyncio.gather(*map(self._has_end, session_ids), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        over = [session_id for session_id, ended in zip(session_ids, found, strict=True) if ended]
+        if over:
+            await self.store.strike(roll, over)
+
+    async def _has_end(self, session_id: str) -> bool:
+        """Whether the log does not say that the session runs. Raises StoreError."""
+        try:
+            log = await self.store.tail(session_id, NONE_OF_IT)
+        except (DeletedSession, DamagedLog):
+            return True
+        return log is None or log.reason is not None
+
+    async def _look_for_missed(self, roll: str, driven: set[str]) -> None:
+        if asyncio.get_running_loop().time() < self._quiet_until:
+            return
+        missed = [each for each in await self.store.missed(roll, AGAIN_S, MOST_AT_ONCE) if each not in driven]
+        due = [session_id for session_id in missed if await self._is_due(roll, session_id)]
+        if due:
+            await asyncio.sleep(CONFIRM_S)
+        for session_id in due:
+            if await self._is_over(session_id):
+                await self.store.strike(roll, [session_id])
+
+    async def _is_due(self, roll: str, session_id: str) -> bool:
+        """Whether the session is to end now, by what the log says; one that is over is struck off."""
+        log = await self._running(session_id)
+        if log is None:
+            await self.store.strike(roll, [session_id])
+        return log is not None and self.due(log) is not None
+
+    async def _is_over(self, session_id: str) -> bool:
+        """Whether the session has ended by now, or is gone."""
+        log = await self._running(session_id)
+        if log is None:
+            return True
+        reason = self.due(log)
+        return reason is not None and await self._end(log, reason)
+
+    async def _running(self, session_id: str) -> StoredSession | None:
+        """Its log; None if it has ended, or nobody can read it."""
+        try:
+            log = await self.store.read(session_id)
+        except (DeletedSession, DamagedLog):
+            return None
+        return log if log is not None and log.reason is None else None
+
+    def due(self, log: StoredSession) -> FinishReason | None:
+        """How a session that runs in the log is to end now; None: its owner lives, or somebody may come for it."""
+        if not log.abandoned:
+            return None
+        return must_end(log) or (FinishReason.CANCELLED if self.patience.is_over(log) else None)
+
+    async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
+        shown = log.record.session_id[:SHOWN_CHARACTERS]
+        logger.info("session %s: its owner is gone; to end (%s)", shown, reason.name.lower(), extra=of_session(shown))
+        try:
+            return await self.end(log, reason)
+        except StatusError as error:
+            logger.info("session %s: not ended: %s", shown, error, extra=of_session(shown))
+            return False

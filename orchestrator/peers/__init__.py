@@ -1,0 +1,1 @@
+"""Verifiers and drafters: links to them, what they serve, and which session gets which."""

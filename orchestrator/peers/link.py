@@ -1,0 +1,258 @@
+"""One Connect stream to one peer, kept up: connect, read, and after a failure connect again with backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from orchestrator.peers.models import Info, Tokenizers
+from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
+from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.tls import ClientTls
+from specwire.v1 import common_pb2
+
+logger = logging.getLogger(__name__)
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Heard = TypeVar("Heard", contravariant=True)
+Told = TypeVar("Told", contravariant=True)
+
+FIRST_BACKOFF = 0.05
+MOST_BACKOFF = 1.0
+# To connect, and to get the peer's description: a large tokenizer over a slow line.
+CONNECT_TIMEOUT = 60.0
+# A connection that lasted for less is dialled again ever more slowly: what broke it may be there still.
+STABLE = 5.0
+# After `cut`.
+QUARANTINE = 60.0
+# How often the round trip is measured while the link is up, and the least of how many counts: a line that becomes
+# longer is believed once all of them say so, one that becomes shorter at once.
+GAUGE_EVERY = 5.0
+GAUGED = 4
+
+
+class Listener(Protocol[Heard]):
+    """Hears what happens on a link; called on the event loop, must not block."""
+
+    def on_up(self, info: Info) -> None: ...
+    def on_message(self, message: Heard) -> None: ...
+    def on_down(self) -> None: ...
+    def on_unreachable(self) -> None: ...
+
+
+class Line(Protocol[Told]):
+    """The way to a peer, whichever end dialled."""
+
+    @property
+    def address(self) -> str:
+        """Which peer this is, for people."""
+        ...
+
+    @property
+    def up(self) -> bool: ...
+
+    def send(self, part: Told) -> None:
+        """Stage a part of this tick's message; void while the line is down."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """End the connection with a peer that does harm; it gets no other one for a while."""
+        ...
+
+
+class Link(Generic[Request, Response]):
+    """Owned by its orchestrator: `run` ends only by cancellation.
+
+    Args:
+        connect: opens the stream on a channel.
+        describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
+        tls: how to encrypt; None speaks plaintext.
+        token: shown to the peer.
+        tokenizers: keeps the peer's tokenizer; None for a peer whose tokenizer nobody needs.
+
+    `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
+    `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
+    mends itself.
+
+    Invariant: `up` holds exactly between on_up and on_down.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
+        describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
+        tls: ClientTls | None = None,
+        token: str = "",
+        tokenizers: Tokenizers | None = None,
+    ) -> None:
+        self.address = address
+        self.trouble = f"{address} does not answer"
+        self.distrusted = False
+        self._trips_us: deque[float] = deque(maxlen=GAUGED)
+        self._tls = tls
+        self._token = token
+        self._connect = connect
+        self._describe = describe
+        self._tokenizers = tokenizers
+        self._tokenizer_hash = ""
+        self._outbox: Outbox[Request] | None = None
+        self._break: Callable[[LinkError], None] = lambda _: None
+        self._was_cut = False
+        self._told = False  # operators, that it is down
+
+    @property
+    def up(self) -> bool:
+        return self._outbox is not None
+
+    @property
+    def round_trip_us(self) -> float:
+        return min(self._trips_us, default=0.0)
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return 0 if self._outbox is None else self._outbox.queued
+
+    def send(self, part: Request) -> None:
+        """Stage a part of this tick's message; void while the link is down, as on_down has said."""
+        if self._outbox is not None:
+            self._outbox.push(part)
+
+    def cut(self, reason: str) -> None:
+        """End the connection with a peer that does harm; it is not dialled again for a while."""
+        self._was_cut = True
+        self._break(LinkError(reason))
+
+    async def run(self, listener: Listener[Response]) -> None:
+        loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_BACKOFF, MOST_BACKOFF)
+        while True:
+            began, self._was_cut = loop.time(), False
+            try:
+                was_up, reason = await self._connect_once(listener)
+            except Exception as error:  # a failure of our own: the sessions on this link are lost, the others are not
+                logger.exception("link to %s failed", self.address)
+                was_up, reason = True, describe(error)
+            if was_up:
+                logger.warning("link to %s lost: %s", self.address, reason)
+                self._told = True
+                if loop.time() - began > STABLE:
+                    backoff.reset()
+            elif reason != self.trouble:
+                logger.warning("no link to %s: %s", self.address, reason)
+                self._told = True
+            self.trouble = reason
+            if not was_up:
+                listener.on_unreachable()
+            await asyncio.sleep(QUARANTINE if self._was_cut else backoff.next())
+
+    async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
+        """One connection from start to end; returns whether it was ever up, and why it ended."""
+        async with open_channel(self.address, self._tls, self._token) as channel:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._ask(channel)  # also sets the connection up, so that the second time measures the line
+                    self._trips_us.clear()
+                call = self._connect(channel)
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await call.wait_for_connection()
+                    # As long as the stream lives it is this process that answers, and no predecessor at its address.
+                    info = await self._gauged(channel)
+            except (grpc.RpcError, TimeoutError) as error:
+                return False, self._why(error)
+            self.distrusted = False
+            gauging = asyncio.create_task(self._gauge(channel), name=f"gauge of {self.address}")
+            try:
+                return True, await self._converse(call, info, listener)
+            finally:
+                gauging.cancel()
+                await asyncio.gather(gauging, return_exceptions=True)
+
+    def _why(self, error: Exception) -> str:
+        """Why there is no connection; keeps `distrusted`."""
+        details = (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else ""
+        self.distrusted = distrust(details, self.address) is not None
+        if isinstance(error, TimeoutError):
+            return f"{self.address} did not answer within {CONNECT_TIMEOUT:g} s"
+        return unreachable(details, self.address, tls=self._tls is not None) or describe(error)
+
+    async def _ask(self, channel: grpc.aio.Channel) -> Info:
+        """The peer's description, without its tokenizer: that is kept once for all peers that have it."""
+        latest = self._tokenizers.latest if self._tokenizers is not None else ""
+        known = self._tokenizer_hash or latest
+        info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
+        if self._tokenizers is not None:
+            await self._tokenizers.take(info)
+        info.ClearField("tokenizer_json")
+        self._tokenizer_hash = info.tokenizer_hash
+        return info
+
+    async def _gauged(self, channel: grpc.aio.Channel) -> Info:
+        asked = time.monotonic_ns()
+        info = await self._ask(channel)
+        self._trips_us.append((time.monotonic_ns() - asked) / 1000)
+        return info
+
+    async def _gauge(self, channel: grpc.aio.Channel) -> None:
+        """Measure the line again and again: an edge box moves, and how much credit it needs moves with it."""
+        while True:
+            await asyncio.sleep(GAUGE_EVERY)
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._gauged(channel)
+            except (grpc.RpcError, TimeoutError):
+                continue  # whether the link is alive is for its stream to say
+            except Exception:  # a failure of our own: sessions go on, with the credit that the last measurement gives
+                logger.exception("the round trip to %s could not be measured", self.address)
+
+    async def _converse(
+        self,
+        call: grpc.aio.StreamStreamCall[Request, Response],
+        info: Info,
+        listener: Listener[Response],
+    ) -> str:
+        broken: list[LinkError] = []
+
+        def on_failure(error: LinkError) -> None:
+            broken.append(error)
+            call.cancel()
+
+        outbox: Outbox[Request] = Outbox(call.write, on_failure)
+        self._outbox, self._break = outbox, on_failure
+        try:
+            if self._told:
+                logger.warning("link to %s is there again", self.address)
+            self._told = False
+            listener.on_up(info)
+            async for message in call:
+                listener.on_message(message)
+            return "the peer closed the stream"
+        except grpc.RpcError as error:
+            return describe(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return str(broken[0]) if broken else "the stream was cancelled"
+        finally:
+            self._outbox, self._break = None, lambda _: None
+            try:
+                listener.on_down()
+            finally:
+                await outbox.close(flush_s=0.2)
+                call.cancel()
+
+
+def describe(error: BaseException) -> str:
+    """One line on why a call failed."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,275 @@
+"""The models that an orchestrator serves, with their tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import grpc
+import grpc.aio
+from tokenizers import Tokenizer
+
+from orchestrator.store import SessionRecord
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.errors import StatusError
+from specwire.rpc.model_service import SHOWN_HEX, Identity
+from specwire.text import TokenizerError, load_tokenizer
+from specwire.v1 import common_pb2
+
+Info = common_pb2.GetModelInfoResponse
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tokenizers of the models that are served, each read once, however many verifiers have it.
+
+# Bytes from which reading one takes long enough for sessions to feel it.
+LONG_TEXT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTokenizer:
+    """longest: the most bytes of text that one token may stand for."""
+
+    tokenizer: Tokenizer
+    longest: int
+
+    @classmethod
+    def of(cls, text: bytes) -> ReadTokenizer:
+        """Raises TokenizerError."""
+        tokenizer = load_tokenizer(text)
+        # One byte more a token: for the separator that tokenizers of words drop.
+        longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
+        return cls(tokenizer, longest)
+
+
+class Tokenizers:
+    """By the hash of their text. `latest`: of the one that was read last; "" before any was."""
+
+    def __init__(self) -> None:
+        self.latest = ""
+        self._read: dict[str, ReadTokenizer | TokenizerError] = {}
+
+    async def take(self, info: common_pb2.GetModelInfoResponse) -> None:
+        """Take the tokenizer out of a description; read it, if it is new, without holding up the event loop."""
+        text, told = info.tokenizer_json, info.tokenizer_hash
+        info.ClearField("tokenizer_json")
+        if not text or told in self._read:
+            return
+        reading = asyncio.to_thread(_read, text, told) if len(text) > LONG_TEXT else None
+        read = _read(text, told) if reading is None else await reading
+        if read is not None:
+            self._read[told] = read
+            self.latest = told
+
+    def of(self, info: common_pb2.GetModelInfoResponse) -> ReadTokenizer:
+        """Raises TokenizerError."""
+        read = self._read.get(info.tokenizer_hash)
+        if read is None:
+            raise TokenizerError("tokenizer_json: did not come, or is another one than its hash says")
+        if isinstance(read, TokenizerError):
+            raise read
+        return read
+
+    def known(self, told: str) -> ReadTokenizer | None:
+        """The tokenizer with this hash, if it was ever here."""
+        read = self._read.get(told)
+        return read if isinstance(read, ReadTokenizer) else None
+
+
+def _read(text: bytes, told: str) -> ReadTokenizer | TokenizerError | None:
+    """None if it is another one than it is said to be: nothing may be kept under somebody else's hash."""
+    if hashlib.sha256(text).hexdigest() != told:
+        return None
+    try:
+        return ReadTokenizer.of(text)
+    except TokenizerError as error:
+        return error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A model that an orchestrator serves.
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model, as one of the verifiers describes it whose models are equal (`identity`).
+
+    context: the most that one of them holds. context_now: likewise, of those that can be used at the moment.
+    longest: the most bytes of text that one token may stand for.
+    """
+
+    info: Info
+    identity: Identity
+    tokenizer: Tokenizer
+    longest: int
+    context: int
+    context_now: int
+
+    @classmethod
+    def of(cls, info: Info, read: ReadTokenizer) -> Target:
+        return cls(info, Identity.of(info), read.tokenizer, read.longest, info.context, info.context)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset(self.identity.eos_ids)
+
+    @property
+    def most_prompt_bytes(self) -> int:
+        return self.context * self.longest
+
+
+def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
+    """Why the drafter's ids do not mean what the target's mean, or None if they do."""
+    if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint:
+        return None
+    return (
+        f"vocabulary mismatch: drafter {drafter.model} has {drafter.vocabulary_fingerprint[:12]} "
+        f"({drafter.vocabulary} ids), target {target.model} has {target.vocabulary_fingerprint[:12]} "
+        f"({target.vocabulary} ids); both need the same tokenizer"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The models that an orchestrator serves: a target for each identity that a verifier has shown.
+#
+# What is equal is said by `specwire.rpc.model_service.Identity`. A session is pinned to the one that it was begun with.
+
+logger = logging.getLogger(__name__)
+
+# For which a model is still known that no verifier has any more: they may come back, and until then it is not unknown.
+KEPT_S = 600.0
+
+
+def identity_of(record: SessionRecord) -> Identity:
+    """Of the model that the session was begun with. `record`: as of `Models.completed`."""
+    return Identity(
+        record.weights_fingerprint,
+        record.vocabulary_fingerprint,
+        record.tokenizer_fingerprint,
+        record.eos_ids or (),
+    )
+
+
+class Models:
+    """Several models side by side have different names. One name may have several *versions*, with other identities.
+
+    A session is pinned to a version. Which one new sessions get is the pool's to say.
+
+    Args:
+        tokenizers: those of verifiers' descriptions.
+    """
+
+    def __init__(self, tokenizers: Tokenizers) -> None:
+        self._tokenizers = tokenizers
+        self._versions: dict[Identity, Target] = {}
+        self._missed: dict[Identity, float] = {}
+
+    def learn(self, info: Info, versions: bool) -> str | None:
+        """Know a verifier's model from now on; why the verifier must not be used, or None.
+
+        versions: a model that is known by this name may be another version there.
+        """
+        identity = Identity.of(info)
+        if identity in self._versions:
+            return None
+        known = self.named(info.model)
+        offered, served = identity.beside(known[-1].identity) if known else ("", "")
+        if known and not versions:
+            return f"serves {offered}, but sessions here are pinned to {served}"
+        try:
+            self._versions[identity] = Target.of(info, self._tokenizers.of(info))
+        except TokenizerError as error:
+            return str(error)
+        if known:
+            logger.warning("another version of %s: %s rather than %s", info.model, offered, served)
+        return None
+
+    def all(self) -> list[Target]:
+        return list(self._versions.values())
+
+    def names(self) -> list[str]:
+        return sorted({target.info.model for target in self._versions.values()})
+
+    def named(self, name: str) -> list[Target]:
+        """All versions, in the order in which they were first seen."""
+        return [target for target in self._versions.values() if target.info.model == name]
+
+    def version(self, identity: Identity) -> Target | None:
+        return self._versions.get(identity)
+
+    # Sessions that have begun
+
+    def completed(self, record: SessionRecord) -> SessionRecord:
+        """The record of a session that was begun before identities were kept, with that of a version of its weights.
+
+        Of several it is one with its tokenizer, then the one that was seen first.
+        """
+        if record.eos_ids is not None:
+            return record
+        told = (record.weights_fingerprint, record.vocabulary_fingerprint)
+        alike = [each for each in self.all() if told == (each.identity.weights, each.identity.vocabulary)]
+        if not alike:
+            return record
+        target = max(alike, key=lambda each: each.identity.tokenizer == record.tokenizer_fingerprint)
+        whole = target.identity
+        return replace(record, tokenizer_fingerprint=whole.tokenizer, eos_ids=whole.eos_ids, model=target.info.model)
+
+    def tokenizer_of(self, record: SessionRecord) -> Tokenizer:
+        """What the session's text is made with, also where none of its verifiers is left.
+
+        Raises:
+            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, others are served here.
+        """
+        target = self._versions.get(identity_of(self.completed(record)))
+        if target is not None:
+            return target.tokenizer
+        if not self._versions:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
+        weights, text = record.weights_fingerprint, record.tokenizer_fingerprint
+        served = [each.identity.weights for each in self._versions.values()]
+        if weights not in served:
+            message = f"pinned to weights {weights[:SHOWN_HEX]}, and {served[-1][:SHOWN_HEX]} are served here"
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"session_id: the session is {message}")
+        read = self._tokenizers.known(text)
+        if read is None:
+            message = f"session_id: the session's text is of tokenizer {text[:SHOWN_HEX]}, which is not served here"
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+        return read.tokenizer
+
+    def name_of(self, record: SessionRecord) -> str:
+        """Of the session's model, as it is called now; "" if that is unknown."""
+        target = self._versions.get(identity_of(self.completed(record)))
+        return record.model if target is None else target.info.model
+
+    # What requests may name
+
+    def meant(self, name: str) -> str:
+        """The name of the model that a request means by `name`; by "" the only one.
+
+        Raises:
+            StatusError: UNAVAILABLE, none is known yet; NOT_FOUND, this one is not.
+            InvalidParameter: there are several, and none is named.
+        """
+        names = self.names()
+        if not names:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
+        if name in names:
+            return name
+        listed = ", ".join(map(repr, names))
+        if name:
+            are = "is" if len(names) == 1 else "are"
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"model: {name!r} is not served here; {listed} {are}")
+        if len(names) > 1:
+            raise InvalidParameter("model", f"must be named: {listed} are served here")
+        return names[0]
+
+    def sweep(self, present: Collection[Identity], now: float) -> None:
+        """Forget what no verifier has had for a while. present: those that there are."""
+        for identity in list(self._versions):
+            if identity in present:
+                self._missed.pop(identity, None)
+            elif now - self._missed.setdefault(identity, now) > KEPT_S:
+                del self._versions[identity], self._missed[identity]

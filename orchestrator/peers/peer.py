@@ -1,0 +1,513 @@
+"""The peers that an orchestrator dials, each with a link that a task keeps up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from orchestrator.peers.link import Line, Link
+from orchestrator.peers.models import Info, Tokenizers
+from specwire.core.law.sampling import Rule
+from specwire.core.policy.controller import Planner
+from specwire.core.policy.estimates import ForwardTimes
+from specwire.registry.entry import ServiceEntry, ServiceState
+from specwire.registry.registrar import HEARTBEAT_S
+from specwire.rpc.model_service import Identity
+from specwire.rpc.tls import ClientTls
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the registry says of a peer, for choosing among peers. Whether it can be used its connection says.
+
+# Two heartbeats and a bit without a new one.
+STALE_S = 2.5 * HEARTBEAT_S
+# A service that is not registered any more, and not connected, is dialled for so long still.
+GIVEN_UP_S = 10.0
+
+
+@dataclass(slots=True)
+class PeerReport:
+    """Of one peer; as it is made, of one that was named and not looked up.
+
+    others: sessions that it has for other orchestrators, as it said last. started: Unix time in seconds.
+    fresh: its latest heartbeat came in time. missing_since: since when it is not registered; None where it is.
+    """
+
+    others: int = 0
+    started: float = 0.0
+    draining: bool = False
+    fresh: bool = True
+    missing_since: float | None = None
+    beat: tuple[str, int] = ("", 0)
+    beat_at: float = 0.0
+
+    def hear(self, entry: ServiceEntry, own: int, now: float) -> None:
+        """own: sessions that this orchestrator has there."""
+        self.missing_since = None
+        if (entry.id, entry.beat) != self.beat:
+            self.beat, self.beat_at = (entry.id, entry.beat), now
+            self.others = max(0, entry.load.running + entry.load.waiting - own)
+            self.started = entry.started
+            self.draining = entry.state is ServiceState.DRAINING
+        self.fresh = now - self.beat_at <= STALE_S
+
+    def miss(self, now: float) -> None:
+        """It is not registered. Its connection, as long as there is one, says that it is there all the same."""
+        if self.missing_since is None:
+            self.missing_since = now
+        self.fresh = False
+
+    def is_given_up(self, now: float) -> bool:
+        return self.missing_since is not None and now - self.missing_since > GIVEN_UP_S
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What sessions learnt about the drafters that serve them, for the sessions after them.
+
+# Whoever dials in chooses what it is called, so names must not pile up.
+MOST_KNOWN = 64
+
+
+class Experience:
+    """Beside one verifier, the planner of the latest session for each drafter and rule; the next one starts from it.
+
+    A drafter is known by its weights and its host: one that connects again is the same. Of too many the oldest go.
+    """
+
+    def __init__(self) -> None:
+        self._planners: dict[tuple[Rule, str, str], Planner] = {}
+
+    def recall(self, rule: Rule, drafter: Info) -> Planner | None:
+        return self._planners.get((rule, drafter.weights_fingerprint, drafter.host_id))
+
+    def keep(self, rule: Rule, drafter: Info, planner: Planner) -> None:
+        key = (rule, drafter.weights_fingerprint, drafter.host_id)
+        self._planners.pop(key, None)
+        self._planners[key] = planner
+        if len(self._planners) > MOST_KNOWN:
+            del self._planners[next(iter(self._planners))]
+
+
+def share_host(verifier: Info, drafter: Info) -> bool:
+    """Whether the drafter competes with the verifier for cores; one that dialled in is not asked where it is."""
+    return bool(drafter.host_id) and (drafter.host_id, drafter.device) == (verifier.host_id, verifier.device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How much a drafter may send: what it was asked for, and no more.
+
+# Of one session's draft tokens so many are relayed in a burst. What is asked for adds up while answers are under way:
+# 32 advances of the longest run-ahead (core.plan.MOST_RUN_AHEAD).
+MOST_RELAYED = 4096
+# A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.
+MOST_OWED = 64 * MOST_RELAYED
+
+
+class Quota:
+    """Draft tokens that a session's drafter still owes.
+
+    An open or an advance asks for at most `run_ahead` tokens, and a drafter that keeps to PROTOCOL.md section 5 sends
+    no more for it. Whoever does floods us and, through us, the verifier. At most `most` are owed.
+    """
+
+    def __init__(self, most: int = MOST_OWED) -> None:
+        self.owed = 0
+        self._most = most
+
+    def ask(self, run_ahead: int) -> None:
+        """An open or an advance goes out."""
+        self.owed = min(self._most, self.owed + run_ahead)
+
+    def take(self, tokens: int) -> bool:
+        """Whether a proposal of `tokens` was asked for; if so it is charged, an empty one as one token."""
+        cost = max(1, tokens)
+        if cost > self.owed:
+            return False
+        self.owed -= cost
+        return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The verifiers and drafters that an orchestrator knows: links, descriptions, and which session is on which.
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+VerifierLink = Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
+DrafterLink = Link[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
+DrafterLine = Line[draft_pb2.ConnectDraftRequest]
+
+# Seconds for which a session prefers a verifier whose link it lost to another, and how often that may fail meanwhile.
+PREFERENCE = 2.0
+HOPELESS_FAILURES = 3
+# Draft tokens for sessions that were closed while they were under way: of this many sessions at once.
+MOST_STRAYS = 64 * MOST_RELAYED
+# Answers to an open: one, and as many more as it may be sent again for.
+ANSWERS = 16
+# Wider forwards are not of one session's window.
+MOST_OBSERVED_ROWS = 32
+
+
+class Breakable(Protocol):
+    """A session that a failure of our own ends."""
+
+    def on_broken(self, error: Exception) -> None: ...
+
+
+@contextmanager
+def guarded(subject: Breakable) -> Iterator[None]:
+    """What goes wrong with one session is told to that session alone: its link, and with it all others, go on."""
+    try:
+        yield
+    except Exception as error:
+        subject.on_broken(error)
+
+
+class VerifierSubject(Breakable, Protocol):
+    """A session, as its verifier's link sees it."""
+
+    def on_verifier_lost(self) -> None: ...
+    def on_opened(self, opened: verify_pb2.Opened) -> None: ...
+    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None: ...
+    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None: ...
+
+
+class DrafterSubject(Breakable, Protocol):
+    """A session, as its drafter's link sees it."""
+
+    def on_drafter_lost(self) -> None: ...
+    def on_proposal(self, proposal: common_pb2.Proposal) -> None: ...
+    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None: ...
+
+
+Subject = TypeVar("Subject", bound=Breakable)
+
+
+class Peer(ABC, Generic[Request, Subject]):
+    """A service at the other end of a line. `info` is what it said last; `up` says whether it can be used now.
+
+    `report`: what the registry says of it.
+
+    Invariant: `subjects` holds the sessions whose handles are open on the present connection.
+    """
+
+    def __init__(self, link: Line[Request], on_change: Callable[[], None]) -> None:
+        self.link = link
+        self.info: Info | None = None
+        self.refusal: str | None = None
+        self.report = PeerReport()
+        self.subjects: dict[int, Subject] = {}
+        self._handles = itertools.count(1)
+        self._on_change = on_change
+
+    @property
+    def up(self) -> bool:
+        return self.link.up and self.refusal is None
+
+    @property
+    def sessions(self) -> int:
+        """As far as is known here: ours, and what it said of others'."""
+        return len(self.subjects) + self.report.others
+
+    def attach(self, subject: Subject) -> int:
+        """A handle for a session on this connection."""
+        handle = next(self._handles)
+        self.subjects[handle] = subject
+        return handle
+
+    def on_up(self, info: Info) -> None:
+        self.info = info
+        self.report.draining = False  # one that drains takes no connection; the registry may speak of its predecessor
+        self.refusal = self._refusal(info)
+        if self.refusal is not None:
+            logger.warning("%s is not used: %s", self.link.address, self.refusal)
+        self._on_change()
+
+    def on_unreachable(self) -> None:
+        """An attempt to connect failed; whoever waits for the peer may ask its link why."""
+        self._on_change()
+
+    @abstractmethod
+    def _refusal(self, info: Info) -> str | None:
+        """Why a peer of this description must not be used, or None."""
+
+    def on_down(self) -> None:
+        subjects, self.subjects = list(self.subjects.values()), {}
+        for subject in subjects:
+            with guarded(subject):
+                self._tell_lost(subject)
+        self._on_change()
+
+    @abstractmethod
+    def _tell_lost(self, subject: Subject) -> None:
+        """The session's peer is gone."""
+
+
+class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
+    """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
+
+    `draining`: it is about to stop, and takes no sessions.
+    `identity`: of its model; None before it has said what that is.
+
+    `experience`: what sessions here learnt about their drafters.
+    """
+
+    link: VerifierLink
+
+    def __init__(
+        self,
+        link: VerifierLink,
+        on_change: Callable[[], None],
+        accept: Callable[[Info], str | None],
+    ) -> None:
+        super().__init__(link, on_change)
+        self.draining = False
+        self.identity: Identity | None = None
+        self.forward_times = ForwardTimes({1: 10_000.0})
+        self.experience = Experience()
+        self._accept = accept
+        self._lost_at: float | None = None
+        self._failures = 0
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.up and not (self.draining or self.report.draining)
+
+    def serves(self, identity: Identity, length: int = 0) -> bool:
+        """Sessions of such a model, whose texts may become so long."""
+        return self.info is not None and self.identity == identity and self.info.context >= length
+
+    @property
+    def has_room(self) -> bool:
+        return self.info is not None and self.sessions < self.info.slots
+
+    @property
+    def crowded(self) -> bool:
+        """Some of its sessions wait there for a slot."""
+        return self.info is not None and self.sessions > self.info.slots
+
+    @property
+    def expected_back(self) -> bool:
+        """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them.
+
+        One that has said that it stops takes them along.
+        """
+        if self.draining or self._lost_at is None or self._failures >= HOPELESS_FAILURES:
+            return False
+        return time.monotonic() - self._lost_at < PREFERENCE
+
+    def on_up(self, info: Info) -> None:
+        self._lost_at = None
+        self.draining = False
+        before, self.identity = self.identity, Identity.of(info)
+        if self.identity != before:
+            self.experience = Experience()  # what was learnt is of another model
+        super().on_up(info)
+
+    def on_down(self) -> None:
+        self._lost_at, self._failures = time.monotonic(), 0
+        super().on_down()
+
+    def on_unreachable(self) -> None:
+        """Also called for the loss itself."""
+        self._failures += 1
+        super().on_unreachable()
+
+    def _refusal(self, info: Info) -> str | None:
+        measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times}
+        if measured:
+            self.forward_times = ForwardTimes(measured)
+        return self._accept(info)
+
+    def _tell_lost(self, subject: VerifierSubject) -> None:
+        subject.on_verifier_lost()
+
+    def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None:
+        received_ns = time.monotonic_ns()
+        if message.draining and not self.draining:
+            logger.info("%s is draining", self.link.address)
+        self.draining |= message.draining
+        timings = message.timings
+        if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
+            self.forward_times.observe(timings.rows, timings.forward_us + timings.choose_us)
+        for opened in message.opened:
+            if (subject := self.subjects.get(opened.handle)) is not None:
+                with guarded(subject):
+                    subject.on_opened(opened)
+                    for verdict in opened.tail:
+                        subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
+        for verdict in message.verdicts:
+            if (subject := self.subjects.get(verdict.handle)) is not None:
+                with guarded(subject):
+                    subject.on_verdict(verdict, timings, received_ns)
+        for refused in message.refused:
+            if (subject := self.subjects.pop(refused.handle, None)) is not None:
+                with guarded(subject):
+                    subject.on_refused_by_verifier(refused)
+
+    def forget(self, session_id: str) -> None:
+        """The session was deleted: nothing of it is to stay there."""
+        if self.up:
+            self.link.send(verify_pb2.ConnectVerifyRequest(forgotten=[session_id]))
+
+    def close(self, handle: int) -> None:
+        if self.subjects.pop(handle, None) is not None:
+            self.link.send(verify_pb2.ConnectVerifyRequest(closes=[common_pb2.Close(handle=handle)]))
+
+
+class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
+    """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None.
+
+    `_strays` is what it may say, in tokens or else replies, that no open session's quota is charged for.
+    """
+
+    def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
+        super().__init__(link, on_change)
+        self._accept = accept
+        self._strays = Quota(MOST_STRAYS)
+
+    def _refusal(self, info: Info) -> str | None:
+        return self._accept(info)
+
+    def _tell_lost(self, subject: DrafterSubject) -> None:
+        subject.on_drafter_lost()
+
+    def on_up(self, info: Info) -> None:
+        self._strays = Quota(MOST_STRAYS)
+        super().on_up(info)
+
+    def attach(self, subject: DrafterSubject) -> int:
+        self._strays.ask(ANSWERS)
+        return super().attach(subject)
+
+    def on_message(self, message: draft_pb2.ConnectDraftResponse) -> None:
+        if not self._hear(message):
+            self.link.cut("the drafter sent replies for sessions that it was not asked for")
+
+    def _hear(self, message: draft_pb2.ConnectDraftResponse) -> bool:
+        """Whether all of it was asked for; what follows the first part that was not is not heard."""
+        opened = len(message.opened)
+        empty = not (opened or message.proposals or message.refused)
+        if (opened or empty) and not self._strays.take(opened):
+            return False
+        for proposal in message.proposals:
+            if (subject := self.subjects.get(proposal.handle)) is not None:
+                with guarded(subject):
+                    subject.on_proposal(proposal)
+            elif not self._strays.take(len(proposal.tokens)):
+                return False
+        for refused in message.refused:
+            if (subject := self.subjects.pop(refused.handle, None)) is not None:
+                self._strays.ask(MOST_RELAYED)  # what it had on its way may follow
+                with guarded(subject):
+                    subject.on_refused_by_drafter(refused)
+            elif not self._strays.take(1):
+                return False
+        return True
+
+    def close(self, handle: int, owed: int) -> None:
+        """`owed`: draft tokens that it was asked for and has not sent; they may cross the close."""
+        if self.subjects.pop(handle, None) is not None:
+            self._strays.ask(max(MOST_RELAYED, owed))
+            self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
+
+
+def verifier_link(
+    address: str, tls: ClientTls | None, token: str = "", tokenizers: Tokenizers | None = None
+) -> VerifierLink:
+    return Link(
+        address,
+        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
+        lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
+        tls,
+        token,
+        tokenizers,
+    )
+
+
+def drafter_link(address: str, tls: ClientTls | None, token: str = "") -> DrafterLink:
+    return Link(
+        address,
+        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
+        lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
+        tls,
+        token,
+    )
+
+
+AnyPeer = VerifierPeer | DrafterPeer
+Accept = Callable[[Info], str | None]
+
+
+class Dialled:
+    """Owns the tasks; `stop` ends them all, those that are being ended included.
+
+    Args:
+        tls, token, tokenizers: see Link.
+        on_change: a peer can be used now, or cannot any more.
+    """
+
+    def __init__(
+        self, tls: ClientTls | None, token: str, tokenizers: Tokenizers, on_change: Callable[[], None]
+    ) -> None:
+        self._tokenizers = tokenizers
+        self._tls = tls
+        self._token = token
+        self._on_change = on_change
+        self._links: dict[AnyPeer, VerifierLink | DrafterLink] = {}
+        self._runs: dict[AnyPeer, Callable[[], Coroutine[None, None, None]]] = {}
+        self._tasks: dict[AnyPeer, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def verifier(self, address: str, accept: Accept) -> VerifierPeer:
+        """One that is to be dialled once it is started. accept: why it must not be used, or None."""
+        link = verifier_link(address, self._tls, self._token, self._tokenizers)
+        peer = VerifierPeer(link, self._on_change, accept)
+        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        return peer
+
+    def drafter(self, address: str, accept: Accept) -> DrafterPeer:
+        """As `verifier`."""
+        link = drafter_link(address, self._tls, self._token)
+        peer = DrafterPeer(link, self._on_change, accept)
+        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        return peer
+
+    def start(self, peer: AnyPeer) -> None:
+        self._tasks[peer] = asyncio.create_task(self._runs[peer]())
+
+    def drop(self, peer: AnyPeer) -> None:
+        """Its link ends, and it is dialled no longer."""
+        del self._links[peer], self._runs[peer]
+        task = self._tasks.pop(peer, None)
+        if task is not None:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def stop(self) -> None:
+        for peer in list(self._links):
+            self.drop(peer)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def trouble(self, peer: AnyPeer) -> str | None:
+        """Why the link is down; None where it is up."""
+        link = self._links[peer]
+        return None if link.up else link.trouble
+
+    def hopeless(self, peer: AnyPeer) -> str | None:
+        """Why waiting for it does not help, or None."""
+        link = self._links[peer]
+        if peer.refusal is not None:
+            return f"{link.address}: {peer.refusal}"
+        return link.trouble if link.distrusted else None

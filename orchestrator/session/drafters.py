@@ -1,0 +1,327 @@
+"""The drafters of one session: what each may send, how it is to draft, and what was learnt about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.models import Info
+from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, share_host
+from orchestrator.session import verifier as messages
+from orchestrator.session.output import OutputTimings, with_drafts
+from orchestrator.session.stats import DrafterCounts, SessionStats
+from orchestrator.store import SessionRecord
+from orchestrator.timers import Timers
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.draft import fitting
+from specwire.core.messages import Pace, Plan, Proposal
+from specwire.core.policy.controller import Controller, Fixed, Planner, parse_plan
+from specwire.core.policy.estimates import Forward
+from specwire.rpc import convert
+from specwire.telemetry.logs import of_session
+from specwire.telemetry.tracing import Span
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One drafter of one session: its number there, what it may send, and how it is to draft.
+
+
+class DrafterOwner(Protocol):
+    """The session, as its drafters see it. epoch: see `specwire.core.law.noise`."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def span(self) -> Span: ...
+    def apply(self, event: ev.Event) -> None: ...
+    def on_draft(self, proposal: Proposal, draft_us: int) -> None: ...
+    def on_broken(self, error: Exception) -> None: ...
+
+
+class SessionDrafter:
+    """A drafter's part in a session, from the moment it is assigned until it is lost, refuses, or is closed.
+
+    `source` numbers it among all that the session ever had. What its planner is told is its own doing only: a poor
+    drafter must not spoil what is believed of another one.
+
+    Args:
+        fixed: a plan for every session, instead of a controller.
+        on_lost: the drafter or its link is gone. on_refused: it will not serve the session for now.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        peer: DrafterPeer,
+        owner: DrafterOwner,
+        record: SessionRecord,
+        fixed: Plan | None,
+        stats: DrafterCounts,
+        on_lost: Callable[[SessionDrafter], None],
+        on_refused: Callable[[SessionDrafter, str], None],
+    ) -> None:
+        self.source = source
+        self.peer = peer
+        self.stats = stats
+        self.info = peer.info or Info()
+        self._owner = owner
+        self._record = record
+        self._fixed = fixed
+        self._on_lost = on_lost
+        self._on_refused = on_refused
+        self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
+        self._planner: Planner | None = None
+        self._apart = False
+        self._told = (Pace(), 0)
+        self._learnt = False
+        self._handle = peer.attach(self)
+        self.has_proposed = False
+
+    # How it drafts
+
+    def use_verifier(self, verifier: VerifierPeer, again: bool) -> None:
+        """Plan for this verifier from now on. again: the drafter's line is another one than it was in this session."""
+        shared = share_host(verifier.info or Info(), self.info)
+        self._apart = not shared
+        forward = verifier.forward_times
+        if self._fixed is not None:
+            self._planner = Fixed(self._fixed)
+            return
+        known = self._planner or verifier.experience.recall(self._record.sampling.rule, self.info)
+        self._planner = known.successor(forward, shared) if known else Controller(forward, shared)
+        if again:
+            self._planner.drafter_changed()
+
+    def begin(self, shown: bool) -> None:
+        """Have the session open it, with the first plan."""
+        self._told = self._planned(shown)
+        self._owner.apply(ev.DrafterReady(self.source, *self._told))
+
+    def plan(self, shown: bool) -> None:
+        """Plan anew. shown: a reader wants to see what it drafts."""
+        planned = self._planned(shown)
+        if planned != self._told:
+            self._told = planned
+            self._owner.apply(ev.PacePlanned(self.source, *planned))
+
+    def _planned(self, shown: bool) -> tuple[Pace, int]:
+        if self._planner is None:
+            return self._told
+        plan = self._planner.plan()
+        if shown and self._apart and self._fixed is None:
+            plan = with_drafts(plan)
+        self.stats.plan = str(plan)
+        return fitting(plan.pace, self._record.sampling), plan.due
+
+    def observe(
+        self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, forward: Forward | None, shown: bool
+    ) -> None:
+        """A verdict came, of this source's tokens or not."""
+        decided = messages.decided(event, verdict, self.source, forward)
+        if self._planner is not None:
+            self._planner.observe_verdict(decided)
+            self._learnt = True
+            if self._planner.time_to_plan:
+                self.plan(shown)
+
+    # From the drafter
+
+    def on_proposal(self, proposal: common_pb2.Proposal) -> None:
+        if not self._quota.take(len(proposal.tokens)):
+            self.peer.link.cut("the drafter sent more tokens than it was asked for")
+            return
+        self.has_proposed = True
+        if not self._burst.take(len(proposal.tokens)):
+            return  # what a stall held back: old, and too much for the verifier at once
+        known = replace(convert.proposal_from_wire(proposal), source=self.source)
+        if self._planner is not None:
+            self._planner.observe_proposal(known, proposal.draft_us, time.monotonic_ns() / 1000)
+        self._owner.on_draft(known, proposal.draft_us)
+
+    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
+        self._on_refused(self, refused.message)
+
+    def on_drafter_lost(self) -> None:
+        self._on_lost(self)
+
+    def on_broken(self, error: Exception) -> None:
+        self._owner.on_broken(error)
+
+    # To the drafter
+
+    def open(self, effect: fx.OpenDrafter) -> None:
+        self._ask(effect.pace.run_ahead)
+        opened = messages.open_drafter(effect, self._record, self._handle, self._owner.epoch)
+        opened.traceparent = self._owner.span.traceparent
+        self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
+
+    def advance(self, effect: fx.AdvanceDrafter) -> None:
+        self._ask(effect.pace.run_ahead)
+        advance = messages.advance(effect, self._handle, self._owner.epoch)
+        self.peer.link.send(draft_pb2.ConnectDraftRequest(advances=[advance]))
+
+    def close(self) -> None:
+        self.peer.close(self._handle, self._quota.owed)
+
+    def bequeath(self, verifier: VerifierPeer) -> None:
+        """Leave what was learnt beside this verifier to the next session."""
+        if self._planner is not None and self._learnt:
+            verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
+
+    def _ask(self, run_ahead: int) -> None:
+        self._quota.ask(run_ahead)
+        self._burst.ask(run_ahead)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The drafters of one session. Each stands for itself: the loss of one changes nothing for the others.
+
+logger = logging.getLogger(__name__)
+
+# Seconds after which a session that a drafter refused for the moment is placed again, doubled with every refusal.
+RETRY = 1.0
+MOST_RETRY = 30.0
+
+
+class Drafters:
+    """Up to `options.drafters_per_session` at a time. `refusals`: how often each refused this session.
+
+    shown: a reader wants to see what they draft. place: give the session what it lacks.
+
+    Invariant: sources rise, and are never used twice in a session.
+    """
+
+    def __init__(
+        self,
+        owner: DrafterOwner,
+        record: SessionRecord,
+        options: OrchestratorOptions,
+        stats: SessionStats,
+        timers: Timers,
+        place: Callable[[], None],
+    ) -> None:
+        self.refusals: Counter[DrafterPeer] = Counter()
+        self.shown = False
+        self._owner = owner
+        self._record = record
+        # Under rules that weigh draft tokens by what one source drew them from, one source it is.
+        most = 1 if record.sampling.weighed else options.drafters_per_session
+        # A session that was begun elsewhere goes on here, but no drafter of this place is trusted with its text.
+        self._most = most if record.drafting and record.sampling.rule in options.rules else 0
+        self._fixed = parse_plan(options.plan)
+        self._stats = stats
+        self._timers = timers
+        self._place = place
+        self._verifier: VerifierPeer | None = None
+        self._by_source: dict[int, SessionDrafter] = {}
+        self._source = 0
+        self._had: set[str] = set()
+        self._retries: dict[DrafterPeer, float] = {}
+        self._resting: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_source)
+
+    @property
+    def missing(self) -> int:
+        """How many more the session may have now; one that has just refused keeps its place for a while."""
+        self._resting = {name for name in self._resting if self._timers.left(name) is not None}
+        return max(0, self._most - len(self._by_source) - len(self._resting))
+
+    def has(self, peer: DrafterPeer) -> bool:
+        return any(drafting.peer is peer for drafting in self._by_source.values())
+
+    # Who drafts
+
+    def add(self, peer: DrafterPeer) -> None:
+        """Have `peer` draft, too."""
+        self._source += 1
+        stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
+        drafting = SessionDrafter(
+            self._source, peer, self._owner, self._record, self._fixed, stats, self._on_lost, self._on_refused
+        )
+        self._by_source[self._source] = drafting
+        if self._verifier is not None:
+            drafting.use_verifier(self._verifier, drafting.info.weights_fingerprint in self._had)
+        self._had.add(drafting.info.weights_fingerprint)
+        drafting.begin(self.shown)
+
+    def use_verifier(self, verifier: VerifierPeer) -> None:
+        """Another verifier: its forwards take another time, and it may be on another host."""
+        self._verifier = verifier
+        for drafting in self._by_source.values():
+            drafting.use_verifier(verifier, again=False)
+        self.plan()
+
+    def show(self) -> None:
+        """A reader wants to see what they draft, from now on."""
+        self.shown = True
+        self.plan()
+
+    def plan(self) -> None:
+        for drafting in list(self._by_source.values()):
+            drafting.plan(self.shown)
+
+    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings) -> None:
+        """A verdict came."""
+        forward = messages.forward_of(timings.step, timings.verdict_received_ns)
+        for drafting in list(self._by_source.values()):
+            drafting.observe(event, verdict, forward, self.shown)
+
+    def _on_lost(self, drafting: SessionDrafter) -> None:
+        self._stats.drafter_losses += 1
+        self._part(drafting)
+
+    def _part(self, drafting: SessionDrafter) -> None:
+        drafting.stats.lost = True
+        self._forget(drafting)
+        self._owner.apply(ev.DrafterLost(drafting.source))
+
+    def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
+        shown = self._record.session_id[:8]
+        logger.info("session %s: drafter refused: %s", shown, message, extra=of_session(shown))
+        peer, name = drafting.peer, f"drafter {drafting.source}"
+        self.refusals[peer] += 1
+        if drafting.has_proposed:
+            self._retries.pop(peer, None)
+        retry = self._retries.get(peer, RETRY)
+        self._retries[peer] = min(MOST_RETRY, 2 * retry)
+        self._resting.add(name)
+        self._timers.set(name, retry, self._place)
+        self._stats.drafter_refusals += 1
+        self._part(drafting)
+
+    def _forget(self, drafting: SessionDrafter) -> None:
+        self._by_source.pop(drafting.source, None)
+        if self._verifier is not None:
+            drafting.bequeath(self._verifier)
+
+    # Effects
+
+    def run(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+        """For one that is gone nothing is to be done."""
+        drafting = self._by_source.get(effect.source)
+        if drafting is None:
+            return
+        match effect:
+            case fx.OpenDrafter():
+                drafting.open(effect)
+            case fx.AdvanceDrafter():
+                drafting.advance(effect)
+            case fx.CloseDrafter():
+                self._close(drafting)
+
+    def _close(self, drafting: SessionDrafter) -> None:
+        self._forget(drafting)
+        drafting.close()
+
+    def leave(self) -> None:
+        """The session needs them no longer."""
+        for drafting in list(self._by_source.values()):
+            self._close(drafting)

@@ -1,0 +1,412 @@
+"""Runs one session: turns messages into events for the core's Session, and its effects into messages and appends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+import grpc
+
+from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.peer import VerifierPeer
+from orchestrator.session import verifier as messages
+from orchestrator.session.drafters import Drafters
+from orchestrator.session.log import Appender, Lifetimes, message_of_append, status_of_append
+from orchestrator.session.output import Output, ProvisionalText, Readers
+from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
+from orchestrator.session.verifier import SessionVerifier
+from orchestrator.store import (
+    LEASE_S,
+    ContentMismatch,
+    Fenced,
+    SessionRecord,
+    SessionStore,
+    StoreError,
+    StoreUnavailable,
+)
+from orchestrator.timers import Timers
+from specwire.core import messages as ev
+from specwire.core import messages as fx
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Proposal
+from specwire.core.session import PeekingScanner, Session, State
+from specwire.core.text import Text
+from specwire.telemetry.logs import of_session
+from specwire.telemetry.tracing import NO_SPAN, Span
+from specwire.v1 import verify_pb2
+
+logger = logging.getLogger(__name__)
+
+# Statuses that tell a client to ask again.
+WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+class SessionDriver:
+    """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
+
+    A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
+    (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`). `on_fenced` is told of the loss.
+
+    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
+    readers here, but not in the log.
+    missing: for people, why no verifier takes a session; "" where one might.
+    `newest_fence`: of the session, as far as is known here.
+    `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
+    """
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        fence: int,
+        scanner: PeekingScanner,
+        store: SessionStore,
+        options: OrchestratorOptions,
+        place: Callable[[SessionDriver], None],
+        on_ended: Callable[[SessionDriver], None],
+        on_fenced: Callable[[SessionDriver], None] | None = None,
+        owner: str = "",
+        tally: OrchestratorTally | None = None,
+        span: Span = NO_SPAN,
+        missing: Callable[[SessionRecord], str] = lambda _: "",
+    ) -> None:
+        self.record = record
+        self.output = Output(len(record.prompt))
+        self.provisional: ProvisionalText | None = None
+        self.trace: Trace | None = None
+        self.stats = SessionStats(asyncio.get_running_loop().time())
+        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.abandoned = False
+        self.newest_fence = fence
+        self.patience_with_others = LEASE_S
+        self._tally = tally or OrchestratorTally()
+        self._span = span
+        self._store_is_kept = store.durability != "memory"
+        self._store = store
+        self._owner = owner
+        self._options = options
+        self._on_ended = on_ended
+        self._on_fenced = on_fenced
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers = Timers()
+        grace = options.detach_grace if record.request_id else 0.0
+        self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
+        self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
+        self.verifying = SessionVerifier(
+            self, record, options, self.stats, self._timers, lambda: place(self), lambda: missing(record)
+        )
+        self._appending = self.verifying.timings
+        self._events: deque[ev.Event] = deque()
+        self._applying = False
+        self.drive(fence, scanner, options.retention)
+
+    # Who drives
+
+    def drive(self, fence: int, scanner: PeekingScanner, retention: float) -> None:
+        """Drive the session from the output's end on, which is the log's, under this fence.
+
+        `scanner` has seen the output. retention: the log's, in seconds. The session waits for a verifier: `place` it.
+        """
+        self.fence = fence
+        self.newest_fence = max(fence, self.newest_fence)
+        self.failure = None
+        self._scanner = scanner
+        text = Text([*self.record.prompt, *self.output.tokens])
+        self.session = Session(text, len(self.record.prompt), scanner, self._options.buffer)
+        lifetimes = Lifetimes(self._options.session_ttl, retention)
+        timeout = self._options.store_timeout
+        self._appender = Appender(self._store, self.record, fence, self.output, self._owner, lifetimes, timeout)
+        self.verifying.forgive()
+        if self.provisional is not None:
+            self.provisional.restart(self.session, scanner)
+
+    @property
+    def epoch(self) -> int:
+        """Of the session's present connection generation; see `specwire.core.law.noise`."""
+        return messages.epoch(self.record, self.fence, self.session.attach)
+
+    @property
+    def span(self) -> Span:
+        """Lasts as long as the session is driven or shown here."""
+        return self._span
+
+    @property
+    def following(self) -> bool:
+        """Another orchestrator drives the session, or is about to; what it writes is shown here."""
+        return self.session.state is State.FENCED and self.output.end is None
+
+    def let_go(self) -> None:
+        """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
+        self._timers.cancel_all()
+        self.failure = None
+        self._span.event("driven elsewhere")
+        self.verifying.note_elsewhere()
+        if self.provisional is not None:
+            self.provisional.stop()
+        self.apply(ev.OwnerLost())
+
+    def follow(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Own what fills the output meanwhile."""
+        self._own(coroutine)
+
+    @property
+    def drafters_missing(self) -> int:
+        """How many more drafters the session may have now."""
+        running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
+        return self.drafters.missing if running else 0
+
+    # Events in
+
+    def apply(self, event: ev.Event) -> None:
+        """Apply an event and run its effects; events that effects cause wait for their turn."""
+        self._events.append(event)
+        if self._applying:
+            return
+        self._applying = True
+        try:
+            while self._events:
+                for effect in self.session.handle(self._events.popleft()):
+                    self._run(effect)
+        finally:
+            self._applying = False
+        if self.provisional is not None:
+            self.provisional.follow()
+
+    def show_provisional(self, vocabulary: int, ending: Ending) -> ProvisionalText:
+        """Keep, from now on, what drafters propose for readers to see."""
+        if self.provisional is None:
+            self.provisional = ProvisionalText(self.session, self._scanner, self.output, vocabulary, ending)
+            self.drafters.show()
+        return self.provisional
+
+    def use_verifier(self, peer: VerifierPeer) -> None:
+        """Take a place at a verifier; the session opens there."""
+        self.drafters.use_verifier(peer)
+        self.verifying.use(peer)
+
+    def set_deadline(self, seconds: float) -> None:
+        self._timers.set("deadline", seconds, self.pass_deadline)
+
+    def pass_deadline(self) -> None:
+        self.end(FinishReason.DEADLINE)
+
+    def cancel(self) -> None:
+        self.end(FinishReason.CANCELLED)
+
+    def end(self, reason: FinishReason) -> None:
+        """Have it end with what is decided."""
+        self.apply(ev.EndRequested(reason))
+
+    def fail(self, code: grpc.StatusCode, message: str) -> None:
+        self.failure = self.failure or (code, message)
+        self.apply(ev.EndRequested(FinishReason.ERROR, message))
+
+    @property
+    def prompt_hash(self) -> int:
+        return self.session.text.hash_at(len(self.record.prompt))
+
+    # From peers
+
+    def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
+        if self.trace is not None:
+            self.trace(
+                TracedVerdict.of(event, verdict, self.verifying.timings, self.verifying.round_trip_us, self.stats.plan)
+            )
+        self.apply(event)
+        self.drafters.observe(event, verdict, self.verifying.timings)
+
+    def on_refused(self, code: grpc.StatusCode, message: str) -> None:
+        self.failure = self.failure or (code, message)
+        self.apply(ev.VerifierRefused(self.session.attach, message))
+
+    def on_newer_fence(self, fence: int) -> None:
+        """A verifier has seen a newer owner: the log says who that is.
+
+        It may say that the session is ours, where it has lost a claim and its clock is behind: then it is claimed anew,
+        above that fence.
+        """
+        self.newest_fence = max(fence, self.newest_fence)
+        if self._on_fenced is None:
+            self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: a verifier has seen the newer one {fence}")
+        elif self.session.state is not State.FENCED and self.output.end is None:
+            self.let_go()
+            self._on_fenced(self)
+
+    def on_draft(self, proposal: Proposal, draft_us: int) -> None:
+        self.apply(ev.ProposalArrived(proposal))
+        if self.trace is not None:
+            self.trace(TracedProposal.of(proposal, draft_us))
+        if self.provisional is not None:
+            self.provisional.offer(proposal)
+
+    # Effects out
+
+    def _run(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.OpenVerifier() | fx.SendProgress() | fx.RelayProposal() | fx.CloseVerifier():
+                self.verifying.run(effect)
+            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+                self.drafters.run(effect)
+            case fx.Append():
+                self._appending = self.verifying.timings
+                self._own(self._append(effect))
+            case fx.Emit():
+                now = asyncio.get_running_loop().time()
+                first = not self.output.tokens
+                self._tally.emitted(self.stats, len(effect.tokens), now, first)
+                if first:
+                    self._span.event("first token")
+                self.stats.count_emit(effect, now, first)
+                self.output.add(effect, self._appending)
+            case fx.EmitEnd():
+                self.finish(effect)
+
+    # The log
+
+    async def _append(self, effect: fx.Append) -> None:
+        session, began = self.session, time.monotonic()
+        try:
+            if effect.end is not None:
+                with suppress(StoreUnavailable):
+                    repeated = self._may_be_repeated(effect.end)
+                    await (self._appender.release() if repeated else self._appender.confirm_bound())
+            cancelled = await self._appender.write(effect)
+        except StoreError as error:
+            self._tally.append_failures += 1
+            self._lose(session, error)
+            return
+        self._tally.append_s.observe(time.monotonic() - began)
+        if session is not self.session:
+            return  # the session was lost and came back meanwhile, with all that the log holds
+        self._appending.durable_ns = time.monotonic_ns()
+        self.apply(ev.Appended())
+        if cancelled:
+            self.cancel()
+
+    def _may_be_repeated(self, end: fx.End) -> bool:
+        """It failed for want of something that may be there later: its request id is not to stand for that failure."""
+        return end.reason is FinishReason.ERROR and self.failure is not None and self.failure[0] in WORTH_REPEATING
+
+    async def renew(self) -> None:
+        """Give the log a sign of life, and learn whether somebody asked there for the session's end."""
+        session = self.session
+        if self.output.end is not None or session.state is State.FENCED:
+            return
+        try:
+            with suppress(StoreUnavailable):
+                await self._appender.keep_bound()
+            cancelled = await self._appender.renew()
+        except StoreUnavailable:
+            return  # the next append waits for it, and says so
+        except StoreError as error:
+            self._lose(session, error)
+            return
+        if cancelled and session is self.session:
+            self.cancel()
+
+    def _lose(self, session: Session, error: StoreError) -> None:
+        """The log refused what `session` wrote.
+
+        If it holds another fence or other tokens, it wins: the session goes on from what it holds, here or elsewhere.
+        An append and a sign of life may both be refused; the first one counts.
+        """
+        if session is not self.session or session.state is State.FENCED or self.output.end is not None:
+            return
+        if self._on_fenced is None or not isinstance(error, Fenced | ContentMismatch):
+            self.abandon(status_of_append(error), message_of_append(error))
+            return
+        self.let_go()
+        self._on_fenced(self)
+
+    def abandon(self, code: grpc.StatusCode, message: str) -> None:
+        """The log, or our state, is lost: emit nothing more and end the readers' streams with a status.
+
+        That is no end of the session: what the log holds may be gone on with, here or elsewhere.
+        """
+        if self.output.end is not None:
+            return
+        self.abandoned = True
+        self.failure = (code, message)
+        with suppress(AssertionError):  # an invariant may be what is broken
+            self.apply(ev.OwnerLost())
+        self.finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+
+    def leave(self) -> None:
+        """The process stops."""
+        if self.following or self._is_kept:
+            self.abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
+        else:
+            self.fail(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
+
+    @property
+    def _is_kept(self) -> bool:
+        """The log has it for whoever comes back to it with its request id: leaving it is no end of it."""
+        return bool(self.record.request_id) and self._store_is_kept
+
+    def end_here(self, code: grpc.StatusCode, message: str) -> None:
+        """It cannot go on here. Elsewhere it may."""
+        if self._is_kept:
+            self.abandon(code, message)
+        else:
+            self.fail(code, message)
+
+    # The end
+
+    def on_broken(self, error: Exception) -> None:
+        """A failure of our own: this session ends, whatever state it is in; the others go on."""
+        shown = self.record.session_id[:8]
+        logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
+        self._events.clear()
+        self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
+
+    def finish(self, effect: fx.EmitEnd) -> None:
+        """The session has ended, for readers here at least."""
+        self.stats.count_all(self.output.outcomes)
+        self.stats.ended = asyncio.get_running_loop().time()
+        self._timers.cancel_all()
+        self.drafters.leave()
+        self.verifying.leave()
+        self.output.finish(effect)
+        self._end_span(effect.end)
+        self._on_ended(self)
+
+    def _end_span(self, end: fx.End) -> None:
+        self._span.end(
+            end.message if end.reason is FinishReason.ERROR else "",
+            reason=end.reason.name.lower(),
+            output_tokens=len(self.output.tokens),
+            proposed=self.stats.drafted.proposed,
+            tested=self.stats.drafted.tested,
+            accepted=self.stats.drafted.accepted,
+            target_forwards=self.stats.target_forwards,
+        )
+
+    async def ended(self, timeout: float) -> None:
+        """Wait until the session has ended, but not for longer than `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.output.ended()
+        except TimeoutError:
+            shown = self.record.session_id[:8]
+            logger.warning("session %s did not end within %g s", shown, timeout, extra=of_session(shown))
+
+    async def close(self) -> None:
+        """End the session's tasks and timers, whatever its state; used at shutdown."""
+        self._timers.cancel_all()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.on_broken(error)

@@ -1,0 +1,323 @@
+"""One session's part in the log: appends, leases, what is said when the store fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from orchestrator.store import (
+    LEASE_S,
+    AppendReply,
+    DeletedSession,
+    Fenced,
+    Gap,
+    MissingSession,
+    SessionExists,
+    SessionRecord,
+    SessionStore,
+    StaleLog,
+    StoreError,
+    StoreUnavailable,
+)
+from orchestrator.store.base import BEGINNING_S
+from specwire.core.messages import Append, Outcome, TokenLogprobs
+from specwire.rpc.errors import RETRY_AFTER, StatusError
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a client is told when the session log fails.
+
+
+def status_of_store(error: StoreError) -> grpc.StatusCode:
+    """Of a call that begins a session, or names one."""
+    if isinstance(error, StoreUnavailable | SessionExists):  # the other call's session is joined the next time
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, MissingSession):
+        return grpc.StatusCode.NOT_FOUND
+    if isinstance(error, Fenced):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.DATA_LOSS
+
+
+def retry_of_store(error: StoreError) -> float | None:
+    """Seconds after which the same may be asked again; None where that is no use."""
+    return RETRY_AFTER if isinstance(error, StoreUnavailable) else None
+
+
+def status_of_append(error: StoreError) -> grpc.StatusCode:
+    """Of a running session, which had a log: that it is missing means that it was lost, unless it was deleted."""
+    lost = isinstance(error, MissingSession) and not isinstance(error, DeletedSession)
+    return grpc.StatusCode.DATA_LOSS if lost else status_of_store(error)
+
+
+def message_of_append(error: StoreError) -> str:
+    """What readers of a running session are told."""
+    return str(error) if isinstance(error, StoreUnavailable) else f"session log: {error}"
+
+
+@contextmanager
+def store_statuses() -> Iterator[None]:
+    """Within it, a StoreError becomes the StatusError that the caller is told."""
+    try:
+        yield
+    except StoreError as error:
+        raise StatusError(status_of_store(error), str(error), retry_of_store(error)) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Signs of life: while an orchestrator lives, the log knows whose its sessions are, and does not let them expire.
+
+logger = logging.getLogger(__name__)
+
+
+class Leased(Protocol):
+    """A session that may be this orchestrator's."""
+
+    async def renew(self) -> None: ...
+
+
+async def keep_leases(sessions: Callable[[], Iterable[Leased]]) -> None:
+    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
+    while True:
+        await asyncio.sleep(RENEW_S / 2)
+        done = await asyncio.gather(*(session.renew() for session in sessions()), return_exceptions=True)
+        for error in done:
+            if isinstance(error, Exception):
+                logger.error("a session's lease could not be renewed", exc_info=error)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writes one session's appends into the log, and mends the log where the store has lost of it.
+
+RETRY_S = 0.1
+# A log that refuses a session's first tokens is given up after so many seconds.
+REFUSED_S = 2.0
+# Times that a log is written again before one append is given up.
+MOST_MENDS = 4
+# A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
+RENEW_S = LEASE_S / 3
+# Of the time that a running session's log is kept for without its owner: after that its request id is bound again.
+REBIND_SHARE = 0.25
+
+
+class LogEntry(Protocol):
+    """What the owner has had acknowledged, behind the prompt: enough to write a lost log again."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]: ...
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Seconds. running: after the owner's last sign of life. ended: after the session's end."""
+
+    running: float
+    ended: float
+
+
+class Appender:
+    """One owner's pen. Never guesses what became of a write.
+
+    - Outcome unknown (no answer): the append is repeated. The script compares it with what the log holds there, so this
+      reads the log and adds what is missing in one step.
+    - The log is gone, ends too early, or stands under an older fence (the store was restarted empty or behind): it is
+      written again from `held`, under our fence, and the append is repeated. But where its session may have been
+      claimed, ended and forgotten meanwhile, an owner leaves a missing log alone: it was asleep for longer than a
+      lease, or nothing was acknowledged for as long as the log keeps an ended session.
+    - The log holds other tokens (ContentMismatch) or a newer fence (Fenced): it wins, and the caller reopens from it or
+      stops.
+
+    Args:
+        fence: of the session's present owner.
+        held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
+        timeout: seconds after which a log that does not answer is given up.
+        clock: of the wall, in seconds (None: the system's). It goes on while the machine sleeps, but may be set back;
+            of it and the loop's own, the one that says more counts.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        record: SessionRecord,
+        fence: int,
+        held: LogEntry,
+        owner: str,
+        lifetimes: Lifetimes,
+        timeout: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._fence = fence
+        self._held = held
+        self._owner = owner
+        self._lifetimes = lifetimes
+        self._timeout = timeout
+        self._now = asyncio.get_running_loop().time
+        self._acknowledged = self._now()
+        self._clock = clock or time.time
+        self._attempted = self._owned = self._moment()
+        self._slept = False
+        self._cancelled = False
+        self._writing = asyncio.Lock()
+        self._bound: float | None = None
+
+    async def write(self, effect: Append) -> bool:
+        """Returns, once the log has acknowledged it, whether somebody asked there for the session's end.
+
+        Raises:
+            StoreError: the log refused, or did not answer in time.
+        """
+        async with self._writing:
+            give_up, told = self._now() + self._timeout, False
+            while True:
+                try:
+                    return await self._attempt(effect)
+                except StoreUnavailable as error:
+                    if self._now() > give_up - self._impatience(error):
+                        raise
+                    if not told:
+                        self._tell(f"an append is repeated: {error}{f' ({error.detail})' if error.detail else ''}")
+                    told = True
+                await asyncio.sleep(RETRY_S)
+
+    def _impatience(self, error: StoreUnavailable) -> float:
+        """Seconds by which it is given up sooner: what refuses seldom changes its mind, and nothing is shown yet."""
+        return max(0.0, self._timeout - REFUSED_S) if error.refused and not self._held.tokens else 0.0
+
+    async def renew(self) -> bool:
+        """Give a sign of life, unless a write has just been one; whether somebody asked for the session's end.
+
+        Raises:
+            StoreError: as `write`, but a log that does not answer is not waited for.
+        """
+        if self._writing.locked() or self._now() - self._acknowledged < RENEW_S:
+            return False
+        async with self._writing:
+            return await self._attempt(Append(self._length, (), (), None))
+
+    async def keep_bound(self) -> None:
+        """Have the request id stand for the session as long as it runs, however long that is.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        if self._bound is None or self._now() - self._bound > self._lifetimes.running * REBIND_SHARE:
+            await self._bind()
+
+    async def confirm_bound(self) -> None:
+        """Before the end of a session that the log forgets soon: it is not to be taken for one that has yet to begin.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        if self._bound is None and self._lifetimes.ended < BEGINNING_S:
+            await self._bind()
+
+    async def release(self) -> None:
+        """Have the request id stand for nothing: whoever repeats the call begins anew.
+
+        Raises:
+            StoreError: the log does not answer.
+        """
+        record = self._record
+        if record.request_id:
+            await self._store.release_request(record.tenant, record.request_id, record.session_id)
+            self._bound = math.inf
+
+    @property
+    def _length(self) -> int:
+        return len(self._record.prompt) + len(self._held.tokens)
+
+    async def _attempt(self, effect: Append) -> bool:
+        self._notice_sleep()
+        began = self._moment()
+        done = await self._write_and_mend(effect)
+        self._acknowledged, self._owned = self._now(), began
+        self._slept = False
+        self._cancelled |= done.cancelled
+        return done.cancelled and effect.end is None
+
+    async def _write_and_mend(self, effect: Append) -> AppendReply:
+        """The store may lose it again while it is being mended; what mending does not help is no such loss."""
+        for _ in range(MOST_MENDS):
+            try:
+                return await self._write_once(effect)
+            except MissingSession:
+                if self._slept or self._may_be_forgotten:
+                    raise
+            except (StaleLog, Gap):
+                pass
+            await self._restore()
+        return await self._write_once(effect)
+
+    def _notice_sleep(self) -> None:
+        """Whoever is awake attempts something several times in a lease, whether or not the log answers."""
+        self._slept = self._slept or self._since(self._attempted) > LEASE_S
+        self._attempted = self._moment()
+
+    @property
+    def _may_be_forgotten(self) -> bool:
+        """Since the log was last ours, others have had the time to claim and end the session, and the log to forget it.
+
+        So it is with a deleted one, of which the log knows for as long as it keeps a running one.
+        """
+        return self._since(self._owned) >= min(self._lifetimes.ended, self._lifetimes.running)
+
+    def _moment(self) -> tuple[float, float]:
+        return self._now(), self._clock()
+
+    def _since(self, moment: tuple[float, float]) -> float:
+        now, wall = moment
+        return max(self._now() - now, self._clock() - wall)
+
+    async def _write_once(self, effect: Append) -> AppendReply:
+        place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
+        if effect.end is None:
+            return await self._store.append(*place, effect.logprobs)
+        return await self._store.finish(*place, effect.end.reason, effect.end.text_length, effect.logprobs)
+
+    async def _restore(self) -> None:
+        """Write again what the log has lost. With it went what its request id stood for."""
+        self._tell("the log has lost of it; it is written again")
+        record, lifetimes = self._record, self._lifetimes
+        await self._store.recreate(
+            record,
+            self._held.tokens,
+            self._held.outcomes,
+            self._fence,
+            lifetimes.running,
+            self._owner,
+            lifetimes.ended,
+            self._held.logprobs,
+            self._cancelled,
+        )
+        if self._bound != math.inf:
+            await self._bind()
+
+    async def _bind(self) -> None:
+        record, lifetimes = self._record, self._lifetimes
+        if record.request_id:
+            kept = lifetimes.running + lifetimes.ended
+            name, digest = (record.tenant, record.request_id), record.request_digest
+            await self._store.bind_request(*name, record.session_id, kept, digest)
+        self._bound = self._now()
+
+    def _tell(self, what: str) -> None:
+        """Operators, of this session."""
+        shown = self._record.session_id[:SHOWN_CHARACTERS]
+        logger.info("session %s: %s", shown, what, extra=of_session(shown))

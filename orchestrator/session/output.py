@@ -1,0 +1,338 @@
+"""A session's durable output, and what its readers are shown of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from orchestrator.timers import Timers
+from specwire.core.limits import Ending
+from specwire.core.messages import (
+    Emit,
+    EmitEnd,
+    End,
+    FinishReason,
+    Outcome,
+    Pace,
+    Plan,
+    Proposal,
+    TokenLogprobs,
+)
+from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
+from specwire.core.session import PeekingScanner, Session
+from specwire.v1 import verify_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Who reads a session: it goes on for as long as somebody does, and for a grace after that.
+
+# Seconds. A session that nobody has begun to read was left by its caller before it was there.
+UNREAD = 5.0
+
+
+class Readers:
+    """grace: seconds for which a session without a reader goes on. goes_on: whether it has not ended anyway.
+
+    on_left: nobody came back in time.
+    """
+
+    def __init__(self, timers: Timers, grace: float, goes_on: Callable[[], bool], on_left: Callable[[], None]) -> None:
+        self.count = 0
+        self._timers = timers
+        self._grace = grace
+        self._goes_on = goes_on
+        self._on_left = on_left
+
+    def expect(self) -> None:
+        """Whoever asked for the session may be gone already."""
+        self._wait(max(UNREAD, self._grace))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A reader is here for as long."""
+        self.count += 1
+        self._timers.cancel("detached")
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if self.count == 0 and self._goes_on():
+                self._wait(self._grace)
+
+    def _wait(self, seconds: float) -> None:
+        self._timers.set("detached", seconds, self._on_left)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's durable output, followed by any number of readers at their own pace; beside it what is provisional.
+
+# Tokens of one piece, where each comes with log-probabilities: some hundred bytes, of which a message holds 16 MiB.
+MOST_REPORTED = 4096
+
+
+@dataclass(slots=True)
+class OutputTimings:
+    """Monotonic nanoseconds of the newest token's way; 0 where unknown. `step` is the verifier's own account."""
+
+    step: verify_pb2.StepTimings
+    verdict_received_ns: int = 0
+    durable_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPiece:
+    """What a reader has not seen yet. `position` is absolute; `text` is what was released since the reader's last."""
+
+    position: int
+    tokens: list[int]
+    outcomes: list[Outcome]
+    text: str
+    text_ends: list[int]
+    timings: OutputTimings | None
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a reader stands: output tokens and code points that it has."""
+
+    tokens: int = 0
+    characters: int = 0
+
+
+class ProvisionalGuess(Protocol):
+    """Says what is provisional behind the output; whoever changes that calls `Output.wake`."""
+
+    def now(self) -> ProvisionalDraft: ...
+
+
+class Output:
+    """Tokens, outcomes and text that may be shown; grows only by what the log has acknowledged.
+
+    logprobs: one per token where the session reports them, else none.
+
+    A reader that falls behind gets one larger piece, not a queue of small ones.
+    """
+
+    def __init__(self, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+        self.tokens: list[int] = []
+        self.outcomes: list[Outcome] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.text_ends: list[int] = []
+        self.text = ""
+        self.end: End | None = None
+        self.timings: OutputTimings | None = None
+        # Per token, what of the text is released once it is there; the rest is withheld as a stop's possible start.
+        # Not what was released with those that came with it: elsewhere others may, and readers come from there.
+        self._released: list[int] = []
+        self._changed: asyncio.Future[None] | None = None
+
+    def add(self, emit: Emit, timings: OutputTimings | None = None) -> None:
+        self.tokens.extend(emit.tokens)
+        self.outcomes.extend(emit.outcomes)
+        self.logprobs.extend(emit.logprobs)
+        self.text_ends.extend(emit.text_ends)
+        self.text += emit.text
+        self._released.extend(emit.released)
+        self.timings = timings
+        self.wake()
+
+    def finish(self, end: EmitEnd) -> None:
+        self.text += end.text
+        self.end = end.end
+        self.wake()
+
+    def since(self, cursor: Cursor) -> OutputPiece:
+        """What lies beyond `cursor`, at most MOST_REPORTED tokens where they are reported on; `cursor` moves behind it.
+
+        The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
+        released with them, for whoever comes back behind it is given what follows (`cursor_at`).
+        """
+        stop = len(self.tokens)
+        if self.logprobs:
+            stop = min(stop, cursor.tokens + MOST_REPORTED)
+        characters = self._released[stop - 1] if stop > cursor.tokens else len(self.text)
+        piece = OutputPiece(
+            self.prompt_length + cursor.tokens,
+            self.tokens[cursor.tokens : stop],
+            self.outcomes[cursor.tokens : stop],
+            self.text[cursor.characters : characters],
+            self.text_ends[cursor.tokens : stop],
+            self.timings,
+            self.logprobs[cursor.tokens : stop],
+        )
+        cursor.tokens, cursor.characters = stop, characters
+        return piece
+
+    def cursor_at(self, position: int) -> Cursor:
+        """A reader that has the tokens before `position` and the text that was released with them."""
+        tokens = min(max(0, position - self.prompt_length), len(self.tokens))
+        return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
+
+    async def follow(
+        self, cursor: Cursor, guess: ProvisionalGuess | None = None
+    ) -> AsyncIterator[OutputPiece | ProvisionalDraft]:
+        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
+
+        With `guess`, what is provisional too, whenever it has changed and no piece waits. A slow reader gets the last.
+        """
+        shown = ProvisionalDraft(0, (), "")
+        while True:
+            if len(self.tokens) > cursor.tokens:
+                yield self.since(cursor)
+            elif self.end is not None:
+                return
+            elif guess is not None and guess.now().replaces(shown):
+                shown = guess.now()
+                yield shown
+            else:
+                await self._wait()
+
+    async def reached(self, position: int) -> None:
+        """Wait until the tokens before `position` are here, or the end."""
+        while self.prompt_length + len(self.tokens) < position and self.end is None:
+            await self._wait()
+
+    async def ended(self) -> None:
+        while self.end is None:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def wake(self) -> None:
+        """Have the readers look again."""
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What one session's readers may be shown before it is decided; kept only where a reader has asked for it.
+
+SHOWN_PACE = Pace(1, 32)
+
+
+def with_drafts(plan: Plan) -> Plan:
+    """The plan for a session whose reader wants to see drafts: they go on where no gain of speed is expected from them.
+
+    The verifier does not wait for them. Not for a drafter that would take computing time from the verifier.
+    """
+    return plan if plan.pace.run_ahead else replace(plan, pace=SHOWN_PACE, reason=f"shown; {plan.reason}")
+
+
+class ProvisionalText:
+    """Follows a session from the moment it is made: a chain that began before then is not known here.
+
+    Readers are woken when the tokens have changed. The text is made when a reader takes it, so what a slow one skips
+    costs nothing.
+    """
+
+    def __init__(
+        self, session: Session, scanner: PeekingScanner, output: Output, vocabulary: int, ending: Ending
+    ) -> None:
+        self._session = session
+        self._scanner = scanner
+        self._output = output
+        self._ending = ending
+        self._preview = Preview(vocabulary, session.text)
+        self._ahead = Ahead(session.emitted)
+        self._made: ProvisionalDraft | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """The session is driven elsewhere: nothing is provisional until it comes back."""
+        self._stopped = True
+        self._ahead, self._made = Ahead(self._session.emitted), None
+        self._output.wake()
+
+    def restart(self, session: Session, scanner: PeekingScanner) -> None:
+        """The session is driven here again, as another one."""
+        self._stopped = False
+        self._session, self._scanner = session, scanner
+        self._preview.follow(session.text)
+        self.follow()
+
+    def offer(self, proposal: Proposal) -> None:
+        """Take in what a drafter proposes."""
+        self._preview.offer(proposal, self._session.text)
+        self.follow()
+
+    def follow(self) -> None:
+        """The session has moved."""
+        if self._stopped:
+            return
+        self._preview.follow(self._session.text)
+        ahead = Ahead.of(self._session, self._preview.tail(), self._ending)
+        if ahead != self._ahead:
+            self._ahead, self._made = ahead, None
+            self._output.wake()
+
+    def now(self) -> ProvisionalDraft:
+        if self._made is None:
+            self._made = provisional(self._ahead, self._session, self._scanner)
+        return self._made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's output from its log: the same text, whoever appended it and in whatever portions.
+
+# Tokens that are made text of at a time: a few ms, for which other sessions wait.
+PORTION = 512
+
+
+class OtherText(Exception):
+    """The log holds another text than readers have been shown, or less of it."""
+
+
+class Replay:
+    """Brings `output` to the log's end, again and again as the log grows.
+
+    Token by token: so to each position belongs the text that was released with it, and a reader that comes back in the
+    middle of an append goes on exactly there.
+
+    Args:
+        output: of which some may have been shown already, by a driver or by another replay.
+        scanner: fresh. It has seen the log's tokens up to `seen`, counted behind the prompt.
+    """
+
+    def __init__(self, output: Output, scanner: PeekingScanner) -> None:
+        self.output = output
+        self.scanner = scanner
+        self.seen = 0
+
+    async def extend(
+        self,
+        tokens: Sequence[int],
+        outcomes: Sequence[Outcome],
+        logprobs: Sequence[TokenLogprobs] = (),
+        skipped: int = 0,
+    ) -> None:
+        """The log's decided tokens are these by now, behind the first `skipped`, which were seen. Raises OtherText."""
+        shown, end = self.output.tokens, skipped + len(tokens)
+        if end < len(shown) or shown[skipped:] != list(tokens[: len(shown) - skipped]):
+            position = self.output.prompt_length + self.seen
+            raise OtherText(f"the log holds another text behind {position} than was shown, or less")
+        for index in range(self.seen, end):
+            place = index - skipped
+            self._see(index, tokens[place], outcomes[place], tuple(logprobs[place : place + 1]))
+            if self.seen % PORTION == 0:
+                await asyncio.sleep(0)
+
+    def _see(self, index: int, token: int, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        release = self.scanner.push([token])
+        self.seen = index + 1
+        if index == len(self.output.tokens):
+            position = self.output.prompt_length + index
+            shown = release.text, release.text_ends, release.released
+            self.output.add(Emit(position, (token,), (outcome,), *shown, logprobs))
+
+    def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
+        """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""
+        message = "the log does not say how" if reason is FinishReason.ERROR else ""
+        return EmitEnd(End(reason, message, text_length), self.scanner.finish())

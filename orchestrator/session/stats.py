@@ -1,0 +1,321 @@
+"""A session's figures, and a trace of what happens in it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.session.output import OutputTimings
+from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
+from specwire.core.messages import (
+    Emit,
+    FinishReason,
+    Outcome,
+    Proposal,
+    SourceKind,
+    VerdictArrived,
+)
+from specwire.telemetry.metrics import GAPS, LATENCIES, Histogram
+from specwire.v1 import verify_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
+
+MOST_POSITIONS = 32
+# Drafters that come and go count anew each time.
+MOST_DRAFTERS = 16
+
+
+@dataclass(slots=True)
+class DrafterCounts:
+    """One drafter's part: what became of its draft tokens, and how it last drafted.
+
+    lost: it left before the session's end.
+    """
+
+    source: int
+    model: str
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    plan: str = ""
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
+
+    drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
+    opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
+    first_token: the first one that was emitted here; is_first: it is the session's first, too.
+    elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: see
+    `orchestrator.session.stats`.
+    """
+
+    started: float
+    opened: float | None = None
+    first_token: float | None = None
+    is_first: bool = False
+    last_token: float | None = None
+    ended: float | None = None
+    target_forwards: int = 0
+    cached_tokens: int = 0
+    forwards_saved: int = 0
+    drafts: dict[SourceKind, DraftCounts] = field(default_factory=lambda: {kind: DraftCounts() for kind in SourceKind})
+    drafters: list[DrafterCounts] = field(default_factory=list)
+    opens: int = 0
+    reopens: int = 0
+    verifier_losses: int = 0
+    drafter_losses: int = 0
+    drafter_refusals: int = 0
+    counted: bool = False
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    elsewhere: Counter[Outcome] = field(default_factory=Counter)
+    tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+
+    @property
+    def drafted(self) -> DraftCounts:
+        """Whoever proposed them."""
+        total = DraftCounts()
+        for counts in self.drafts.values():
+            total.add(counts)
+        return total
+
+    @property
+    def shown(self) -> DraftCounts:
+        """As it belongs to `outcomes`: of what other orchestrators had decided only what was tested is known."""
+        accepted, recovered = self.outcomes[Outcome.ACCEPTED], self.outcomes[Outcome.RECOVERED]
+        elsewhere = self.elsewhere[Outcome.ACCEPTED] + self.elsewhere[Outcome.RECOVERED]
+        tested = accepted + recovered
+        return DraftCounts(max(tested, self.drafted.proposed + elsewhere), tested, accepted)
+
+    @property
+    def plan(self) -> str:
+        """How drafters that were not lost last drafted; if all were, the latest."""
+        there = [drafter for drafter in self.drafters if not drafter.lost] or self.drafters[-1:]
+        return "; ".join(drafter.plan for drafter in there if drafter.plan)
+
+    def of_drafter(self, source: int, model: str) -> DrafterCounts:
+        """The figures of a drafter that is assigned now."""
+        added = DrafterCounts(source, model)
+        self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
+        return added
+
+    def count_verdict(self, verdict: VerdictArrived, width: int, source: int = 0, met: int = 0) -> None:
+        """width: draft tokens in the window that was decided; if a drafter's, of `source`.
+
+        met: the drafter whose token came during the forward, and met the row behind the window.
+        """
+        if not verdict.tokens:
+            return
+        self.target_forwards += 1
+        self.forwards_saved += len(verdict.tokens) - 1
+        window, late = window_counts(verdict.outcomes, width), late_counts(verdict.outcomes, width)
+        self.drafts[verdict.kind].add(window)
+        self.drafts[SourceKind.DRAFTER].add(late)
+        for drafter in self.drafters:
+            if verdict.kind is SourceKind.DRAFTER and drafter.source == source:
+                drafter.drafts.add(window)
+            if drafter.source == met:
+                drafter.drafts.add(late)
+        for index in range(min(window.tested, MOST_POSITIONS)):
+            self.tested_at[index] += 1
+            self.accepted_at[index] += index < window.accepted
+
+    def count_emit(self, emit: Emit, now: float, is_first: bool) -> None:
+        """is_first: nobody has emitted anything of the session before."""
+        self.outcomes.update(emit.outcomes)
+        self.last_token = now
+        if self.first_token is None:
+            self.first_token, self.is_first = now, is_first
+
+    def count_open(self, now: float) -> None:
+        """A verifier has taken it in."""
+        self.opens += 1
+        if self.opened is None:
+            self.opened = now
+        else:
+            self.reopens += 1
+
+    @property
+    def forwards_elsewhere(self) -> int:
+        """Forwards that decided what others emitted, from their outcomes: each but the accepted tokens ended one.
+
+        Fewer than there were by those whose last row met a draft token that arrived during the forward.
+        """
+        return self.elsewhere.total() - self.elsewhere[Outcome.ACCEPTED]
+
+    def count_all(self, outcomes: Sequence[Outcome]) -> None:
+        """The session has ended with this output, of which others may have emitted a part."""
+        own, self.outcomes = self.outcomes, Counter(outcomes)
+        self.elsewhere = self.outcomes - own
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an orchestrator counts beside its sessions' own figures (`orchestrator.session.stats`).
+
+
+class OrchestratorTally:
+    """Since the start.
+
+    claims: sessions taken from others, or gone on with. fenced: sessions that others took.
+    append_failures: what the log refused, or did not take in time. refused: sessions that were not begun, by status.
+    """
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(LATENCIES)
+        self.queue_s = Histogram(LATENCIES)
+        self.whole_s = Histogram(LATENCIES)
+        self.between_s = Histogram(GAPS)
+        self.append_s = Histogram(GAPS)
+        self.append_failures = 0
+        self.begun = 0
+        self.prompt_tokens = 0
+        self.claims = 0
+        self.fenced = 0
+        self.refused: Counter[str] = Counter()
+
+    def emitted(self, stats: SessionStats, tokens: int, now: float, first: bool) -> None:
+        """Tokens of a session were emitted; before `stats` count them. first: there are no others yet."""
+        if not tokens:
+            return
+        if first:
+            self.first_token_s.observe(now - stats.started)
+            if stats.opened is not None:
+                self.queue_s.observe(stats.opened - stats.started)
+        elif stats.last_token is not None:
+            self.between_s.observe((now - stats.last_token) / tokens, tokens)
+
+    def ended(self, stats: SessionStats) -> None:
+        if stats.ended is not None:
+            self.whole_s.observe(stats.ended - stats.started)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What all of an orchestrator's sessions have done together, for metrics.
+
+
+class Totals:
+    """stats: the sums of ended sessions' figures; its instants mean nothing. reasons: why they ended."""
+
+    def __init__(self) -> None:
+        self.stats = SessionStats(0.0)
+        self.reasons: Counter[FinishReason] = Counter()
+
+    def count(self, stats: SessionStats, reason: FinishReason) -> None:
+        """A session has ended here."""
+        self.reasons[reason] += 1
+        self.keep(stats)
+
+    def keep(self, stats: SessionStats) -> None:
+        """A session is not known here any more, ended or not. Idempotent: no count may ever fall."""
+        if not stats.counted:
+            stats.counted = True
+            add(self.stats, stats)
+
+    def with_running(self, running: Iterable[SessionStats]) -> Totals:
+        """These, and what sessions that have not ended have done so far."""
+        totals = Totals()
+        totals.reasons = self.reasons
+        for stats in (self.stats, *running):
+            add(totals.stats, stats)
+        return totals
+
+
+def add(total: SessionStats, more: SessionStats) -> None:
+    total.target_forwards += more.target_forwards
+    total.forwards_saved += more.forwards_saved
+    for kind, counts in more.drafts.items():
+        total.drafts[kind].add(counts)
+    total.cached_tokens += more.cached_tokens
+    total.opens += more.opens
+    total.reopens += more.reopens
+    total.verifier_losses += more.verifier_losses
+    total.drafter_losses += more.drafter_losses
+    total.drafter_refusals += more.drafter_refusals
+    total.outcomes = total.outcomes + (more.outcomes - more.elsewhere)
+    total.tested_at = [a + b for a, b in zip(total.tested_at, more.tested_at, strict=True)]
+    total.accepted_at = [a + b for a, b in zip(total.accepted_at, more.accepted_at, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What happens in one session, for somebody who looks on: proposals as they arrive, and what verdicts make of them.
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProposal:
+    """Draft tokens arrived from drafter `source`, which took draft_us for them.
+
+    offset 0: a new chain, for which it has rolled its cache back to `base`.
+    """
+
+    source: int
+    chain: int
+    base: int
+    offset: int
+    tokens: tuple[int, ...]
+    draft_us: int
+    at_us: int = field(default_factory=now_us)
+
+    @classmethod
+    def of(cls, proposal: Proposal, draft_us: int) -> TracedProposal:
+        return cls(proposal.source, proposal.chain, proposal.base, proposal.offset, proposal.tokens, draft_us)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedVerdict:
+    """A verdict arrived: tokens from `position` on were decided.
+
+    Attributes:
+        tested: draft tokens in its window; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
+        forward_us, waited_us, sessions, rows: of the verifier's step.
+        ended_us: when its forward ended, by the verifier's clock: such instants say how far apart forwards were.
+        round_trip_us: to the verifier and back, as last measured.
+        plan: how the drafters draft by now, and why.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    tested: int
+    kind: str
+    source: int
+    forward_us: int
+    ended_us: int
+    waited_us: int
+    sessions: int
+    rows: int
+    round_trip_us: int
+    plan: str
+    at_us: int = field(default_factory=now_us)
+
+    @classmethod
+    def of(
+        cls, event: VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings, round_trip_us: float, plan: str
+    ) -> TracedVerdict:
+        step = timings.step
+        return cls(
+            position=event.position,
+            tokens=event.tokens,
+            outcomes=event.outcomes,
+            tested=verdict.tested,
+            kind=event.kind.name if verdict.tested else "",
+            source=verdict.source,
+            forward_us=step.forward_us,
+            ended_us=step.forward_ended_ns // 1000,
+            waited_us=step.waited_us,
+            sessions=step.sessions,
+            rows=step.rows,
+            round_trip_us=round(round_trip_us),
+            plan=plan,
+        )
+
+
+Traced = TracedProposal | TracedVerdict
+Trace = Callable[[Traced], None]

@@ -1,0 +1,460 @@
+"""What passes between the rooms of the core: events, effects, proposals, verdicts, and the words they are made of.
+
+Everything here is a value. It decides nothing, and every other room may import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specwire.core.invalid import InvalidParameter as InvalidParameter
+
+
+class FinishReason(IntEnum):
+    """Why a session ended (the numbers are those of the wire; 0 there means that it has not)."""
+
+    EOS = 1
+    STOP_ID = 2
+    STOP_STRING = 3
+    LENGTH = 4
+    CANCELLED = 5
+    DEADLINE = 6
+    ERROR = 7
+
+
+class Outcome(IntEnum):
+    """How a token came to be decided (the numbers are those of the wire)."""
+
+    ACCEPTED = 1
+    RECOVERED = 2
+    BONUS = 3
+    DIRECT = 4
+
+
+DIRECT = (Outcome.DIRECT,)
+
+
+class Decision(NamedTuple):
+    """What one forward decides for one session: `tokens` in order, and the outcome of each.
+
+    Invariant: 1 <= len(tokens) == len(outcomes) <= len(window) + 1.
+    """
+
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def accepted(self) -> int:
+        return self.outcomes.count(Outcome.ACCEPTED)
+
+    def clipped(self, length: int) -> Decision:
+        return Decision(self.tokens[:length], self.outcomes[:length])
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms, rounded to float32: what the wire and the log carry is what was reported.
+
+    logprob: of the decided token. top: the most probable ids and theirs, falling, ties by rising id; without ids of
+    probability 0.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# Ids that a drafter keeps, and what their integers add up to, about: an id of less than 1 / 8192 is left out.
+MOST_KEPT = 32
+PARTS = 4096
+# What a verifier takes.
+MOST_IDS = 256
+MOST_TOTAL = (1 << 31) - 1
+
+Number = float | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """ids[i] is drawn with probability weights[i] / total."""
+
+    ids: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.weights)
+
+    def of(self, token: int) -> int:
+        """The token's own weight; 0 where it cannot be drawn."""
+        return self.weights[self.ids.index(token)] if token in self.ids else 0
+
+    def possible(self, token: int, vocabulary: int) -> bool:
+        """Whether this is a distribution over the vocabulary that can have given `token`."""
+        sound = 0 < len(self.ids) == len(self.weights) <= MOST_IDS and len(set(self.ids)) == len(self.ids)
+        if not sound or min(self.weights) < 1 or self.total > MOST_TOTAL:
+            return False
+        return min(self.ids) >= 0 and max(self.ids) < vocabulary and token in self.ids
+
+
+class Draft(NamedTuple):
+    """A draft token, and what it was drawn from where that was told."""
+
+    token: int
+    weights: Weights | None = None
+
+
+MOST_SOURCES = 64
+
+
+class SourceKind(IntEnum):
+    """Where draft tokens come from (the numbers are those of the wire)."""
+
+    DRAFTER = 1
+    NGRAM = 2
+    PREDICTION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A chunk of one source's chain: `tokens` stand at absolute positions base + offset, base + offset + 1, ...
+
+    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
+    of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
+    weights: one per token, what it was drawn from, by randomness of `epoch`; under rules that weigh draft tokens only.
+    """
+
+    source: int
+    chain: int
+    base: int
+    offset: int
+    tokens: tuple[int, ...]
+    prefix_hash: int | None = None
+    expected: float = 0.0
+    weights: tuple[Weights, ...] = ()
+    epoch: int = 0
+
+
+class Verdict(NamedTuple):
+    """What a step decided for a session: `tokens` stand at position, position + 1, ...
+
+    width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
+    met: the drafter whose token came during the forward and met the row behind the window; 0 for none.
+    logprobs: one per token where the session reports them, else none.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    width: int
+    finish: FinishReason | None = None
+    kind: SourceKind = SourceKind.DRAFTER
+    source: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    met: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return self.outcomes.count(Outcome.ACCEPTED)
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.tokens)
+
+    def behind(self, position: int) -> Verdict:
+        """What of it stands at `position` and later. All tokens before a verdict's last one were draft tokens."""
+        cut = max(0, position - self.position)
+        if cut == 0:
+            return self
+        return self._replace(
+            position=position,
+            tokens=self.tokens[cut:],
+            outcomes=self.outcomes[cut:],
+            logprobs=self.logprobs[cut:],
+            width=max(0, self.width - cut),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far and in what portions to draft; the orchestrator's controller is its sole writer.
+
+    confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
+    depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
+    """
+
+    chunk: int = 4
+    run_ahead: int = 4
+    confidence_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise InvalidParameter("chunk", f"must be at least 1, not {self.chunk}")
+        if self.run_ahead < 0:
+            raise InvalidParameter("run_ahead", f"must not be negative, not {self.run_ahead}")
+        if not 0.0 <= self.confidence_floor < 1.0:
+            raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
+
+
+MOST_WINDOW = 16
+
+
+# Draft tokens ahead of the decided text.
+MOST_RUN_AHEAD = 128
+
+
+class Discipline(StrEnum):
+    """How drafter and verifier share time."""
+
+    STREAM = "stream"
+    LOCKSTEP = "lockstep"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`due`: draft tokens that the verifier may expect after each verdict; 0 = none. `reason`: for metrics."""
+
+    discipline: Discipline
+    pace: Pace
+    due: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.discipline}: {self.reason}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What can happen to a session, as its orchestrator sees it.
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierReady:
+    """A verifier's link is up and assigned to this session.
+
+    buffer: what this verifier may decide beyond min(durable, taken by the client); 0 = as much as before.
+    """
+
+    buffer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierOpened:
+    """The verifier took the session in and decides from `position` on."""
+
+    attach: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """kind: of the source of the draft tokens that were tested, if any were. logprobs: one per token, or none."""
+
+    attach: int
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    finish: FinishReason | None = None
+    kind: SourceKind = SourceKind.DRAFTER
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierLost:
+    """The verifier or its link is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierRefused:
+    """The verifier will not serve, or failed, this session."""
+
+    attach: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReady:
+    """A drafter's link is up and assigned; `source` is new for every assignment. pace, due: its first plan."""
+
+    source: int
+    pace: Pace = Pace()
+    due: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLost:
+    """It, or its link, is gone; the others go on."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalArrived:
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class PacePlanned:
+    """The settings of one drafter's controller from now on."""
+
+    source: int
+    pace: Pace
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log acknowledged the append in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTook:
+    """The client's stream has taken the tokens before `position`."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequested:
+    """Cancelled, the deadline passed, or a failure of our own."""
+
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLost:
+    """Another owner has claimed the session: the log refused our fence."""
+
+
+Event = (
+    VerifierReady
+    | VerifierOpened
+    | VerdictArrived
+    | VerifierLost
+    | VerifierRefused
+    | DrafterReady
+    | DrafterLost
+    | ProposalArrived
+    | PacePlanned
+    | Appended
+    | ClientTook
+    | EndRequested
+    | OwnerLost
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a session asks its driver to do; effects are run in the order given.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVerifier:
+    attach: int
+    tokens: tuple[int, ...]
+    durable: int
+    credit: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendProgress:
+    durable: int
+    credit: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseVerifier:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrafter:
+    source: int
+    tokens: tuple[int, ...]
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceDrafter:
+    source: int
+    position: int
+    tokens: tuple[int, ...]
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDrafter:
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayProposal:
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a session ended; `text_length` is the output's length in code points."""
+
+    reason: FinishReason
+    message: str
+    text_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append `tokens` at `position`; with `end`, finish the session in the same script.
+
+    logprobs: one per token, or none.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    end: End | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Hand durable tokens and the text that they release to the client. `text_ends`, `released`: see `Release`."""
+
+    position: int
+    tokens: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+    text: str
+    text_ends: tuple[int, ...]
+    released: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEnd:
+    """The stream's last event; `text` is what was withheld until now."""
+
+    end: End
+    text: str
+
+
+Effect = (
+    OpenVerifier
+    | SendProgress
+    | CloseVerifier
+    | OpenDrafter
+    | AdvanceDrafter
+    | CloseDrafter
+    | RelayProposal
+    | Append
+    | Emit
+    | EmitEnd
+)

@@ -1,0 +1,640 @@
+"""How a drafter is to draft for one session: off, streaming, or in turns with the verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple, Protocol
+
+from specwire.core.messages import (
+    MOST_RUN_AHEAD,
+    MOST_WINDOW,
+    Discipline,
+    Pace,
+    Plan,
+    Proposal,
+)
+from specwire.core.policy.estimates import (
+    DECAY,
+    AcceptanceByPosition,
+    Agreement,
+    Calibration,
+    Contention,
+    Forward,
+    ForwardTimes,
+    expected_tokens,
+    lockstep_rate,
+    smoothed,
+    stream_rate,
+    waiting_rate,
+)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a drafter and its verifier are to share time: what a controller chooses, or a measurement fixes. Pure.
+#
+# lockstep   they take turns; the drafter sends one chunk per verdict and the verifier waits for it when that pays
+# stream     the drafter streams small chunks, as far ahead as the round trip needs; the verifier need not wait off
+# plain decoding
+
+OFF_PACE = Pace(1, 0)
+
+
+def off(reason: str) -> Plan:
+    """Nothing is drafted."""
+    return Plan(Discipline.OFF, OFF_PACE, 0, reason)
+
+
+def in_turns(window: int, reason: str, floor: float = 0.0) -> Plan:
+    """One chunk of `window` tokens a verdict, which the verifier waits for.
+
+    floor: a chain's probability below which the drafter ends the chunk; 0 ends none.
+    """
+    return Plan(Discipline.LOCKSTEP, Pace(window, window, floor), window, reason)
+
+
+class InvalidPlan(ValueError):
+    """A fixed plan that cannot be read."""
+
+
+def parse_plan(spec: str) -> Plan | None:
+    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]; None for auto, where a controller plans.
+
+    Raises:
+        InvalidPlan: `spec` reads otherwise.
+    """
+    name, _, numbers = spec.partition(":")
+    try:
+        values = [int(number) for number in numbers.split(",")] if numbers else []
+        match name, values:
+            case "auto", []:
+                return None
+            case "off", []:
+                return off("fixed")
+            case "lockstep", [window]:
+                return _checked(in_turns(window, "fixed"))
+            case "stream", [chunk, run_ahead, *due] if len(due) <= 1:
+                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed"))
+    except ValueError as error:
+        raise InvalidPlan(f"plan: {spec!r}: {error}") from error
+    raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+
+
+def _checked(plan: Plan) -> Plan:
+    """ValueError for one that no drafter could follow."""
+    if not plan.pace.chunk <= plan.pace.run_ahead <= MOST_RUN_AHEAD:
+        raise ValueError(f"the run-ahead must be from the chunk to {MOST_RUN_AHEAD}, not {plan.pace.run_ahead}")
+    if not 0 <= plan.due <= plan.pace.run_ahead:
+        raise ValueError(f"due must be from 0 to the run-ahead, not {plan.due}")
+    return plan
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Who says how to draft next, told what happened: the controller, or a fixed plan that it is compared with.
+
+
+class PlannedVerdict(NamedTuple):
+    """What a planner is told of a verdict.
+
+    Attributes:
+        position, tokens: the decided tokens and where the first of them stands.
+        tested, accepted: draft tokens of the drafter in the window, and of those the accepted ones.
+        delay_us: from an earlier verdict to the proposal that answered it, 0 if none came.
+        forward: the forward that decided, if it was the session's alone and its times are known.
+    """
+
+    position: int
+    tokens: Sequence[int]
+    tested: int
+    accepted: int
+    delay_us: int
+    forward: Forward | None = None
+
+
+class Planner(Protocol):
+    """One drafter's part of one session: told what happened, it says how to draft next."""
+
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner:
+        """That of the session after this one, which starts from what was learnt.
+
+        forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host.
+        """
+
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+        """A chunk came that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
+
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
+        """Tokens were decided."""
+
+    def drafter_changed(self) -> None:
+        """Another drafter, or another line to the same one: how far it is must be measured again."""
+
+    @property
+    def time_to_plan(self) -> bool:
+        """Whether to plan after the last verdict."""
+
+    def plan(self) -> Plan:
+        """The settings for what is drafted next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A `Planner` of one plan: what the controller's choices are compared with."""
+
+    fixed: Plan
+
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Fixed:
+        return self
+
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+        pass
+
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
+        pass
+
+    def drafter_changed(self) -> None:
+        pass
+
+    @property
+    def time_to_plan(self) -> bool:
+        return False
+
+    def plan(self) -> Plan:
+        return self.fixed
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a drafter streams: how far ahead, in what chunks, and whether its verifier is to wait for them. Pure.
+#
+# A drafter on hardware of its own takes no time from the verifier. It streams, and the verifier waits for a chain's
+# first tokens where a round of waiting is faster than going on alone.
+
+# What is expected of a stream is a little low, so that even a small gain is one.
+LEAST_REMOTE_GAIN = 1.005
+# Chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
+MOST_CHUNK = 4
+CHUNK_SHARE = 0.125
+# What a stream's verifier waits for may come in several chunks, of no more than is drafted during a forward: a chain is
+# wrong most often at its beginning, a token counts only once its chunk is whole, and the drafter goes on in any case.
+MOST_FIRST_CHUNK = 8
+# So many times the expected length of a run of right guesses is as far as drafting is of use. A drafter at rest begins
+# a new chain at once; one that drafts finishes its token first, which matters where that takes this share of a forward.
+USEFUL_RUNS, LEAST_USEFUL = 7.0, 4
+LONG_TOKEN = 0.05
+
+
+class Way(NamedTuple):
+    """due: draft tokens that the verifier waits for; 0: it never waits. gain: expected speed over plain decoding's."""
+
+    discipline: Discipline
+    due: int
+    gain: float
+
+    @property
+    def pays(self) -> bool:
+        return self.gain >= LEAST_REMOTE_GAIN
+
+    @property
+    def reason(self) -> str:
+        why = "comparing, " if not self.pays else "waits, " if self.due else ""
+        return f"{why}gain {self.gain:.2f}" + (f" with {self.due}" if self.due else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """What is known of a drafter and its verifier.
+
+    rates: P(accept | tested) by position in the window. agreement: P(a draft token is the decided one), tested or not.
+    draft_us: microseconds to draft a token. delay_us: from a verdict to the proposal that answers it, drafting apart.
+    forward: V(m) of the verifier.
+    """
+
+    rates: Sequence[float]
+    agreement: float
+    draft_us: float
+    delay_us: float
+    forward: ForwardTimes
+
+    def fastest(self) -> Way:
+        """For a drafter on hardware of its own: stream, with or without waiting, or take turns."""
+        known = (self.rates, self.agreement, self.draft_us, self.forward)
+        # A verdict finds a drafter that streams in the middle of a token.
+        met_us = self.delay_us + self.draft_us / 2
+        speeds = {(Discipline.STREAM, 0): stream_rate(*known, met_us, self._chunk)}
+        for window in range(1, MOST_WINDOW + 1):
+            speeds[Discipline.STREAM, window] = waiting_rate(*known, met_us, window)
+            turns = lockstep_rate(self.rates, window, self.draft_us, self.forward, self.delay_us)
+            speeds[Discipline.LOCKSTEP, window] = turns
+        best = max(speeds, key=speeds.__getitem__)
+        return Way(*best, speeds[best] / (1.0 / self.forward.at(1)))
+
+    def plan(self, way: Way) -> Plan:
+        if way.discipline is Discipline.LOCKSTEP:
+            return Plan(way.discipline, Pace(way.due, way.due), way.due, way.reason)
+        most = max(self._chunk, min(MOST_FIRST_CHUNK, int(self.forward.at(1) / self.draft_us)))
+        chunk = min(way.due, most) or self._chunk
+        return Plan(way.discipline, Pace(chunk, max(way.due, self.run_ahead())), way.due, way.reason)
+
+    @property
+    def _chunk(self) -> int:
+        """Tokens of a chunk that nobody waits for."""
+        return max(1, min(MOST_CHUNK, int(CHUNK_SHARE * self.forward.at(1) / self.draft_us)))
+
+    def run_ahead(self) -> int:
+        """What is decided during a round trip at the best conceivable speed, and a window for the step behind it.
+
+        No more than is of use, for a drafter whose tokens take long.
+        """
+        step_us = self.forward.at(1)
+        fastest = min(1.0 / self.draft_us, expected_tokens(self.rates, MOST_WINDOW) / step_us)
+        ahead = min(MOST_RUN_AHEAD, MOST_WINDOW + ceil((self.delay_us + step_us) * fastest))
+        if self.draft_us < LONG_TOKEN * step_us:
+            return ahead
+        agreement = min(self.agreement, 0.99)
+        return min(ahead, max(LEAST_USEFUL, ceil(USEFUL_RUNS * agreement / (1.0 - agreement))))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether drafter and verifier, on one host, should compute at once instead of taking turns. Pure; microseconds.
+#
+# Side by side hides the drafting behind the forwards, and stretches both by what they take from each other. That is
+# measured (`specwire.core.policy.estimates`); where nothing is measured they take turns. What it is taken up for is an
+# expected rate, and an expectation leaves something out: both ways are also held against what they really brought.
+
+# Side by side must be expected to be so much better before it is taken up.
+LEAST_ADVANTAGE = 1.05
+# How the two get along is tried out where side by side would be better if they did not disturb each other at all: every
+# so many verdicts, first after so many, for so many. Under 2 % of the verdicts, each stretched by some part: under 1 %.
+TRY_EVERY, TRY_FIRST, TRY_VERDICTS = 1024, 128, 16
+
+
+class Beside(NamedTuple):
+    """Draft side by side; a token then takes `draft_us`."""
+
+    draft_us: float
+    reason: str
+
+
+@dataclass(slots=True)
+class _Brought:
+    """Tokens that verdicts brought, and the time that passed until they came; decayed sums. verdicts: counted."""
+
+    tokens: float = 0.0
+    time_us: float = 0.0
+    verdicts: int = 0
+
+    def add(self, tokens: int, time_us: float) -> None:
+        self.tokens = DECAY * self.tokens + tokens
+        self.time_us = DECAY * self.time_us + time_us
+        self.verdicts += 1
+
+    def less_than(self, other: _Brought) -> bool:
+        """Whether it was slower; False while too little was seen to say."""
+        seen = min(self.verdicts, other.verdicts) >= TRY_VERDICTS
+        return seen and self.tokens * other.time_us < other.tokens * self.time_us
+
+
+class SideBySide:
+    """Of one verifier and one drafter on its host; sessions that come after one another share it.
+
+    `active`: they compute side by side now.
+
+    Args:
+        forward: V(m) of the verifier.
+    """
+
+    def __init__(self, forward: ForwardTimes) -> None:
+        self.contention = Contention(forward)
+        self.active = False
+        self._draft_us: float | None = None
+        self._since_try = TRY_EVERY - TRY_FIRST
+        self._brought_beside, self._brought_in_turns = _Brought(), _Brought()
+        self._last_us: float | None = None
+        self._alone = True
+
+    def begin(self) -> None:
+        """Another session: nothing is known of the time before its first verdict."""
+        self._last_us = None
+
+    def drafted(self, token_us: float) -> None:
+        """A token took so long to draft while they were side by side."""
+        self._draft_us = smoothed(self._draft_us, token_us)
+
+    def verdict(self, tokens: int, forward: Forward | None) -> None:
+        """A verdict brought `tokens`. forward: of the session alone; None where there were others, or none is known."""
+        self._since_try += 1
+        ended_us = forward.ended_us if forward is not None else None
+        self._alone = forward is not None
+        if forward is not None:
+            self.contention.forward(forward)
+        if ended_us is not None and self._last_us is not None:
+            brought = self._brought_beside if self.active else self._brought_in_turns
+            brought.add(tokens, ended_us - self._last_us)
+        self._last_us = ended_us
+
+    def choose(self, rates: Sequence[float], agreement: float, draft_us: float, overhead_us: float) -> Beside | None:
+        """How to draft side by side, or None: take turns.
+
+        Args:
+            rates, agreement: see `specwire.core.policy.estimates.stream_rate`.
+            draft_us: a token's drafting while the verifier is idle.
+            overhead_us: from a verdict to the proposal that answers it, without drafting.
+        """
+        chosen = self._choose(rates, agreement, draft_us, overhead_us)
+        if self.active and chosen is None:
+            self._since_try = TRY_VERDICTS
+        self.active = chosen is not None
+        return chosen
+
+    def _choose(self, rates: Sequence[float], agreement: float, draft_us: float, overhead_us: float) -> Beside | None:
+        apart = self.contention.apart()
+        if apart is None:
+            return None  # nobody tells the times of forwards, or too few were told yet
+        if not self._alone:
+            return None  # what one session gains says nothing of a batch, for all of which the drafter would draft
+        if self._since_try < TRY_VERDICTS:
+            return Beside(draft_us, "trying side by side")
+        turns = _turns(rates, draft_us, overhead_us, apart)
+        slowdown, together = self.contention.slowdown, self.contention.together()
+        if slowdown is not None and together is not None and not self._brought_beside.less_than(self._brought_in_turns):
+            beside_us = self._draft_us or slowdown * draft_us
+            speed = _beside(rates, agreement, beside_us, overhead_us, together)
+            if speed > (1.0 if self.active else LEAST_ADVANTAGE) * turns:
+                return Beside(beside_us, f"side by side, contention {slowdown:.2f}, gain {speed * apart.at(1):.2f}")
+        at_best = _beside(rates, agreement, draft_us, overhead_us, apart)
+        if self._since_try < TRY_EVERY or at_best <= LEAST_ADVANTAGE * turns:
+            return None
+        self._since_try, self._brought_beside = 0, _Brought()
+        return Beside(draft_us, "trying side by side")
+
+
+def _turns(rates: Sequence[float], draft_us: float, overhead_us: float, forward: ForwardTimes) -> float:
+    """The best rate of taking turns, plain decoding included."""
+    windows = range(len(rates) + 1)
+    return max(lockstep_rate(rates, window, draft_us, forward, overhead_us) for window in windows)
+
+
+def _beside(
+    rates: Sequence[float], agreement: float, draft_us: float, overhead_us: float, forward: ForwardTimes
+) -> float:
+    """A verdict finds the drafter in the middle of a token."""
+    return stream_rate(rates, agreement, draft_us, forward, overhead_us + draft_us / 2, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When a drafter that does not pay is tried out again, and how.
+#
+# A probe ends with the verdict that its answer met, or after so many. A drafter with hardware of its own takes no time
+# from the verifier, so it streams for a while and nobody waits: one comparison in 128 verdicts would teach nothing.
+
+# Not more often than after so many verdicts, and for this share of the time.
+PROBE_EVERY = 128
+PROBE_SHARE = 0.005
+PROBE_VERDICTS = 4
+PROBE_WINDOW = 2
+STREAMED_PROBE, STREAMED_PROBE_PACE = 16, Pace(1, 8)
+
+
+@dataclass(slots=True)
+class Probing:
+    """When a drafter that does not pay is tried out, and what that costs.
+
+    Where the verifier's host also drafts, a probe's price is what the verifier may have waited: the drafter first feeds
+    all that was decided since it last heard. Elsewhere nobody waits.
+
+    verdicts: since the last probe began. left: of the probe under way. price_us: of the last one.
+    ended: one did, with the last verdict.
+    """
+
+    verdicts: int = 0
+    left: int = 0
+    price_us: float = 0.0
+    ended: bool = False
+
+    def verdict(self, answered: bool, price_us: float) -> None:
+        """One came. answered: it met what the probe had drafted, which took `price_us`."""
+        self.verdicts += 1
+        under_way = self.left > 0
+        if under_way:
+            self.left = 0 if answered else self.left - 1
+            self.price_us = price_us if answered else self.price_us
+        self.ended = under_way and self.left == 0
+
+    def plan(self, shared_host: bool, plain_us: float) -> Plan | None:
+        """The probe that is under way or begins now; None: this is no time for one.
+
+        plain_us: time of a verdict's forward without a window.
+        """
+        lasts = PROBE_VERDICTS if shared_host else STREAMED_PROBE
+        if not self.left and not self._begins(plain_us, lasts):
+            return None
+        if shared_host:
+            return in_turns(PROBE_WINDOW, "probe")
+        return Plan(Discipline.STREAM, STREAMED_PROBE_PACE, 0, "probe")
+
+    def _begins(self, plain_us: float, lasts: int) -> bool:
+        if self.verdicts < PROBE_EVERY or PROBE_SHARE * self.verdicts * plain_us < self.price_us:
+            return False
+        self.verdicts, self.left = 0, lasts
+        return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chooses each session's discipline, chunk and run-ahead from measured speeds; pure: told what happened, it answers.
+#
+# lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
+#            verifier waits for it when that pays
+# stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
+#            needs (`specwire.core.policy.controller`, `specwire.core.policy.controller`)
+# off        no gain is expected: plain decoding, with a probe now and then (`specwire.core.policy.controller`)
+
+# Of drafting in turns: over plain decoding.
+LEAST_GAIN = 1.01
+# Until a token's drafting was measured.
+FIRST_WINDOW = 4
+FIRST_PACE = Pace(1, 32)
+# Plan after each of the first verdicts, then after every so many.
+FIRST_VERDICTS = 8
+PLAN_EVERY = 4
+
+# A drafter's own probabilities may end a chain once they are trusted; until then a floor too low to end anything keeps
+# them coming. Windows are then longer by so many tokens.
+ASKING_FLOOR = 0.01
+FLOOR_STEP = 0.05
+MOST_FLOOR = 0.9
+EXTRA_WINDOW = 3
+
+LEAST_OVERHEAD_US = 200.0
+# Answers of a drafter on the verifier's host that the verifier does not test, one after the other: they cost, and bring
+# nothing.
+MOST_IGNORED = 16
+# A far drafter is not given up before so many of its tokens were held against the text.
+LEAST_COMPARED = 48.0
+
+# What one session learnt counts in the next for so many tests a position, and comparisons.
+INHERITED_TESTS = 16.0
+INHERITED_COMPARISONS = 64.0
+
+
+class Controller:
+    """A `Planner` that learns: one for each drafter of a session.
+
+    Args:
+        forward: V(m) of the verifier, shared by its sessions.
+        shared_host: drafter and verifier compute on one machine.
+    """
+
+    def __init__(self, forward: ForwardTimes, shared_host: bool) -> None:
+        self._forward = forward
+        self._shared = shared_host
+        self._acceptance = AcceptanceByPosition()
+        self._agreement = Agreement()
+        self._calibration = Calibration()
+        self._draft_us: float | None = None
+        self._overhead_us: float | None = None
+        self._drafted_us = 0.0
+        self._verdicts = self._ignored = 0
+        self._probing = Probing()
+        self._beside = SideBySide(forward)
+
+    def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
+        """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
+
+        Where it runs is not learnt: the verifier's V(m), and whether the drafter shares its host, are the new place's.
+
+        So a drafter that does not pay costs every 128 verdicts a probe, not every session its beginning.
+        """
+        heir = Controller(forward, shared_host)
+        heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
+        heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
+        heir._calibration = replace(self._calibration, announced=0.0)
+        heir._draft_us = self._draft_us
+        heir._overhead_us = self._overhead_us
+        heir._probing = replace(self._probing, left=0)
+        if forward is self._forward and shared_host == self._shared:
+            heir._beside = self._beside
+            heir._beside.begin()
+        return heir
+
+    # What happened
+
+    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+        """See `Planner`."""
+        if proposal.tokens:
+            self._observe_draft(max(1, draft_us) / len(proposal.tokens))
+        if arrived_us is not None:
+            self._beside.contention.drafted(arrived_us, draft_us)
+        self._drafted_us = float(draft_us)
+        self._calibration.announce(proposal.expected)
+        self._agreement.proposal(proposal)
+
+    def _observe_draft(self, token_us: float) -> None:
+        """A token takes longer to draft while the verifier computes beside it: that is no time for taking turns by."""
+        if self._beside.active:
+            self._beside.drafted(token_us)
+        else:
+            self._draft_us = smoothed(self._draft_us, token_us)
+
+    def observe_verdict(self, decided: PlannedVerdict) -> None:
+        """See `Planner`."""
+        self._agreement.decided(decided.position, decided.tokens)
+        if decided.tested:
+            self._acceptance.observe(decided.tested, decided.accepted)
+            self._calibration.settle(decided.accepted)
+        self._answered(decided)
+        if decided.delay_us:
+            overhead_us = max(0.0, decided.delay_us - self._drafted_us)
+            self._observe_overhead(overhead_us)
+        self._beside.verdict(len(decided.tokens), decided.forward)
+        self._verdicts += 1
+        answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
+        self._probing.verdict(answered, float(decided.delay_us))
+
+    def _answered(self, decided: PlannedVerdict) -> None:
+        """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
+        if decided.tested:
+            self._ignored = 0
+        elif decided.delay_us:
+            self._ignored += 1
+
+    def _observe_overhead(self, overhead_us: float) -> None:
+        """A far drafter that is given up for its distance is heard once in 128 verdicts.
+
+        No answer is faster than its line: one that took less than half of the estimate says that this is another line
+        now, and smoothing would take a dozen probes to believe it.
+        """
+        known = self._overhead_us
+        nearer = not self._shared and known is not None and overhead_us < known / 2
+        self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_OVERHEAD_US)
+
+    def drafter_changed(self) -> None:
+        """See `Planner`."""
+        self._overhead_us = None
+
+    # What to do
+
+    @property
+    def time_to_plan(self) -> bool:
+        """Often while much is learnt from each verdict, then now and then."""
+        early = self._verdicts <= FIRST_VERDICTS
+        return early or self._probing.ended or self._verdicts % PLAN_EVERY == 0
+
+    def plan(self) -> Plan:
+        """See `Planner`."""
+        if self._draft_us is None:
+            return self._measuring()
+        if not self._shared:
+            return self._apart(self._draft_us)
+        return self._side_by_side(self._draft_us) or self._in_turns(self._draft_us)
+
+    def _measuring(self) -> Plan:
+        if self._shared:
+            return in_turns(FIRST_WINDOW, "measuring", ASKING_FLOOR)
+        return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
+
+    def _apart(self, draft_us: float) -> Plan:
+        """The drafter has hardware of its own."""
+        rates = self._acceptance.rates(MOST_WINDOW, self._agreement.rate)
+        known = self._streaming(rates, draft_us)
+        way = known.fastest()
+        if not way.pays and self._agreement.compared >= LEAST_COMPARED:
+            return self._probe_or_off()
+        return known.plan(way)
+
+    def _side_by_side(self, draft_us: float) -> Plan | None:
+        rates = self._acceptance.rates(MOST_WINDOW)
+        beside = self._beside.choose(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0)
+        if beside is None:
+            return None
+        pace = Pace(1, self._streaming(rates, beside.draft_us).run_ahead())
+        return Plan(Discipline.STREAM, pace, 0, beside.reason)
+
+    def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
+        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward)
+
+    def _in_turns(self, draft_us: float) -> Plan:
+        rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
+        windows = range(MOST_WINDOW + 1)
+        speeds = [lockstep_rate(rates, window, draft_us, self._forward, overhead_us) for window in windows]
+        best = max(windows[1:], key=speeds.__getitem__)
+        gain = speeds[best] / speeds[0]
+        if gain < LEAST_GAIN or self._ignored >= MOST_IGNORED:
+            return self._probe_or_off()
+        if not self._calibration.trusted:
+            return in_turns(best, f"window {best}, gain {gain:.2f}", ASKING_FLOOR)
+        floor = self._floor(best, speeds[best], draft_us)
+        return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
+
+    def _floor(self, window: int, speed: float, draft_us: float) -> float:
+        """Chain probability below which one more draft token costs more time than it is expected to save.
+
+        A token with chain probability P brings P tokens for draft_us + the growth of V; at the best speed (tokens per
+        microsecond) that time would have brought (draft_us + growth) * speed. In coarse steps, so that the pace does
+        not change all the time.
+        """
+        growth = (self._forward.at(window + 1) - self._forward.at(1)) / window
+        steps = round((draft_us + growth) * speed / FLOOR_STEP)
+        return min(MOST_FLOOR, max(ASKING_FLOOR, steps * FLOOR_STEP))
+
+    def _probe_or_off(self) -> Plan:
+        return self._probing.plan(self._shared, self._forward.at(1)) or off("no gain expected")

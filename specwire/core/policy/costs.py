@@ -1,0 +1,228 @@
+"""What a step costs, and who pays for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What steps cost: V(m, rows), the plain step of a batch, and the software around a forward. Pure; microseconds.
+
+# Of what windows were seen to cost: how much counts on behind another step with windows, and behind one without.
+MEMORY, FADING = 0.98, 0.97
+LEAST_SCALE, MOST_SCALE = 0.5, 4.0
+# A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
+OUTLIER = 1.3
+# Of a step in what is known of such.
+WEIGHT = 0.05
+
+
+class BatchTimes:
+    """V(m, rows): a forward of several sessions, from V(m) of one and what further ones were measured to add to it.
+
+    A row of another session costs more than one more of the same: it has keys and values of its own to read. What the
+    further sessions add is linear between the numbers of sessions that were measured, and between positions of each;
+    beyond the most sessions it grows in proportion, beyond the most positions not at all.
+
+    Args:
+        forward: V(m) of one session.
+        measured: by (sessions, positions of each); none: sessions are taken to cost what their rows do.
+    """
+
+    def __init__(self, forward: ForwardTimes, measured: Mapping[tuple[int, int], float]) -> None:
+        self._forward = forward
+        self._added: dict[int, dict[int, float]] = {}
+        for (sessions, depth), time_us in sorted(measured.items()):
+            self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
+
+    def at(self, sessions: int, rows: int) -> float:
+        return self._forward.at(rows) + self._of_further(sessions, rows / sessions)
+
+    def _of_further(self, sessions: int, depth: float) -> float:
+        if not self._added or sessions < 2:
+            return 0.0
+        added = {number: interpolated(by_depth, depth) for number, by_depth in self._added.items()}
+        most = max(added)
+        if sessions > most:
+            return added[most] * (sessions - 1) / (most - 1)
+        return interpolated({1: 0.0, **added}, sessions)
+
+
+class Surcharge:
+    """What windows add to the plain steps of batches of about one size: seen, beside what V(m, rows) says of them.
+
+    Sums, not a mean of quotients: of windows that cost next to nothing a quotient may be anything. What was seen fades,
+    with every step: where windows were thought too dear they are not run, so nothing would ever show that they no
+    longer are.
+
+    Args:
+        trusted_us: as much of what V(m, rows) says is believed without having been seen.
+    """
+
+    def __init__(self, trusted_us: float) -> None:
+        self._trusted_us = trusted_us
+        self._seen_us = self._expected_us = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Of what V(m, rows) says; within bounds, because what else made steps longer or shorter is in it as well."""
+        seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
+        return min(max(seen, LEAST_SCALE), MOST_SCALE)
+
+    def observe(self, seen_us: float, expected_us: float) -> None:
+        """A step's windows took so long beyond its plain step; less than nothing, now and then, as all is measured."""
+        self._seen_us = MEMORY * self._seen_us + seen_us
+        self._expected_us = MEMORY * self._expected_us + expected_us
+
+    def fade(self) -> None:
+        """A step had no windows."""
+        self._seen_us *= FADING
+        self._expected_us *= FADING
+
+
+class StepCosts:
+    """Learned from steps; the ledger charges against `plain`.
+
+    Args:
+        forward: V(m), measured at start with nothing else running.
+        batches: likewise, of several sessions; see BatchTimes.
+    """
+
+    def __init__(self, forward: ForwardTimes, batches: Mapping[tuple[int, int], float] | None = None) -> None:
+        self.forward = forward
+        self._batch = BatchTimes(forward, batches or {})
+        self._plain: dict[int, float] = {}
+        # Around the forwards of any step, by the size of the batch, to a power of two; of several until plain ones are
+        # known.
+        self._around: dict[int, float] = {}
+        # Likewise.
+        self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
+        # By (sessions, rows), until V(m) is refined.
+        self._windows_us: dict[tuple[int, int], float] = {}
+
+    def of(self, sessions: int) -> Callable[[int], float]:
+        """A step by its rows, all `sessions` together: the forward and the software around it. For one plan."""
+        if sessions < 2:
+            return cache(self._of_one)
+        plain_us = self.plain(sessions)
+        scale = self._surcharge(sessions).scale
+
+        def step_us(rows: int) -> float:
+            return plain_us + scale * self._windows(sessions, rows)
+
+        return cache(step_us)
+
+    def _of_one(self, rows: int) -> float:
+        return self.forward.at(rows) + self._beside(1, self.forward.at(1))
+
+    def plain(self, sessions: int) -> float:
+        """A step that decides one token for each of `sessions`: the forward and the software around it."""
+        if sessions < 2:
+            return self._of_one(1)
+        known = self._plain.get(sessions)
+        return self._like(sessions) if known is None else known
+
+    def _like(self, sessions: int) -> float:
+        """The plain step of a batch of which none was seen: like those of the size next to it, whose texts are known to
+        be long or short, else as measured at start.
+        """
+        forward_us = self._batch.at(sessions, sessions)
+        near = min(self._plain, key=lambda known: abs(known - sessions), default=None)
+        if near is not None:
+            return self._plain[near] * forward_us / self._batch.at(near, near)
+        return forward_us + self._beside(sessions, forward_us)
+
+    def _beside(self, sessions: int, forward_us: float) -> float:
+        return min(self._around.get(sessions.bit_length(), 0.0), forward_us)
+
+    def _windows(self, sessions: int, rows: int) -> float:
+        """What the rows of windows are expected to add to the plain step."""
+        known = self._windows_us.get((sessions, rows))
+        if known is None:
+            known = max(0.0, self._batch.at(sessions, max(rows, sessions)) - self._batch.at(sessions, sessions))
+            self._windows_us[sessions, rows] = known
+        return known
+
+    def observe(
+        self, sessions: int, rows: int, forward_us: float, around_us: float, drafting: bool, waited: bool
+    ) -> float | None:
+        """A step without prefill ran; returns what the plain step of its batch costs, None if it was one.
+
+        A plain step counts as such only while no drafter was at work (`drafting`). around_us: between the forward
+        before and this one, choosing, resolving and commands; no waiting, no idling. Windows take more of it, too.
+        """
+        plain, size = rows == sessions, sessions.bit_length()
+        self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), WEIGHT)
+        if sessions > 1:
+            self._observe_batch(sessions, rows, forward_us + around_us, drafting)
+        elif not (plain and drafting):
+            self.forward.observe(rows, forward_us)
+            self._windows_us.clear()
+        return None if plain and not waited else self.plain(sessions)
+
+    def _observe_batch(self, sessions: int, rows: int, step_us: float, drafting: bool) -> None:
+        plain_us, surcharge = self.plain(sessions), self._surcharge(sessions)
+        if rows > sessions:
+            expected_us = self._windows(sessions, rows)
+            likely_us = _likely(step_us, plain_us + surcharge.scale * expected_us)
+            surcharge.observe(likely_us - plain_us, expected_us)
+        else:
+            likely_us = _likely(step_us, plain_us)
+            surcharge.fade()
+        # A step with windows that takes less than a plain one says that plain ones take less by now.
+        if likely_us < plain_us or not (drafting or rows > sessions):
+            self._plain[sessions] = plain_us + WEIGHT * (likely_us - plain_us)
+
+    def _surcharge(self, sessions: int) -> Surcharge:
+        return self._surcharges[sessions.bit_length()]
+
+
+def _likely(seen_us: float, expected_us: float) -> float:
+    """A hiccup of the machine counts alike in steps with windows and in those without, or one kind would seem dear."""
+    return min(max(seen_us, expected_us / OUTLIER), OUTLIER * expected_us)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ledger that makes "never slower" a rule instead of a hope (ARCHITECTURE.md section 1).
+#
+#     L = time spent - time that plain decoding would have taken for the same tokens
+#
+# L stays within 2 % of the elapsed time plus two plain steps: a window and a wait are begun only if L would stay there
+# even though no draft token is accepted; beyond it the session decodes plainly. A step's waiting and its wider forward
+# are charged, probes included; in a batch a window to its own session, by what it costs all (`part_of`). Not charged:
+# windows in a step that also feeds a prompt.
+
+TOLERATED_SHARE = 0.02
+TOLERATED_STEPS = 2.0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Microseconds. A reattached session starts from its predecessor's balance."""
+
+    balance_us: float = 0.0
+    elapsed_us: float = 0.0
+
+    def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
+        """A step took `spent_us` (its waiting included) and decided `tokens`. cost_us: what it owes, if not that."""
+        self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
+        self.elapsed_us += spent_us
+
+    def spare_us(self, plain_step_us: float) -> float:
+        """What the next step may lose at worst; negative in debt."""
+        return TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
+
+
+def part_of(window: int, windows: int, sessions: int) -> float:
+    """What a session is charged of the time that a batch's windows take, as a multiple of that time.
+
+    Everybody waits for everybody's draft tokens, and each of a batch's `sessions` is charged for its own `window` of
+    all `windows` only, but for what it costs them all: who has the mean window is charged the whole time once. So the
+    batch never loses more than its sessions are allowed to lose on average, and nobody runs into debt by windows that
+    are not its own, which forgoing its own could never repay (docs/LOG.md).
+    """
+    return sessions * window / windows if windows else 1.0

@@ -1,0 +1,431 @@
+"""What is measured and learnt: forward times, acceptance, agreement, contention."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from statistics import median
+from typing import Any, NamedTuple
+
+from specwire.core.messages import Proposal
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.
+
+DECAY = 0.98
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 4.0
+# Of the position before in the estimate of the next: later ones are tested less often, and differ little.
+LATER_WEIGHT = 6.0
+
+
+def interpolated(points: Mapping[Any, float], at: float) -> float:
+    """Linear between `points`, whose keys are ascending numbers; before the first and behind the last as there."""
+    known: float | None = points.get(at)
+    if known is not None:
+        return known
+    places = list(points)
+    index = bisect_left(places, at)
+    if index in (0, len(places)):
+        return points[places[max(0, index - 1)]]
+    low, high = places[index - 1], places[index]
+    share: float = (at - low) / (high - low)
+    return points[low] * (1 - share) + points[high] * share
+
+
+class ForwardTimes:
+    """V(m): time of one session's forward of m positions, in microseconds; measured at start, refined while running.
+
+    Between measured widths V is linear; beyond the last it grows by the last slope (at least zero).
+    """
+
+    SMOOTHING = 0.05
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        if not measured or min(measured) < 1:
+            raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
+        self._times = dict(sorted(measured.items()))
+
+    @property
+    def points(self) -> dict[int, float]:
+        """Microseconds by measured width, as they are known by now."""
+        return dict(self._times)
+
+    def at(self, rows: int) -> float:
+        """V(rows), in microseconds."""
+        widths = list(self._times)
+        return self._beyond(rows, widths) if rows > widths[-1] else interpolated(self._times, rows)
+
+    def _beyond(self, rows: int, widths: Sequence[int]) -> float:
+        last = self._times[widths[-1]]
+        if len(widths) == 1:
+            return last
+        slope = (last - self._times[widths[-2]]) / (widths[-1] - widths[-2])
+        return last + max(0.0, slope) * (rows - widths[-1])
+
+    def observe(self, rows: int, microseconds: float) -> None:
+        """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little."""
+        known = self._times.get(rows)
+        if known is not None:
+            bounded = min(microseconds, 3.0 * known)
+            self._times[rows] = known + self.SMOOTHING * (bounded - known)
+
+
+class AcceptanceByPosition:
+    """P(accept | tested) for each position of the window: decayed counts with a weak prior."""
+
+    def __init__(self, most: int = 32, prior: float = PRIOR_RATE) -> None:
+        self._prior = prior
+        self._tested = [0.0] * most
+        self._accepted = [0.0] * most
+        # By number of positions, until something is observed.
+        self._rates: dict[int, list[float]] = {}
+
+    def observe(self, tested: int, accepted: int) -> None:
+        """A window of `tested` draft tokens had its first `accepted` accepted; later ones were not tested in the sense
+        of `a`, because their context was already wrong.
+        """
+        for index in range(min(tested, accepted + 1, len(self._tested))):
+            self._tested[index] = self._tested[index] * DECAY + 1.0
+            self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
+        # Beyond the window nothing is learnt: what a few tests said there fades, or it kept windows short for ever.
+        self._rates.clear()
+        self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
+        self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
+
+    def faded(self, weight: float) -> AcceptanceByPosition:
+        """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""
+        copy = AcceptanceByPosition(len(self._tested), self._prior)
+        shares = [min(1.0, weight / tested) if tested else 0.0 for tested in self._tested]
+        copy._tested = [tested * share for tested, share in zip(self._tested, shares, strict=True)]
+        copy._accepted = [accepted * share for accepted, share in zip(self._accepted, shares, strict=True)]
+        return copy
+
+    def rates(self, most: int, prior: float | None = None) -> list[float]:
+        """Of the first `most` positions; each shrunk towards that of the position before: later ones are seldom tested.
+
+        prior: what the first is expected to be, where more is known.
+        """
+        if prior is not None:
+            return self._shrunk(most, prior)
+        known = self._rates.get(most)
+        if known is None:
+            known = self._rates[most] = self._shrunk(most, self._prior)
+        return known.copy()
+
+    def _shrunk(self, most: int, prior: float) -> list[float]:
+        rates: list[float] = []
+        for index in range(most):
+            bounded = min(index, len(self._tested) - 1)
+            weight = LATER_WEIGHT if index else PRIOR_WEIGHT
+            prior = (self._accepted[bounded] + weight * prior) / (self._tested[bounded] + weight)
+            rates.append(prior)
+        return rates
+
+
+def expected_tokens(rates: Sequence[float], window: int) -> float:
+    """Tokens that a window is expected to decide: 1 + a_1 + a_1 a_2 + ... (Leviathan et al. 2023, equation 1)."""
+    total = product = 1.0
+    for rate in rates[:window]:
+        product *= rate
+        total += product
+    return total
+
+
+def lockstep_rate(
+    rates: Sequence[float], window: int, draft_us: float, forward: ForwardTimes, overhead_us: float
+) -> float:
+    """Tokens per microsecond when the drafter drafts `window` tokens while the verifier waits, then the reverse."""
+    if window == 0:
+        return 1.0 / forward.at(1)
+    cycle = window * draft_us + overhead_us + forward.at(window + 1)
+    return expected_tokens(rates, window) / cycle
+
+
+def stream_rate(
+    rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int
+) -> float:
+    """Tokens per microsecond when the drafter streams, on hardware of its own, and the verifier never waits.
+
+    A renewal argument. After a contradiction the verifier goes on alone. A new chain catches up with it `delay_us` and
+    a chunk later, if it guessed each of the n tokens decided meanwhile; every wrong one begins a chain anew, so the
+    steps alone are those until the first run of n right guesses. While a chain lives, a step tests what was drafted
+    during the last one, at most len(rates) tokens.
+
+    agreement: P(a draft token is the decided one), tested or not.
+    """
+    plain_us = forward.at(1)
+    lead_us = plain_us - draft_us
+    if lead_us <= 0:
+        return 1.0 / plain_us
+    run = agreement ** ceil((delay_us + chunk * draft_us) / lead_us)
+    alone = (1.0 - run) / (1.0 - agreement) if agreement < 1.0 else 1.0
+    tokens, time_us = _live(rates, agreement, draft_us, forward)
+    return (alone + run * tokens) / (alone * plain_us + run * time_us)
+
+
+def waiting_rate(
+    rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes, delay_us: float, chunk: int
+) -> float:
+    """The same when the verifier waits for the new chain's first chunk instead of going on alone."""
+    tokens, time_us = _live(rates, agreement, draft_us, forward)
+    survives = prod(rates[:chunk]) * agreement
+    first_us = delay_us + chunk * draft_us + forward.at(chunk + 1)
+    return (expected_tokens(rates, chunk) + survives * tokens) / (first_us + survives * time_us)
+
+
+def _live(rates: Sequence[float], agreement: float, draft_us: float, forward: ForwardTimes) -> tuple[float, float]:
+    """Tokens, and microseconds, of the steps that a live chain feeds until it is contradicted."""
+    window = _best_window(rates, max(1, min(len(rates), int(forward.at(1) / draft_us))), forward)
+    steps = 1.0 / (1.0 - min(prod(rates[:window]) * agreement, 0.999))
+    return steps * expected_tokens(rates, window), steps * forward.at(window + 1)
+
+
+def _best_window(rates: Sequence[float], most: int, forward: ForwardTimes) -> int:
+    return max(range(1, most + 1), key=lambda window: expected_tokens(rates, window) / forward.at(window + 1))
+
+
+def worth_waiting(
+    decided_now: float, gained: float, forward_now_us: float, forward_then_us: float, wait_us: float
+) -> bool:
+    """Whether to wait `wait_us` for proposals that raise the step's expected tokens by `gained`.
+
+    (B + g) / (V(m + n) + w) > B / V(m), ARCHITECTURE.md section 3.
+    """
+    return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
+
+
+def smoothed(known: float | None, value: float, weight: float = 0.2, least: float = 0.0) -> float:
+    """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if more.
+
+    What can be near zero and yet grow needs a `least`, or it stays near zero.
+    """
+    if known is None:
+        return value
+    return known + weight * (min(value, 3.0 * max(known, least)) - known)
+
+
+def typical(values: Sequence[float]) -> float:
+    """Median: what a timing is, on a machine whose scheduler sometimes is not."""
+    return float(median(values))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether a drafter's own probabilities foretell what is accepted, so that they may end a chain.
+
+# Accepted over foretold tokens: within these bounds the estimates are trusted, once so many windows were held against.
+CALIBRATED = (0.7, 1.4)
+LEAST_WINDOWS = 8.0
+
+
+@dataclass(slots=True)
+class Calibration:
+    """How well a drafter's own estimates foretell acceptance: decayed sums over tested windows.
+
+    windows: those counted. expected, accepted: draft tokens, foretold and real. announced: foretold since the last one.
+    """
+
+    windows: float = 0.0
+    expected: float = 0.0
+    accepted: float = 0.0
+    announced: float = 0.0
+
+    def announce(self, expected: float) -> None:
+        """A proposal came with its estimate; 0 is none."""
+        self.announced += expected
+
+    def settle(self, accepted: int) -> None:
+        """The window that held what was announced had `accepted` tokens accepted."""
+        if self.announced:
+            self.windows = DECAY * self.windows + 1.0
+            self.expected = DECAY * self.expected + self.announced
+            self.accepted = DECAY * self.accepted + accepted
+        self.announced = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        low, high = CALIBRATED
+        return self.windows >= LEAST_WINDOWS and low * self.expected <= self.accepted <= high * self.expected
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How often a drafter's tokens are the decided ones, tested or not.
+#
+# Far from the verifier most chains are contradicted before a token of theirs can be tested, and then acceptance by
+# position learns next to nothing. Under greedy and coupled a draft token is right exactly if it equals the decided one,
+# so chains are compared with the text, whoever decided it and whenever they arrived.
+
+AGREEMENT_PRIOR = 0.7
+AGREEMENT_PRIOR_WEIGHT = 4.0
+# Rates are raised to the power of what is decided in a round trip: they must be known well.
+AGREEMENT_DECAY = 0.99
+# Decided tokens that are kept for chains still on their way.
+REMEMBERED_CHAINS = 1024
+
+
+@dataclass(slots=True)
+class Agreement:
+    """P(equal | all before it in its chain were equal), as decayed counts with a weak prior."""
+
+    compared: float = 0.0
+    equal: float = 0.0
+    _decided: dict[int, int] = field(default_factory=dict)
+    _source: int = -1
+    _chain: int = -1
+    _base: int = 0
+    _ahead: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return (self.equal + AGREEMENT_PRIOR_WEIGHT * AGREEMENT_PRIOR) / (self.compared + AGREEMENT_PRIOR_WEIGHT)
+
+    def faded(self, weight: float) -> Agreement:
+        """A copy without the chain that counts for at most `weight` comparisons."""
+        share = min(1.0, weight / self.compared) if self.compared else 0.0
+        return Agreement(share * self.compared, share * self.equal)
+
+    def proposal(self, proposal: Proposal) -> None:
+        """A chunk; one of a chain that is over, or of no chain that is known, is ignored."""
+        if proposal.source != self._source:
+            # Another drafter, or the same one connected again: its chains are numbered anew.
+            self._source, self._chain = proposal.source, -1
+        if proposal.chain > self._chain and proposal.offset == 0:
+            self._chain, self._base = proposal.chain, proposal.base
+            self._ahead.clear()
+        elif proposal.chain != self._chain or proposal.base != self._base:
+            return  # `_base` is -1 once the chain is contradicted
+        start = proposal.base + proposal.offset
+        for position, token in enumerate(proposal.tokens, start):
+            if position not in self._decided:
+                if len(self._ahead) < REMEMBERED_CHAINS:
+                    self._ahead[position] = token
+            elif not self._compare(token, self._decided[position]):
+                return
+
+    def decided(self, position: int, tokens: Sequence[int]) -> None:
+        """Tokens were decided at position, position + 1, ..."""
+        for at, token in enumerate(tokens, position):
+            self._decided[at] = token
+            guess = self._ahead.pop(at, None)
+            if guess is not None:
+                self._compare(guess, token)
+        while len(self._decided) > REMEMBERED_CHAINS:
+            del self._decided[next(iter(self._decided))]
+
+    def _compare(self, guess: int, token: int) -> bool:
+        """Count; a chain that is contradicted is over."""
+        equal = guess == token
+        self.compared = AGREEMENT_DECAY * self.compared + 1.0
+        self.equal = AGREEMENT_DECAY * self.equal + equal
+        if not equal:
+            self._ahead.clear()
+            self._base = -1
+        return equal
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How much longer a verifier's forwards take while a drafter on its host computes. Pure; it is told times in us.
+#
+# Two processes on two cores get in each other's way; on sixty they may not. V(m) of a quiet machine is measured at
+# start, but how the two get along shows only when both run: forwards during which the drafter was at work are held
+# against those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
+# long to come.
+
+CONTENTION_DECAY = 0.1
+# Forwards of each kind before anything is said, and forwards of the other kind after which it was another time.
+LEAST_FORWARDS = 8
+STALE_AFTER = 2048
+# The share of a forward during which the drafter computed: from here on together, up to there apart, else neither.
+TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
+# Wider forwards are not of one session's window.
+MOST_ROWS = 32
+REMEMBERED_FORWARDS = 64
+
+
+class Forward(NamedTuple):
+    """A forward of one session alone, of `rows` positions."""
+
+    rows: int
+    ended_us: float
+    took_us: float
+
+    @property
+    def began_us(self) -> float:
+        return self.ended_us - self.took_us
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Forwards of one kind: their time as a multiple of V(m) on a quiet machine. age: settled ones since the last."""
+
+    mean: float | None = None
+    seen: int = 0
+    age: int = 0
+
+    def add(self, ratio: float) -> None:
+        self.mean = smoothed(self.mean, ratio, CONTENTION_DECAY)
+        self.seen += 1
+        self.age = 0
+
+    @property
+    def known(self) -> float | None:
+        return self.mean if self.seen >= LEAST_FORWARDS and self.age < STALE_AFTER else None
+
+
+class Contention:
+    """One verifier and one drafter on its host.
+
+    A forward is settled once it is known what the drafter did meanwhile: when something comes that it drafted later.
+
+    Args:
+        quiet: V(m) with nothing else running; copied.
+    """
+
+    def __init__(self, quiet: ForwardTimes) -> None:
+        self._quiet = ForwardTimes(quiet.points)
+        self._together, self._apart = _Stretch(), _Stretch()
+        self._drafts: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_FORWARDS)
+        self._pending: deque[Forward] = deque(maxlen=REMEMBERED_FORWARDS)
+
+    def drafted(self, arrived_us: float, draft_us: float) -> None:
+        """A chunk arrived that took `draft_us` to draft."""
+        began_us = arrived_us - draft_us
+        self._drafts.append((began_us, arrived_us))
+        while self._pending and self._pending[0].ended_us <= began_us:
+            self._settle(self._pending.popleft())
+
+    def forward(self, forward: Forward) -> None:
+        """A forward has ended."""
+        if forward.took_us > 0 and forward.rows <= MOST_ROWS:
+            self._pending.append(forward)
+
+    def _settle(self, forward: Forward) -> None:
+        overlaps = (min(end, forward.ended_us) - max(start, forward.began_us) for start, end in self._drafts)
+        share = sum(max(0.0, overlap) for overlap in overlaps) / forward.took_us
+        self._together.age += 1
+        self._apart.age += 1
+        ratio = forward.took_us / self._quiet.at(forward.rows)
+        if share >= TOGETHER_SHARE:
+            self._together.add(ratio)
+        elif share <= APART_SHARE:
+            self._apart.add(ratio)
+
+    @property
+    def slowdown(self) -> float | None:
+        """V(m) while the drafter is at work / V(m) while it is not, at least 1; None until both were seen lately."""
+        together, apart = self._together.known, self._apart.known
+        return None if together is None or apart is None else max(1.0, together / apart)
+
+    def apart(self) -> ForwardTimes | None:
+        """V(m) as it is lately while the drafter does nothing."""
+        return self._stretched(self._apart.known)
+
+    def together(self) -> ForwardTimes | None:
+        """V(m) as it is lately while the drafter is at work."""
+        return self._stretched(self._together.known)
+
+    def _stretched(self, by: float | None) -> ForwardTimes | None:
+        return None if by is None else ForwardTimes({rows: by * us for rows, us in self._quiet.points.items()})

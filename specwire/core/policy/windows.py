@@ -1,0 +1,494 @@
+"""How long each session's window is in a step, and what the step waits for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import attrgetter, itemgetter, mul
+from typing import NamedTuple
+
+from specwire.core.messages import MOST_WINDOW, SourceKind
+from specwire.core.policy.costs import part_of
+from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens, worth_waiting
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A step as it is planned: the sessions that may take part, and what each gets of it.
+
+# V(m): expected microseconds of a step of m rows.
+V = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Draft tokens that should arrive around `expected_us`; waiting beyond `latest_us` is pointless."""
+
+    tokens: int
+    expected_us: float
+    latest_us: float
+    chance: float
+
+
+class StepCandidate(NamedTuple):
+    """A session with room, as the scheduler sees it.
+
+    Attributes:
+        slot: where its cache lies; names the session in the plan.
+        room: tokens that it may decide now, at least 1.
+        uncached: decided tokens that the slot does not hold; at least 1.
+        drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
+        spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong, what that
+            costs others included.
+        missing: draft tokens that are due and not at hand.
+        guess: what the verifier itself proposes.
+        guess_untested_us: time spent since such a guess was last tested.
+        chain_untested_us: the same of a token of a chain.
+        whole: the only widths that a window of the chain may have; None where it may have any.
+    """
+
+    slot: int
+    room: int
+    uncached: int
+    drafted: int
+    spare_us: float
+    acceptance: AcceptanceByPosition
+    awaited: Awaited | None = None
+    missing: int = 0
+    guess: Guess | None = None
+    guess_untested_us: float = 0.0
+    chain_untested_us: float = 0.0
+    whole: tuple[int, ...] | None = None
+
+
+class Share(NamedTuple):
+    """A session's part of a forward: `fresh` decided tokens, then `window` draft tokens of a source of `kind`.
+
+    `decides`: the last decided token is among them, so the step decides window + 1 rows.
+    """
+
+    slot: int
+    fresh: int
+    window: int
+    decides: bool
+    kind: SourceKind = SourceKind.DRAFTER
+
+    @property
+    def rows(self) -> int:
+        return self.fresh + self.window
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Run `shares` now, or first wait until `wait_until_us` for proposals that are due."""
+
+    shares: tuple[Share, ...]
+    wait_until_us: float | None = None
+
+
+class Guess(NamedTuple):
+    """Proposed `tokens` from `position` on, and how often such tokens turn out right."""
+
+    position: int
+    tokens: tuple[int, ...]
+    acceptance: AcceptanceByPosition
+    kind: SourceKind = SourceKind.NGRAM
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a step's rows are divided: draft tokens go where a row more is expected to gain most, as far as that pays.
+#
+# A token of a window is expected to be decided with the probability that it and all before it are accepted, which falls
+# along the window. So the best n rows for windows are the n tokens of highest probability, whosesoever they are, and
+# what is left to choose is n: that of the best expected rate. It may be 0, so on a full verifier windows shrink to
+# zero.
+
+# Windows with guesses of the verifier's own must be expected to gain as much; what they cost is known less well than
+# that.
+LEAST_GAIN = 1.02
+# Where windows do not pay by what is known, that may be out of date, and only a test can tell: one that costs no more
+# than this share of the time since the last. A guess must decide so many tokens if all is well: what is known of it
+# comes from the text, so only V(m) is tested.
+TESTED_SHARE = 0.005
+TESTED_TOKENS = 1.5
+# A token that is decided as seldom as this is not even considered: it takes time to consider.
+NEVER_DECIDED = 0.01
+
+
+class Window(NamedTuple):
+    """Draft tokens of a session that a step tests, of a source of `kind`."""
+
+    width: int
+    kind: SourceKind
+
+
+NONE = Window(0, SourceKind.DRAFTER)
+
+
+@dataclass(slots=True)
+class Windows:
+    """Of a step in which every session decides. rows, tokens: of the step in all, tokens as expected.
+
+    Invariant: `rows` is the number of sessions and all widths.
+    """
+
+    rows: int
+    tokens: float
+    by_slot: dict[int, Window] = field(default_factory=dict)
+
+    @classmethod
+    def without(cls, sessions: int) -> Windows:
+        return cls(sessions, float(sessions))
+
+    def of(self, slot: int) -> Window:
+        return self.by_slot.get(slot, NONE)
+
+    def add(self, piece: WindowPiece) -> None:
+        self.rows += piece.width
+        self.tokens += piece.gain
+        self.by_slot[piece.candidate.slot] = Window(self.of(piece.candidate.slot).width + piece.width, piece.kind)
+
+
+class WindowPiece(NamedTuple):
+    """Draft tokens of a session that are tested together, behind those of its pieces before.
+
+    gain: tokens that they are expected to decide; density: by a row.
+    """
+
+    density: float
+    gain: float
+    width: int
+    candidate: StepCandidate
+    kind: SourceKind
+
+
+def filled(candidates: Sequence[StepCandidate]) -> Windows:
+    """All that is at hand of each one's chain, whatever it costs or gains."""
+    windows = Windows.without(len(candidates))
+    for candidate in candidates:
+        width = max(_ends(candidate), default=0)
+        if width:
+            windows.add(_whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER))
+    return windows
+
+
+def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
+    """The windows of sessions each of which has a row in any case; of a step of `most_rows`, if they leave any.
+
+    A session is charged for what its window costs them all (`part_of`), and its ledger must be able to bear that if all
+    of it is wrong.
+    """
+    windows = Windows.without(len(candidates))
+    for piece in _chosen(_pieces(candidates, V), len(candidates), most_rows, V):
+        windows.add(piece)
+    for candidate in candidates:
+        if not windows.of(candidate.slot).width:
+            _test(candidate, windows, len(candidates), most_rows, V)
+    return windows
+
+
+def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
+    """As many of the best as pay. Guesses have a hurdle that chains have not, so chains may do better alone."""
+    if not pieces:
+        return []
+    choices = [_longest(pieces, sessions, most_rows, V)]
+    chained = [piece for piece in pieces if piece.kind is SourceKind.DRAFTER]
+    if 0 < len(chained) < len(pieces):
+        choices.append(_longest(chained, sessions, most_rows, V))
+    _, best = max(choices, key=itemgetter(0))
+    return _borne(best, sessions, V)
+
+
+def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
+    """As many from the first on as give the best expected rate, and that rate, less the hurdle.
+
+    From the first one that its session could not bear, none of that session's. All are tried: V(m) need not rise.
+    """
+    rows, tokens = sessions, float(sessions)
+    best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
+    widths: dict[int, int] = {}
+    refused: set[int] = set()
+    taken: list[WindowPiece] = []
+    for piece in pieces:
+        slot = piece.candidate.slot
+        width = widths.get(slot, 0) + piece.width
+        if rows + piece.width > most_rows:
+            break
+        if slot in refused or not _bears(piece.candidate, sessions, rows + piece.width, width, V):
+            refused.add(slot)
+            continue
+        widths[slot] = width
+        rows, tokens = rows + piece.width, tokens + piece.gain
+        taken.append(piece)
+        if piece.kind is not SourceKind.DRAFTER:
+            hurdle = LEAST_GAIN
+        rate = tokens / (hurdle * V(rows))
+        if rate > best_rate:
+            best_rate, kept = rate, len(taken)
+    return best_rate, taken[:kept]
+
+
+def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
+    """Without the windows of sessions that could not bear what they would be charged: their part of what all windows
+    take together, of which the last rows may be the dear ones.
+    """
+    widths: Counter[int] = Counter()
+    for piece in pieces:
+        widths[piece.candidate.slot] += piece.width
+    windows = widths.total()
+    all_us = max(0.0, V(sessions + windows) - V(sessions))
+
+    def borne(piece: WindowPiece) -> bool:
+        return piece.candidate.spare_us >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
+
+    return [piece for piece in pieces if borne(piece)]
+
+
+def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V) -> bool:
+    """Whether its ledger allows a window of `width` in a step of `rows`, for which so many sessions wait."""
+    return candidate.spare_us >= sessions * max(0.0, V(rows) - V(rows - width))
+
+
+def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
+    """What may be tested, the best first; of chain and guess only that which is expected to decide more."""
+    if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
+        return []
+    least = _least_density(len(candidates), V)
+    found = [piece for candidate in candidates for piece in _offered(candidate, least)]
+    return sorted(found, key=attrgetter("density"), reverse=True)
+
+
+def _least_density(sessions: int, V: V) -> float:
+    """What a row must gain where V(m) rises least on average, by widths that are powers of two: less hardly pays.
+
+    Most guesses in a batch gain less, and a step waits until all are weighed. Where V(m) rises in steps, a row that
+    happens to cost nothing may be forgone.
+    """
+    plain_us = V(sessions)
+    widths, most = [1], MOST_WINDOW * sessions
+    while widths[-1] < most:
+        widths.append(2 * widths[-1])
+    return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
+
+
+def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
+    """Of density beyond `least`."""
+    chained = _chained(candidate, least)
+    guessed = _guessed(candidate, candidate.guess, least) if candidate.guess is not None else []
+    return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
+
+
+def _chained(candidate: StepCandidate, least: float) -> list[WindowPiece]:
+    if not candidate.drafted or candidate.acceptance.rates(1)[0] <= least:
+        return []
+    return list(_cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least))
+
+
+def _ends(candidate: StepCandidate) -> Sequence[int]:
+    """Widths that a window of its chain may have."""
+    most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
+    if candidate.whole is None:
+        return range(1, most + 1)
+    return [end for end in candidate.whole if end <= most]
+
+
+def _guessed(candidate: StepCandidate, guess: Guess, least: float) -> list[WindowPiece]:
+    most = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
+    if most < 1 or guess.acceptance.rates(1)[0] <= least:
+        return []
+    return list(_cut(candidate, guess.acceptance, range(1, most + 1), guess.kind, least))
+
+
+def _cut(
+    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+) -> Iterator[WindowPiece]:
+    """Pieces that end at `ends`. Their density falls as the probabilities do."""
+    start, least = 0, max(least, NEVER_DECIDED)
+    decided = list(accumulate(acceptance.rates(max(ends, default=0)), mul))
+    for end in ends:
+        gain = sum(decided[start:end])
+        density = gain / (end - start)
+        if density <= least:
+            return
+        yield WindowPiece(density, gain, end - start, candidate, kind)
+        start = end
+
+
+def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPosition, kind: SourceKind) -> WindowPiece:
+    """A window in one piece."""
+    gain = expected_tokens(acceptance.rates(width), width) - 1.0
+    return WindowPiece(gain / width, gain, width, candidate, kind)
+
+
+def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
+    """Give a session without a window one, where it is time to test whether that is right."""
+    piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, V)
+    if piece is None or windows.rows + piece.width > most_rows:
+        return
+    if _bears(candidate, sessions, windows.rows + piece.width, piece.width, V):
+        windows.add(piece)
+
+
+def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
+    """The least of its chain; everybody waits for it."""
+    width = min(_ends(candidate), default=0)
+    if not width or sessions * (V(rows + width) - V(rows)) > TESTED_SHARE * candidate.chain_untested_us:
+        return None
+    return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
+
+
+def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
+    """Its guess, if that is a good one. By what it costs its own session: others' guesses are hardly due as well."""
+    guess = candidate.guess
+    if guess is None or not candidate.guess_untested_us:
+        return None
+    width = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
+    if width < 1 or V(rows + width) - V(rows) > TESTED_SHARE * candidate.guess_untested_us:
+        return None
+    piece = _whole(candidate, width, guess.acceptance, guess.kind)
+    return piece if 1.0 + piece.gain >= TESTED_TOKENS else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When a session of a batch is looked through for guesses: looking takes each a moment, used or not. Pure.
+
+# Plans without a look behind one that was in vain: none at first, then twice as many each time, up to so many.
+MOST_REST = 8
+
+
+class Lookout:
+    """Remembers whether a session's guesses were worth a window lately.
+
+    Where its text repeats little, or a forward gets dear beyond one row for each session, hardly any guess pays, and 16
+    look-ups a step would cost a batch some per cent for nothing. A session alone always looks: one look-up is little
+    beside its forward.
+    """
+
+    def __init__(self) -> None:
+        self._in_vain = self._rest = 0
+
+    def looks(self, alone: bool) -> bool:
+        """Whether the next plan is to be shown a guess of this session's; to be asked once a plan."""
+        if self._rest == 0 or alone:
+            return True
+        self._rest -= 1
+        return False
+
+    def planned(self, share: Share, looked: bool) -> None:
+        """A step was planned, and this is the session's part. A prompt's chunks take no guess, however good."""
+        if not (share.decides and looked):
+            return
+        if share.window and share.kind is not SourceKind.DRAFTER:
+            self._in_vain = self._rest = 0
+            return
+        self._in_vain = min(self._in_vain + 1, MOST_REST)
+        self._rest = min(MOST_REST, (1 << self._in_vain) // 4)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the next step does: a pure function of what it is shown (no model, no clock, no queue).
+#
+# Every session with room gets at least one row behind its text, so a step decides at least one token for each whose
+# prompt is in the cache. Prompts come in chunks under a budget: a long one delays the others by no more than that.
+
+PREFILL_ROWS = 512
+# How long a patient verifier waits for tokens that are due.
+PATIENCE_US = 5e6
+
+
+def schedule(
+    candidates: Sequence[StepCandidate],
+    now_us: float,
+    V: V,
+    prefill_rows: int = PREFILL_ROWS,
+    patient: bool = False,
+    waited_us: float = 0.0,
+    most_rows: float = math.inf,
+) -> StepPlan:
+    """Plan a step. V(m): expected microseconds of a step of m rows.
+
+    patient: wait for all that is due and test all of it, whatever it costs, and keep no ledger. Textbook speculation,
+    and streaming with a verifier that waits, are measured so; nobody is served so. waited_us: since the last step;
+    patience has an end too. most_rows: beyond which a step of sessions that decode is given no draft token.
+    """
+    decoding = [candidate for candidate in candidates if candidate.uncached == 1]
+    prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
+    if patient:
+        if any(candidate.missing > 0 for candidate in decoding) and waited_us < PATIENCE_US:
+            return StepPlan((), now_us + PATIENCE_US - waited_us)
+        windows = filled(decoding)
+    else:
+        windows = divided(decoding, V, most_rows)
+    shares = [_share(each.slot, windows) for each in decoding]
+    if patient or prompts:
+        return StepPlan((*shares, *prompts))
+    return StepPlan(tuple(shares), _wait(decoding, shares, now_us, windows, V))
+
+
+def _share(slot: int, windows: Windows) -> Share:
+    window = windows.of(slot)
+    return Share(slot, 1, window.width, True, window.kind)
+
+
+def _chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
+    """Of prompts, in the order given, `budget` tokens in all."""
+    chunks = []
+    for candidate in candidates:
+        fresh = min(candidate.uncached, budget)
+        if fresh:
+            chunks.append(Share(candidate.slot, fresh, 0, fresh == candidate.uncached))
+        budget -= fresh
+    return chunks
+
+
+def _wait(
+    candidates: Sequence[StepCandidate], shares: Sequence[Share], now_us: float, windows: Windows, V: V
+) -> float | None:
+    """Until when to wait, if the proposals due by then are worth it: (B + g) / (V(m + n) + w) > B / V(m).
+
+    A session whose ledger could not bear it vetoes: its tokens would wait for the others' proposals.
+    """
+    if all(candidate.awaited is None for candidate in candidates):
+        return None
+    rows, B = windows.rows, windows.tokens
+    spare = min((candidate.spare_us for candidate in candidates), default=0.0)
+    planned = {share.slot: share for share in shares}
+    due = sorted(
+        ((c.awaited, c) for c in candidates if c.awaited is not None and c.awaited.latest_us > now_us),
+        key=lambda pair: pair[0].expected_us,
+    )
+    until, best_rate, g, n, w = None, 0.0, 0.0, 0, 0.0
+    for awaited, candidate in due:
+        more, gain = _more(candidate, planned[candidate.slot], awaited)
+        g += awaited.chance * gain
+        n += more
+        w = max(w, awaited.expected_us - now_us)
+        rate = (B + g) / (V(rows + n) + w)
+        worst = awaited.latest_us - now_us + V(rows + n) - V(len(shares))
+        if spare >= worst and worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
+            until, best_rate = awaited.latest_us, rate
+    return until
+
+
+def _tokens(acceptance: AcceptanceByPosition, window: int) -> float:
+    return expected_tokens(acceptance.rates(window), window) if window else 1.0
+
+
+def _expected(candidate: StepCandidate, share: Share) -> float:
+    if share.kind is not SourceKind.DRAFTER and candidate.guess is not None:
+        return _tokens(candidate.guess.acceptance, share.window)
+    return _tokens(candidate.acceptance, share.window)
+
+
+def _more(candidate: StepCandidate, share: Share, awaited: Awaited) -> tuple[int, float]:
+    """Rows and expected tokens that the session's part would grow by if `awaited` were there.
+
+    The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
+    """
+    window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
+    wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+    gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
+    if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
+        return 0, 0.0
+    return wider - share.window, gain

@@ -1,0 +1,498 @@
+"""The verifier's session: windows are tested, tokens decided, verdicts kept until they are heard."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from specwire.core.law.acceptance import decide
+from specwire.core.law.constraint import Mask, Matcher, open_ids
+from specwire.core.law.noise import seed_behind
+from specwire.core.law.sampling import History, Rule, Sampling, Seen
+from specwire.core.limits import Ending
+from specwire.core.messages import (
+    MOST_WINDOW,
+    Decision,
+    Draft,
+    FinishReason,
+    Proposal,
+    SourceKind,
+    TokenLogprobs,
+    Verdict,
+)
+from specwire.core.policy.arrival import DueAnswer, Expectations
+from specwire.core.policy.costs import Ledger
+from specwire.core.policy.windows import Awaited, Guess, StepCandidate
+from specwire.core.text import Text, extend_hash
+from specwire.core.verify.chains import Chains, Offer
+from specwire.core.verify.text_sources import NgramSource, PredictedSource
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Verdicts that a session's owner may not have: what a connection that is lost leaves to the next one.
+
+
+class Tail:
+    """The latest verdicts of a session. Invariant: each begins where the one before it ends."""
+
+    def __init__(self) -> None:
+        self._verdicts: deque[Verdict] = deque()
+
+    def add(self, verdict: Verdict) -> None:
+        self._verdicts.append(verdict)
+
+    def forget(self, durable: int) -> None:
+        """The log holds the tokens before `durable`. The end is kept: no log's length tells that it is known."""
+        while self._verdicts and self._verdicts[0].end <= durable and self._verdicts[0].finish is None:
+            self._verdicts.popleft()
+
+    def behind(self, position: int, end: int) -> Sequence[Verdict] | None:
+        """Everything from `position` to `end`, where the text ends; None where a part of it is forgotten."""
+        start = self._verdicts[0].position if self._verdicts else end
+        if position < start:
+            return None
+        later = [each for each in self._verdicts if each.end > position or each.finish is not None]
+        return [each.behind(position) for each in later]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A verifier's part of one session: the decided text, the live chains, and how far it may go.
+#
+# The engine asks for a window, runs a forward, and hands the target's choices to `resolve`, which alone extends the
+# text.
+
+# What decides a window where the rule looks at it: from the window's width, and the token behind it if one is there.
+Judge = Callable[[int, Draft | None], Decision]
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What the orchestrator allows: text length up to which to decide, and draft tokens that are due per verdict."""
+
+    durable: int
+    credit: int
+    due: int = 0
+
+
+@dataclass(slots=True)
+class VerifySession:
+    """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
+
+    ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
+    acknowledged. history: the text's ids, where penalties look at them, else None.
+    tested_us: its time spent when a token of a chain was last tested.
+    matcher: where the output stands in the constraint of `sampling`; nothing is decided before it is there. stuck: no
+    token can stand at the next position, so that the text can neither go on nor end.
+    """
+
+    text: Text
+    sampling: Sampling
+    ending: Ending
+    allowance: Allowance
+    chains: Chains
+    ledger: Ledger = field(default_factory=Ledger)
+    finish: FinishReason | None = None
+    trusting: bool = True
+    ngram: NgramSource | PredictedSource | None = None
+    tail: Tail = field(default_factory=Tail)
+    history: History | None = None
+    matcher: Matcher | None = None
+    stuck: bool = False
+    tested_us: float = 0.0
+
+    @classmethod
+    def opened(
+        cls,
+        tokens: Sequence[int],
+        prompt_length: int,
+        sampling: Sampling,
+        ending: Ending,
+        allowance: Allowance,
+        vocabulary: int,
+        ngram: bool = False,
+        epoch: int = 0,
+        prediction: Sequence[int] = (),
+    ) -> VerifySession:
+        """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
+
+        ngram: guess from the text itself too, under a rule that looks at no proposal: under others a token would have
+            to be drawn from a known distribution to be tested, and a guess from the text is not.
+        epoch: see `specwire.core.law.noise`.
+        prediction: what the client expects of the output; guessed from as from the text.
+        """
+        chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch)
+        session = cls(Text(tokens), sampling, ending, allowance, chains)
+        if ngram and sampling.guessed:
+            session.ngram = _own_source(session.text.tokens, prompt_length, prediction)
+        if sampling.penalised:
+            session.history = History(tokens[:prompt_length], tokens[prompt_length:])
+        if len(tokens) > prompt_length:
+            session.finish = ending.cut(prompt_length, tokens[prompt_length:])[1]
+        return session
+
+    @property
+    def position(self) -> int:
+        """The next position to decide."""
+        return len(self.text.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may be decided now."""
+        if self.finish is not None or self.stuck or not self.ready:
+            return 0
+        return max(0, min(self.allowance.credit, self.ending.end) - len(self.text.tokens))
+
+    @property
+    def ready(self) -> bool:
+        """What its sampling needs is there."""
+        return self.sampling.constraint is None or self.matcher is not None
+
+    @property
+    def plain(self) -> bool:
+        """Only the position tells how its next tokens are drawn: nothing of the text before, nothing is banned."""
+        sampling = self.sampling
+        looks_back = self.history is not None or sampling.constraint is not None or sampling.acceptance is not None
+        return not looks_back and len(self.text.tokens) >= self.ending.least
+
+    def begin(self, matcher: Matcher) -> None:
+        """Decide from now on; `matcher` has taken the output so far. One that is there already stays."""
+        if self.matcher is None:
+            self.matcher = matcher
+
+    @property
+    def can_mistrust(self) -> bool:
+        """Whether the session may go on without windows because of what was in one.
+
+        Under `block` it may not: a block would be judged by other means depending on what is in it.
+        """
+        return not self._by_blocks
+
+    @property
+    def _by_blocks(self) -> bool:
+        """Whole chunks are judged, or nothing."""
+        acceptance = self.sampling.acceptance
+        return acceptance is not None and acceptance.rule is Rule.BLOCK
+
+    def mistrust(self) -> None:
+        """From now on no draft token is fed to the target, whoever proposes it.
+
+        Under a rule that weighs them, one at a time is still tested, against the last row: that this one was not is due
+        to what stood behind it, and to draw in its place would favour other tokens.
+        """
+        self.trusting = False
+        if not self.sampling.weighed:
+            self.chains.clear()
+        self.allow(self.allowance)
+
+    def allow(self, allowance: Allowance) -> None:
+        self.allowance = allowance if self.trusting else replace(allowance, due=0)
+        self.tail.forget(allowance.durable)
+
+    def detach(self) -> None:
+        """Nobody listens: what is allowed may still be decided, but no draft token will come."""
+        self.allowance = replace(self.allowance, due=0)
+
+    def resume(self, tokens: Sequence[int], allowance: Allowance, epoch: int = 0) -> Sequence[Verdict] | None:
+        """Go on for a new connection, whose log holds the text `tokens`: what was decided beyond it.
+
+        None, and nothing is changed, where this session cannot: its text differs, is shorter or goes beyond the credit,
+        or what it decided is forgotten. Chains are numbered anew by whoever proposes now.
+        """
+        agrees = self.text.common_prefix(0, tokens) == len(tokens)
+        if not agrees or self.position > max(allowance.credit, len(tokens)):
+            return None
+        verdicts = self.tail.behind(len(tokens), self.position)
+        if verdicts is not None:
+            self.chains.forget()
+            self.chains.epoch = epoch
+            self.allow(allowance)
+        return verdicts
+
+    @property
+    def guess_untested_us(self) -> float:
+        """Time spent since a guess from the text was last tested."""
+        return self.ledger.elapsed_us - self.ngram.tested_us if self.ngram is not None else 0.0
+
+    @property
+    def chain_untested_us(self) -> float:
+        """Time spent since a token of a chain was last tested."""
+        return self.ledger.elapsed_us - self.tested_us
+
+    def offer(self, proposal: Proposal) -> Offer:
+        return self.chains.offer(proposal, self.text)
+
+    def look(self) -> Guess | None:
+        """What the n-gram source proposes behind the text as it is now."""
+        return self.ngram.look() if self.ngram is not None and self.trusting else None
+
+    def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
+        """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for.
+
+        From the best live chain, or from the guess of the last `look`.
+        """
+        most = max(0, min(most, self.room - 1)) if self.trusting else 0
+        if kind is SourceKind.DRAFTER:
+            return tuple(draft.token for draft in self.drafts(most))
+        guess = self.ngram.guess if self.ngram is not None else None
+        return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
+
+    def drafts(self, most: int) -> tuple[Draft, ...]:
+        """The same of the best live chain, with what they were drawn from; under `block` whole chunks only."""
+        most = max(0, min(most, self.room - 1)) if self.trusting else 0
+        widths = self.whole(most)
+        return self.chains.drafts(self.position, most if widths is None else max(widths, default=0))
+
+    def whole(self, most: int) -> tuple[int, ...] | None:
+        """Widths, up to `most`, that a chain's window may have; None where it may have any."""
+        return self.chains.whole(self.position, most) if self._by_blocks else None
+
+    def clipped(self, window: tuple[int, ...]) -> tuple[int, ...]:
+        """What of a window that was fed there is room for by now; nothing, where it has to be whole."""
+        if not window:
+            return window
+        kept = window[: self.room - 1]
+        return kept if not self._by_blocks or kept == window else ()
+
+    def sampling_behind(self, window: Sequence[int]) -> Sampling:
+        """How the target's token behind `window` is drawn: where draft tokens are weighed, with its place's seed."""
+        if not self.sampling.weighed:
+            return self.sampling
+        prefix = self.text.hash_at(self.position)
+        for token in window:
+            prefix = extend_hash(prefix, token)
+        return replace(self.sampling, seed=seed_behind(self.sampling.seed, self.chains.epoch, prefix))
+
+    def seen(self, window: Sequence[int]) -> Seen | None:
+        """The text as it would stand behind `window`, where penalties look at it."""
+        return None if self.history is None else self.history.seen(window)
+
+    def ask(self, window: Sequence[int]) -> None:
+        """`allowed(window)` will be wanted: so that it can be found out during the forward."""
+        if self.matcher is not None:
+            self.matcher.ask(window)
+
+    def heard(self, limit_s: float = 0.0) -> bool:
+        """See Matcher."""
+        return self.matcher is None or self.matcher.heard(limit_s)
+
+    def foreseen(self, window: tuple[Draft, ...]) -> tuple[Draft, ...]:
+        """Of a window, what is known of the constraint already, if anything is: an answer that came late is used.
+
+        Where draft tokens are weighed it is all or nothing: what is tested may not depend on what they are.
+        """
+        known = self.matcher.known if self.matcher is not None else None
+        if known is None:
+            return window
+        common = 0
+        while common < min(len(known), len(window)) and known[common] == window[common].token:
+            common += 1
+        return window[:common] if common == len(known) or not self.sampling.weighed else window
+
+    def allowed(self, window: Sequence[int]) -> list[Mask | None]:
+        """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
+
+        Also where nothing may: what is drawn there instead is refused by `resolve`.
+        """
+        if self.matcher is None:
+            return [None] * (len(window) + 1)
+        masks = self.matcher.masks(window)
+        banned = (self.ending.banned(self.position + index) for index in range(len(masks)))
+        return [open_ids(mask, ids) for mask, ids in zip(masks, banned, strict=True)]
+
+    @property
+    def dead_end(self) -> str:
+        """Of a session that is stuck: why."""
+        kind = self.sampling.constraint.kind if self.sampling.constraint is not None else ""
+        trouble = f": {self.matcher.trouble}" if self.matcher is not None and self.matcher.trouble else ""
+        return f"{kind}: the text may neither go on nor end at position {self.position}{trouble}"
+
+    @property
+    def source(self) -> int | None:
+        """Whose chain a window would be taken from now."""
+        return self.chains.best(self.position)
+
+    def resolve(
+        self,
+        chosen: Sequence[int],
+        window: Sequence[int],
+        kind: SourceKind = SourceKind.DRAFTER,
+        source: int | None = None,
+        report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None = None,
+        judge: Judge | None = None,
+    ) -> Verdict:
+        """Decide `window` against the target's choices (one more than the window) and extend the text.
+
+        The last row meets a live chain's token if that has arrived by now. Nothing follows the session's end, even
+        inside an accepted run. Where the constraint lets nothing follow, the session is stuck: the verdict has fewer
+        tokens than were decided, maybe none.
+
+        source: whose chain the window was taken from; None: from that of which it would be taken now.
+        report: log-probabilities of the tokens decided here, where the session reports them.
+        judge: decides where the rule looks at proposals, in place of a comparison.
+        """
+        position = self.position
+        drafted = kind is SourceKind.DRAFTER and len(window) > 0
+        tested = (self.source if source is None else source) if drafted else None
+        met, late = self.chains.behind(position, window)
+        if judge is not None:
+            decision = judge(len(window), late)
+        else:
+            decision = decide(chosen, window, None if late is None else late.token)
+        decision = self._kept(decision)
+        if kind is not SourceKind.DRAFTER and self.ngram is not None:
+            self.ngram.tested_us = self.ledger.elapsed_us
+        if drafted:
+            self.tested_us = self.ledger.elapsed_us
+        self._learn(decision, len(window), tested, late)
+        self.text.extend(decision.tokens)
+        if self.history is not None:
+            self.history.extend(decision.tokens)
+        self.chains.advance(position, decision.tokens)
+        if self.ngram is not None:
+            self.ngram.text_grew()
+        logprobs = report(decision.tokens) if report is not None else ()
+        reached = late is not None and len(decision.tokens) > len(window)
+        verdict = Verdict(
+            position,
+            decision.tokens,
+            decision.outcomes,
+            len(window),
+            self.finish,
+            kind,
+            tested or 0,
+            logprobs,
+            met if reached else 0,
+        )
+        self.tail.add(verdict)
+        return verdict
+
+    def _kept(self, decision: Decision) -> Decision:
+        """What of it belongs to the text, and whether that has its end there, or is stuck there."""
+        kept, finish = self.ending.cut(self.position, decision.tokens)
+        if self.matcher is not None:
+            taken = self.matcher.take(decision.tokens[:kept])
+            self.stuck = taken < kept
+            kept, finish = taken, None if self.stuck else finish
+        self.finish = finish
+        return decision if kept == len(decision.tokens) else decision.clipped(kept)
+
+    def _learn(self, decision: Decision, width: int, tested: int | None, late: Draft | None) -> None:
+        """How often the sources are right. Positions of the window behind the text's end were not tested.
+
+        Nor does a step without a window leave a chain untested: its token met the last row.
+        """
+        if tested is not None:
+            kept = min(width, len(decision.tokens))
+            self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
+        if self.sampling.guessed:
+            self.chains.learn(self.position, decision.tokens, tested)
+        elif late is not None and width == 0 and (source := self.chains.first(self.position)) is not None:
+            self.chains.acceptance(source).observe(1, decision.accepted)
+
+
+def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[int]) -> NgramSource | PredictedSource:
+    return PredictedSource(tokens, prompt_length, prediction) if prediction else NgramSource(tokens)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session in an engine: what its next step may cost it, and what it is charged for. Pure; microseconds throughout.
+#
+# The engine and the simulator share it: one of them runs forwards, the other takes their time to be V(m).
+
+LIVE = (Offer.STARTED, Offer.EXTENDED)
+
+
+@dataclass(slots=True, eq=False)
+class RunningSession:
+    """`since_us`: when the time that the session's next verdict costs began."""
+
+    session: VerifySession
+    since_us: float
+    expectations: Expectations = field(default_factory=Expectations)
+
+    def propose(self, proposal: Proposal, arrived_us: float) -> Offer:
+        """A proposal arrived."""
+        offer = self.session.offer(proposal)
+        live = offer in LIVE
+        if live or offer is Offer.CONTRADICTED:
+            self.expectations.proposal(proposal.source, proposal.base, proposal.offset, arrived_us, live)
+        return offer
+
+    def allow(self, allowance: Allowance, arrived_us: float) -> None:
+        """Progress arrived. Time without room is nobody's cost."""
+        paused = self.session.room == 0
+        self.session.allow(allowance)
+        if paused:
+            self.since_us = arrived_us
+
+    def begin(self, matcher: Matcher, now_us: float) -> None:
+        """See VerifySession.begin. Time before it is nobody's cost."""
+        self.session.begin(matcher)
+        self.since_us = now_us
+
+    def resume(
+        self, tokens: Sequence[int], allowance: Allowance, now_us: float, epoch: int = 0
+    ) -> Sequence[Verdict] | None:
+        """See VerifySession.resume. Another connection has other delays; the ledger's balance stays: it is newer."""
+        paused = self.session.room == 0
+        verdicts = self.session.resume(tokens, allowance, epoch)
+        if verdicts is not None:
+            self.expectations = Expectations()
+            self.since_us = now_us if paused else self.since_us
+        return verdicts
+
+    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> StepCandidate:
+        """The session as the scheduler sees it.
+
+        waited_us: since the last step. plain_us: of a session alone. look: for what the verifier itself may guess.
+        """
+        session = self.session
+        source, drafted, at_hand, room = session.source, 0, 0, session.room
+        if source is not None:
+            drafted = len(session.window(MOST_WINDOW))
+            # A part of a chunk may be at hand that no window can take: it is not missing for that.
+            at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
+        missing = max(0, min(session.allowance.due, MOST_WINDOW, room - 1) - at_hand)
+        due = self.expectations.due(plain_us) if missing > 0 else None
+        if source is None:
+            source = due.source if due is not None else 0
+        return StepCandidate(
+            slot,
+            room,
+            session.position - cached,
+            drafted,
+            session.ledger.spare_us(plain_us) - waited_us,
+            session.chains.acceptance(source),
+            None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
+            missing,
+            session.look() if look else None,
+            guess_untested_us=session.guess_untested_us,
+            chain_untested_us=session.chain_untested_us,
+            whole=session.whole(MOST_WINDOW),
+        )
+
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> DueAnswer:
+        """A verdict of `tokens` goes out, and is charged for the time since the last one.
+
+        Args:
+            plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
+                for), or a prompt shared it.
+            waited_us: the step waited for proposals.
+            part: of what the step took beyond waiting and the plain step, for windows: see `part_of`.
+
+        Returns:
+            The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
+        """
+        spent_us = now_us - self.since_us
+        if plain_us is None:
+            self.session.ledger.charge(spent_us, tokens, spent_us / tokens)
+        else:
+            cost_us = plain_us + waited_us + part * (spent_us - plain_us - waited_us)
+            self.session.ledger.charge(spent_us, tokens, plain_us, cost_us)
+        self.since_us = now_us
+        return self.expectations.verdict(self.session.position, now_us, waited_us > 0)
+
+    def nothing_decided(self, now_us: float) -> None:
+        """Charge a step that decided no token, for the time since the last verdict."""
+        self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
+        self.since_us = now_us

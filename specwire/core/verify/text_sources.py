@@ -1,0 +1,340 @@
+"""Proposals out of the text itself: n-grams, and a prediction that came with the request."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from specwire.core.messages import SourceKind
+from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
+from specwire.core.policy.windows import Guess
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Proposals from the text itself: what followed the last tokens when they stood earlier in prompt + output.
+#
+# No model and no network. It pays where a text repeats: an edited file, a quotation, a loop. Prompt lookup (Saxena
+# 2023) with the match extended to the left, so that a long match is known from a short one, and with copies that may
+# overlap their own beginning, as in LZ77 (Ziv, Lempel 1977).
+
+LEAST, MOST = 2, 4
+# Earlier occurrences of the last MOST tokens that are looked at, the latest first, and how far to the left.
+OCCURRENCES = 8
+REACH = 32
+# Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
+READ_AT_ONCE = 2048
+# As many as a window takes at most.
+GUESSED = 16
+
+
+class Occurrences:
+    """Where the n-grams of one length ended. Invariant: `_earlier` has one entry for each end that was read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._earlier: list[int] = []
+
+    def read(self, tokens: Sequence[int], until: int) -> None:
+        """Take in the n-grams that end before position `until`."""
+        n, latest, earlier = self.n, self._latest, self._earlier
+        for end in range(n + len(earlier), until + 1):
+            gram = tuple(tokens[end - n : end])
+            earlier.append(latest.get(gram, 0))
+            latest[gram] = end
+
+    def truncate(self, tokens: Sequence[int], until: int) -> None:
+        """Forget the n-grams that end behind `until`; `tokens` must still hold them."""
+        n, latest, earlier = self.n, self._latest, self._earlier
+        while earlier and n + len(earlier) - 1 > until:
+            end = n + len(earlier) - 1
+            before = earlier.pop()
+            gram = tuple(tokens[end - n : end])
+            if before:
+                latest[gram] = before
+            else:
+                del latest[gram]
+
+    def find(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Ends of up to `most` occurrences of the text's last n tokens, the latest first."""
+        found: list[int] = []
+        end = self._latest.get(tuple(tokens[-self.n :]), 0)
+        while end and len(found) < most:
+            found.append(end)
+            end = self._earlier[end - self.n]
+        return found
+
+
+class Match(NamedTuple):
+    """The text's last `length` tokens (counted up to REACH) also stand before position `end`, which is inside it."""
+
+    end: int
+    length: int
+
+
+class NgramIndex:
+    """An index over `tokens`, a text that grows at its end and belongs to somebody else.
+
+    Invariant: every n-gram that ends before position `done` is indexed, and done < len(tokens): the text's own end is
+    no earlier occurrence of itself.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._lengths = [Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self.done = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done >= len(self._tokens) - 1
+
+    def read(self, most: int = READ_AT_ONCE) -> None:
+        """Take in up to `most` more tokens."""
+        until = min(self.done + most, len(self._tokens) - 1)
+        if until > self.done:
+            self.done = until
+            for occurrences in self._lengths:
+                occurrences.read(self._tokens, until)
+
+    def truncate(self, length: int) -> None:
+        """To be called before the text is cut to `length`."""
+        until = max(0, length - 1)
+        if until < self.done:
+            self.done = until
+            for occurrences in self._lengths:
+                occurrences.truncate(self._tokens, until)
+
+    def match(self) -> Match | None:
+        """Where the text's end occurred before, as far as it was read: the longest n-gram of MOST to LEAST that did.
+
+        Of the last OCCURRENCES of MOST tokens the one that agrees farthest to the left; of equals, the latest.
+        """
+        for occurrences in self._lengths:
+            if len(self._tokens) <= occurrences.n:
+                continue
+            ends = occurrences.find(self._tokens, OCCURRENCES if occurrences.n == MOST else 1)
+            if ends:
+                return self._farthest(ends, occurrences.n)
+        return None
+
+    def _farthest(self, ends: Sequence[int], n: int) -> Match:
+        """Of `ends` of equal n-grams. What would be longer than the best must agree where the best does not."""
+        first, *others = ends
+        if n < MOST:
+            return Match(first, n)
+        tokens, here = self._tokens, len(self._tokens)
+        best, length = first, self._extended(first, n)
+        for end in others:
+            if length >= REACH:
+                break
+            if end > length and tokens[end - 1 - length] == tokens[here - 1 - length]:
+                found = self._extended(end, n)
+                if found > length:
+                    best, length = end, found
+        return Match(best, length)
+
+    def _extended(self, end: int, length: int) -> int:
+        """How many tokens before `end` equal the text's last ones, given that `length` do."""
+        tokens, here, most = self._tokens, len(self._tokens), min(end, REACH)
+        if tokens[end - most : end] == tokens[here - most : here]:
+            return most
+        while length < most and tokens[end - 1 - length] == tokens[here - 1 - length]:
+            length += 1
+        return length
+
+    def propose(self, most: int) -> tuple[int, ...]:
+        """`most` tokens that may follow the text; none without a match."""
+        match = self.match()
+        return self.following(match, most) if match is not None else ()
+
+    def following(self, match: Match, most: int) -> tuple[int, ...]:
+        """`most` tokens from `match.end` on; where the text ends, the copy goes on from its own beginning."""
+        tokens = list(self._tokens[match.end : match.end + most])
+        period = len(self._tokens) - match.end
+        while len(tokens) < most:
+            tokens.append(tokens[-period])
+        return tuple(tokens)
+
+
+# Matches of lengths that behave alike share their statistics; what is believed of each before anything was seen.
+SHORTEST = (2, 3, 4, 8, 16)
+PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
+
+
+class Index(Protocol):
+    """Where the text's last tokens stood before, and what followed; `complete` once it has taken in all there is."""
+
+    @property
+    def complete(self) -> bool: ...
+    def read(self) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    def match(self) -> Match | None: ...
+    def following(self, match: Match, most: int) -> tuple[int, ...]: ...
+
+
+class NgramSource:
+    """The n-gram proposals of one session, and how good they are, by the length of the match.
+
+    Acceptance is learnt without testing anything: under an exact rule the text is what it is, so a guess that was never
+    in a window is held against what was decided. One guess at a time is followed, until the text contradicts it or has
+    passed its end: the same guesses that windows of full width would have tested.
+
+    Args:
+        tokens: the session's text, which grows at its end.
+        most: tokens of a guess.
+        index: where they are looked up, if not in the text itself. priors: see PRIORS. kind: what its guesses are.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        most: int = GUESSED,
+        index: Index | None = None,
+        priors: Sequence[float] = PRIORS,
+        kind: SourceKind = SourceKind.NGRAM,
+    ) -> None:
+        self.index = NgramIndex(tokens) if index is None else index
+        self.acceptance = [AcceptanceByPosition(prior=prior) for prior in priors]
+        self._kind = kind
+        self._tokens = tokens
+        self._most = most
+        self.guess: Guess | None = None
+        # The time that had been spent on the session when a guess was last in a window.
+        self.tested_us = 0.0
+        self._guessed_at = -1
+        self._followed: Guess | None = None
+
+    def look(self) -> Guess | None:
+        """What may follow the text as it is now; `guess` until the next look."""
+        if self._guessed_at != len(self._tokens) or not self.index.complete:
+            self.index.read()
+            self.guess, self._guessed_at = self._new_guess(), len(self._tokens)
+            self._followed = self._followed or self.guess
+        return self.guess
+
+    def _new_guess(self) -> Guess | None:
+        match = self.index.match()
+        if match is None:
+            return None
+        alike = self.acceptance[bisect_right(SHORTEST, match.length) - 1]
+        return Guess(len(self._tokens), self.index.following(match, self._most), alike, self._kind)
+
+    def text_grew(self) -> None:
+        """Hold the guess that is followed against the text."""
+        guess = self._followed
+        if guess is None:
+            return
+        decided = self._tokens[guess.position : guess.position + len(guess.tokens)]
+        right = 0
+        while right < len(decided) and decided[right] == guess.tokens[right]:
+            right += 1
+        if right < len(decided) or len(decided) == len(guess.tokens):
+            guess.acceptance.observe(len(decided), right)
+            self._followed = None
+
+    def truncate(self, length: int) -> None:
+        """To be called before the text is cut to `length`."""
+        self.index.truncate(length)
+        self.guess = self._followed = None
+        self._guessed_at = -1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Proposals from what the client says the output may look like: the old version of a text that is to be edited, say.
+#
+# The prediction is looked up as the text itself is (`specwire.core.verify.text_sources`): what follows the text's last
+# tokens there may follow them here, too. So it goes on behind a place where the two differ as soon as a few tokens
+# agree again. Before the output's first token the prompt's end must be found: a copy of it stands before the
+# prediction.
+
+# What is believed of matches in a prediction before anything was seen, by their length: it is there to be copied.
+PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
+
+
+class PredictionIndex:
+    """Where the last tokens of `text`, which grows and belongs to somebody else, stand in what was predicted.
+
+    Args:
+        before: what the output goes on behind, the prompt.
+    """
+
+    def __init__(self, text: Sequence[int], before: Sequence[int], prediction: Sequence[int]) -> None:
+        self._text = text
+        self._source = [*before[-REACH:], *prediction]
+        self._lengths = [Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self.done = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done >= len(self._source)
+
+    def read(self, most: int = READ_AT_ONCE) -> None:
+        """Take in up to `most` more tokens."""
+        until = min(self.done + most, len(self._source))
+        if until > self.done:
+            self.done = until
+            for occurrences in self._lengths:
+                occurrences.read(self._source, until)
+
+    def truncate(self, length: int) -> None:
+        """The text is cut; what was predicted stays."""
+
+    def match(self) -> Match | None:
+        """The occurrence that agrees farthest to the left; of equals, the latest. None where nothing would follow."""
+        for occurrences in self._lengths:
+            if len(self._text) >= occurrences.n:
+                ends = occurrences.find(self._text, OCCURRENCES)
+                following = [end for end in ends if end < len(self._source)]
+                if following:
+                    return max((Match(end, self._agreeing(end)) for end in following), key=lambda match: match.length)
+        return None
+
+    def _agreeing(self, end: int) -> int:
+        """How many tokens before `end` equal the text's last ones, up to REACH."""
+        here, length = len(self._text), 0
+        most = min(end, here, REACH)
+        while length < most and self._source[end - 1 - length] == self._text[here - 1 - length]:
+            length += 1
+        return length
+
+    def following(self, match: Match, most: int) -> tuple[int, ...]:
+        """At most `most` tokens from `match.end` on."""
+        return tuple(self._source[match.end : match.end + most])
+
+
+class PredictedSource:
+    """A session's own guesses where there is a prediction: from it or from the text, whichever promises more.
+
+    Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt.
+    """
+
+    def __init__(
+        self, tokens: Sequence[int], prompt_length: int, prediction: Sequence[int], most: int = GUESSED
+    ) -> None:
+        index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
+        self._predicted = NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION)
+        self._copied = NgramSource(tokens, most)
+        self.guess: Guess | None = None
+        self.tested_us = 0.0
+
+    def look(self) -> Guess | None:
+        predicted, copied = self._predicted.look(), self._copied.look()
+        self.guess = predicted if _promise(predicted) >= _promise(copied) else copied
+        return self.guess
+
+    def text_grew(self) -> None:
+        self._predicted.text_grew()
+        self._copied.text_grew()
+
+    def truncate(self, length: int) -> None:
+        self._predicted.truncate(length)
+        self._copied.truncate(length)
+        self.guess = None
+
+
+def _promise(guess: Guess | None) -> float:
+    """Tokens that a window of all of it would decide."""
+    if guess is None:
+        return 0.0
+    width = len(guess.tokens)
+    return expected_tokens(guess.acceptance.rates(width), width)

@@ -1,0 +1,96 @@
+"""How much of which prompt a step feeds, less where memory is short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from specwire.core.policy.windows import PREFILL_ROWS, Share, StepCandidate
+from specwire.lm.interface import out_of_memory
+from verify_service.engine.sessions import Held
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When memory is short for a forward: smaller ones are tried before a session is given up.
+
+# Chunks of a prompt that are not cut any smaller.
+LEAST_CHUNK = 32
+MESSAGE = "the target's forward ran out of memory"
+
+
+class ShortOfMemory(Exception):
+    """Of a forward that decided nothing."""
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Within it, an allocator's failure becomes ShortOfMemory, whatever the runtime raises for one."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise ShortOfMemory(str(error)) from error
+        raise
+
+
+class Budget:
+    """What a forward takes at most; less once it ran out of memory, and for good: what is free does not grow.
+
+    prefill_rows: tokens of waiting prompts. most_rows: in all, as far as draft tokens are concerned.
+    """
+
+    def __init__(self) -> None:
+        self.prefill_rows = PREFILL_ROWS
+        self.most_rows = math.inf
+
+    def lower(self, shares: Sequence[Share]) -> bool:
+        """A forward of `shares` was too large. Whether the next one will be smaller."""
+        widest, windows = max(share.fresh for share in shares), sum(share.window for share in shares)
+        if widest > LEAST_CHUNK:
+            self.prefill_rows = max(LEAST_CHUNK, min(widest, self.prefill_rows) // 2)
+        elif windows:
+            self.most_rows = sum(share.rows for share in shares) - (windows + 1) // 2
+        return widest > LEAST_CHUNK or windows > 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whose prompt is fed first, where several wait: tenants share a step's budget.
+
+
+class PromptTurns:
+    """That tenant goes first of which least was fed while prompts of others waited, too; of one tenant's prompts the
+    most urgent, then that which came first. No tenant gets ahead of another by claiming to be urgent, as in
+    `specwire.core.placement`.
+
+    Start-time fair queueing (Goyal, Vin, Cheng 1996): who comes begins where the least served of those present is.
+    """
+
+    def __init__(self) -> None:
+        # Tokens, by tenants that wait.
+        self._fed: dict[bytes, int] = {}
+
+    def ordered(self, candidates: Sequence[StepCandidate], held: Mapping[int, Held]) -> Sequence[StepCandidate]:
+        """Those without a prompt to feed as they are, then prompts in turn. held: sessions by slot."""
+        prompts = [held[each.slot] for each in candidates if each.uncached > 1]
+        if not prompts:
+            self._fed.clear()
+            return candidates
+        came_us: dict[bytes, float] = {}
+        for each in prompts:
+            came_us[each.scope] = min(each.came_us, came_us.get(each.scope, each.came_us))
+        least = min((fed for scope, fed in self._fed.items() if scope in came_us), default=0)
+        self._fed = {scope: self._fed.get(scope, least) for scope in came_us}
+
+        def turn(candidate: StepCandidate) -> tuple[int, float, bytes, int, float]:
+            if candidate.uncached == 1:
+                return -1, 0.0, b"", 0, 0.0
+            own = held[candidate.slot]
+            return self._fed[own.scope], came_us[own.scope], own.scope, -own.priority, own.came_us
+
+        return sorted(candidates, key=turn)
+
+    def took(self, shares: Sequence[tuple[Share, Held]]) -> None:
+        """A step feeds these."""
+        for share, held in shares:
+            if held.scope in self._fed and (share.fresh > 1 or not share.decides):
+                self._fed[held.scope] += share.fresh

@@ -1,0 +1,127 @@
+"""V(m), and V(m, rows) of several sessions, measured before anything else runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.estimates import ForwardTimes, typical
+from specwire.lm import Feed, LanguageModel
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+# Of several sessions: how many, and positions of each.
+SESSIONS, DEPTHS = (4, 16), (1, 4)
+PREFIX = 64
+# Seconds, and rounds at least and at most: of one session, and of several, which every step refines.
+BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 3, 15
+BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
+# A hiccup of the machine, or a change of shape, is little beside a forward that takes longer; and whoever has lost the
+# verifier before this one waits for all of them.
+LONG_US = 100_000.0
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class BatchShape(NamedTuple):
+    """Of a forward: so many sessions, each with so many positions, all of whose rows are wanted."""
+
+    sessions: int
+    depth: int
+
+
+def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
+    """What steps cost, in a second or two, more where forwards are long; leaves the slots empty.
+
+    `go_on` is called before each turn and may raise.
+    """
+    return StepCosts(calibrate(lm, go_on=go_on), calibrate_batches(lm, go_on=go_on))
+
+
+def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[], None] = lambda: None) -> ForwardTimes:
+    """Times of forwards of one session behind a short text; leaves slot 0 empty."""
+    prefix = _prefix(lm)
+    shapes = {width: BatchShape(1, width) for width in WIDTHS if prefix + width <= lm.info.context}
+    _fill(lm, 1)
+    return ForwardTimes(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on))
+
+
+def calibrate_batches(
+    lm: LanguageModel, budget_s: float = BATCH_BUDGET_S, go_on: Callable[[], None] = lambda: None
+) -> dict[tuple[int, int], float]:
+    """Times of forwards of several sessions, by (sessions, positions of each); none for a model of one slot."""
+    prefix = _prefix(lm)
+    numbers = sorted({min(sessions, lm.slots) for sessions in SESSIONS} - {1})
+    depths = [depth for depth in DEPTHS if prefix + depth <= lm.info.context]
+    shapes = {(sessions, depth): BatchShape(sessions, depth) for sessions in numbers for depth in depths}
+    if not shapes:
+        return {}
+    _fill(lm, max(numbers))
+    return _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
+
+
+def _prefix(lm: LanguageModel) -> int:
+    return min(PREFIX, lm.info.context // 2)
+
+
+def _fill(lm: LanguageModel, sessions: int) -> None:
+    """Let the first slots hold a prefix."""
+    lm.forward([Feed(0, 0, _tokens(lm, 0, _prefix(lm)), 1)])
+    for slot in range(1, sessions):
+        lm.copy(0, slot, _prefix(lm))
+
+
+def _times(
+    lm: LanguageModel,
+    shapes: Mapping[Name, BatchShape],
+    rounds: tuple[int, int],
+    budget_s: float,
+    go_on: Callable[[], None],
+) -> dict[Name, float]:
+    """Microseconds of each, in at least and at most so many rounds; empties the slots.
+
+    All shapes take turns, so that a hiccup of the machine meets them alike, and the slower half of each is left out:
+    what else the machine does can only add time. A turn is two forwards, of which the second counts: after a change of
+    shape some runtimes take longer, and V(1) must be the time of plain decoding, step after step. Of long forwards one
+    is a turn, and the first shape, plain decoding, has its rounds while the others have one.
+    """
+    for shape in shapes.values():
+        go_on()
+        _forward(lm, shape)
+    plain = next(iter(shapes))
+    times: dict[Name, list[float]] = {name: [] for name in shapes}
+    began, done = time.perf_counter(), 0
+    while done < rounds[0] or (done < rounds[1] and time.perf_counter() - began < budget_s):
+        for name in (plain,) if done and min(times[plain]) > LONG_US else shapes:
+            go_on()
+            times[name].append(_turn(lm, shapes[name]))
+        done += 1
+    for slot in range(max(shape.sessions for shape in shapes.values())):
+        lm.discard(slot)
+    return {name: _faster_half(values) for name, values in times.items()}
+
+
+def _turn(lm: LanguageModel, shape: BatchShape) -> float:
+    """Microseconds of a forward."""
+    first = _forward(lm, shape)
+    return first if first > LONG_US else _forward(lm, shape)
+
+
+def _faster_half(values: Sequence[float]) -> float:
+    """Median of the faster half."""
+    return typical(sorted(values)[: (len(values) + 1) // 2])
+
+
+def _forward(lm: LanguageModel, shape: BatchShape) -> float:
+    """Microseconds of a forward behind the prefix."""
+    prefix = _prefix(lm)
+    tokens = _tokens(lm, prefix, shape.depth)
+    feeds = [Feed(slot, prefix, tokens, shape.depth) for slot in range(shape.sessions)]
+    began = time.perf_counter_ns()
+    lm.forward(feeds)
+    return (time.perf_counter_ns() - began) / 1000
+
+
+def _tokens(lm: LanguageModel, start: int, count: int) -> list[int]:
+    return [(7 * position + 3) % lm.info.vocabulary for position in range(start, start + count)]

@@ -1,0 +1,368 @@
+"""The engine: the one owner of the target model, in a thread of its own.
+
+A step: take commands, plan, report what the last one decided, run one forward over all sessions, choose, let each
+session decide. It decides at least one token for every session that has room, proposals or not. Invariant: after a
+step, what a slot holds is a prefix of its session's text.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty
+
+from specwire.core.messages import Verdict
+from specwire.core.policy.costs import StepCosts, part_of
+from specwire.core.policy.windows import Share, schedule
+from specwire.lm import Feed, LanguageModel, ModelLost
+from verify_service.engine import budget as relief
+from verify_service.engine.batch import Part, RowChoice, choices
+from verify_service.engine.budget import Budget, PromptTurns, ShortOfMemory
+from verify_service.engine.messages import (
+    Begun,
+    Code,
+    Command,
+    Decided,
+    LinkLost,
+    QueuePatience,
+    Reports,
+    Scoring,
+    StepTimings,
+    Stop,
+    Tick,
+    TurnAway,
+)
+from verify_service.engine.reception import Reception
+from verify_service.engine.scoring import Scorer
+from verify_service.engine.sessions import Held
+from verify_service.engine.tally import EngineTally
+from verify_service.engine.thread import Inbox, monotonic_us
+
+logger = logging.getLogger(__name__)
+
+MOST_SLEEP_S = 3600.0
+DETACH_GRACE_US = 30e6
+MOST_UINT32 = (1 << 32) - 1
+# How long after a forward constraints may answer before their sessions are left out of a step.
+MOST_LATE_US = 20e3
+LOOK_AGAIN_US = 2e3
+# Weight of the commands that are taken in at once: some milliseconds' worth.
+MOST_TAKEN = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to compute before `until_us` or a command. waiting: on purpose, for proposals that are due."""
+
+    until_us: float
+    waiting: bool
+
+
+@dataclass(slots=True)
+class Pauses:
+    """Time since the end of the last forward that was not work; microseconds."""
+
+    forward_ended_us: float
+    waited_us: float = 0.0
+    idle_us: float = 0.0
+
+    def gap_us(self, now_us: float) -> float:
+        return max(0.0, now_us - self.forward_ended_us - self.waited_us - self.idle_us)
+
+
+class Engine:
+    """Commands go into `inbox`, from any thread; `deliver` gets what a step says to each link.
+
+    `deliver` is called in the engine's thread, about once a step, and must not block.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        costs: StepCosts,
+        deliver: Callable[[Reports], None],
+        now_us: Callable[[], float] = monotonic_us,
+        patient: bool = False,
+        ngram: bool = True,
+        detach_grace_us: float = DETACH_GRACE_US,
+        patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
+    ) -> None:
+        """patient: see `specwire.core.policy.windows.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
+        self.lm = lm
+        self.costs = costs
+        self.inbox = Inbox()
+        self.tally = EngineTally()
+        self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
+        self.roster = self.reception.roster
+        self.steps = 0
+        self.stopped = False
+        self.step_began_s: float | None = None
+        self._scorer = Scorer(lm, self.reception)
+        self._deliver = deliver
+        self._now_us = now_us
+        self._patient = patient
+        self._pauses = Pauses(now_us())
+        self._budget = Budget()
+        self._turns = PromptTurns()
+
+    def run(self) -> None:
+        """Until a Stop arrives."""
+        while not self.stopped:
+            self.step_began_s = time.monotonic()
+            rest = self.step()
+            self.step_began_s = None
+            if rest is not None:
+                self._sleep(rest)
+        self.tell()
+        self._scorer.abandon()
+
+    def step(self) -> Rest | None:
+        """Do what can be done now; returns how long there will be nothing to do, None to go on at once.
+
+        What it decides is told behind the plan of the next one, or before a rest: who sends it needs the interpreter,
+        which a forward leaves to others and planning does not.
+        """
+        self._take_commands()
+        self.reception.expire(self._now_us())
+        self.reception.seating.fill(between_steps=True)
+        self.reception.seating.catch_up()
+        ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
+        runnable = {held.slot: held for held in ready if held.session.heard()}
+        late = len(runnable) < len(ready)
+        waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
+        alone = len(runnable) == 1
+        shown = [
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
+            for slot, held in runnable.items()
+        ]
+        candidates = self._turns.ordered(shown, runnable)
+        V = self.costs.of(sum(each.uncached == 1 for each in candidates))
+        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._budget.most_rows)
+        self.tell()
+        if plan.wait_until_us is not None and not self._scorer.busy:
+            return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
+        if plan.shares:
+            shares = [(share, runnable[share.slot]) for share in plan.shares]
+            for share, held in shares:
+                held.lookout.planned(share, held.looked)
+            self._compute(shares)
+        if self._scorer.busy:
+            self.tell()
+            self._score()
+            return None
+        return None if plan.shares else Rest(self._next_us(late), waiting=False)
+
+    def _next_us(self, late: bool) -> float:
+        """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
+
+        It may have by now, so it is not asked again: nobody would wake us for it.
+        """
+        return min(self.reception.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
+
+    # Commands and reports
+
+    def _take_commands(self) -> None:
+        """What waits, up to a limit: a flood must not keep the sessions from their steps."""
+        taken = 0
+        while taken < MOST_TAKEN and not self.inbox.empty():
+            command = self.inbox.get(timeout=0.0)
+            taken += command.weight
+            self._apply(command)
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Tick():
+                if command.opens:
+                    self.tell()  # a handle may be another session's now; and opening one may take a while
+                self.reception.tick(command)
+            case Begun():
+                self.reception.begun(command)
+            case LinkLost():
+                self.reception.link_lost(command.link)
+            case Scoring():
+                self._scorer.add(command)
+            case TurnAway():
+                self.reception.turn_away(command.message)
+            case Stop():
+                self.stopped = True
+
+    def _sleep(self, rest: Rest) -> None:
+        """Until a command arrives or the rest is over."""
+        began_us = self._now_us()
+        try:
+            seconds = min(MOST_SLEEP_S, max(0.0, (rest.until_us - began_us) / 1e6))
+            self._apply(self.inbox.get(timeout=0.0 if self.stopped else seconds))
+        except Empty:
+            pass  # the rest is over
+        slept_us = self._now_us() - began_us
+        if rest.waiting:
+            self._pauses.waited_us += slept_us
+        else:
+            self._pauses.idle_us += slept_us
+
+    def tell(self) -> None:
+        """Deliver what is to be said, if anything is."""
+        if self.reception.reports:
+            self._deliver(self.reception.take_reports())
+
+    # A step's parts
+
+    def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
+        """One forward. Whatever fails in it ends its sessions, not the engine."""
+        try:
+            self._forward([Part.of(share, held) for share, held in shares])
+        except ModelLost:
+            raise  # the next step would fail as well, and other verifiers can go on with its sessions
+        except ShortOfMemory as short:
+            self._relieve(shares, short)
+        except Exception:
+            logger.exception("a step failed")
+            self._fail(shares, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+
+    def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
+        for _, held in shares:
+            if self.roster.contains(held):
+                self.reception.fail(held, code, message)
+
+    def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
+        """Nothing was decided. Prompts are fed in smaller chunks from the next step on, and fewer draft tokens; without
+        any, each session is tried alone, and one that is too large by itself is given up.
+        """
+        logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
+        for _, held in shares:
+            self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
+        if self._budget.lower([share for share, _ in shares]):
+            return
+        if len(shares) == 1:
+            self._fail(shares, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+            return
+        for share, held in shares:
+            if self.roster.contains(held) and held.session.room > 0:
+                self._compute([(share, held)])
+                self.tell()
+
+    def _forward(self, parts: Sequence[Part]) -> None:
+        with relief.watched():
+            told, timings = self._choose(parts)
+        failed = self.lm.failed
+        self._turns.took([(part.share, part.held) for part in parts])
+        # A proposal that arrived during the forward still meets the last row; what was closed is gone.
+        self._take_commands()
+        self._decide(parts, told, failed, timings)
+
+    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[RowChoice], StepTimings]:
+        """The target's token for every row that is wanted, and how long that took."""
+        for part in parts:
+            part.ask()
+        feeds = [self._feed(part) for part in parts]
+        began_us = self._now_us()
+        logits = self.lm.forward(feeds)
+        ended_us = self._now_us()
+        told = choices(logits, parts, self.lm.info.deterministic, self._patience_until(ended_us + MOST_LATE_US))
+        chosen_us = self._now_us()
+        pauses, self._pauses = self._pauses, Pauses(ended_us)
+        timings = StepTimings(
+            step=self.steps,
+            sessions=len(parts),
+            rows=sum(part.share.rows for part in parts),
+            forward_us=round(ended_us - began_us),
+            choose_us=round(chosen_us - ended_us),
+            gap_us=round(pauses.gap_us(began_us)),
+            waited_us=round(pauses.waited_us),
+            forward_ended_ns=round(ended_us * 1000),
+        )
+        self.steps += 1
+        self.tally.step(timings)
+        return told, timings
+
+    def _patience_until(self, until_us: float) -> Callable[[Part], bool]:
+        """Whether a part's constraint has answered: all together are waited for until then, and no longer."""
+        return lambda part: part.held.session.heard(max(0.0, until_us - self._now_us()) / 1e6)
+
+    def _feed(self, part: Part) -> Feed:
+        slot, fresh = part.share.slot, part.share.fresh
+        start = self.lm.cached(slot)
+        return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.tokens], part.wanted)
+
+    def _decide(
+        self, parts: Sequence[Part], told: Sequence[RowChoice], failed: frozenset[int], timings: StepTimings
+    ) -> None:
+        plain_us = self._learn(parts, timings)
+        windows = sum(part.share.window for part in parts)
+        for part, choice in zip(parts, told, strict=True):
+            if not self.roster.contains(part.held):
+                continue
+            self.reception.report_of(part.held).timings = timings
+            if part.share.slot in failed:
+                self._contain(part)
+            elif choice.tokens:
+                charged = part_of(part.share.window, windows, len(parts))
+                self._resolve(part, choice, charged, plain_us, timings)
+            elif part.wanted:
+                # Its constraint has not answered yet: it is left out until then, and tried again.
+                self.lm.rollback(part.share.slot, part.held.session.position - 1)
+
+    def _contain(self, part: Part) -> None:
+        """Logits that are not finite: a draft token's doing costs its session the drafts, for good.
+
+        The model has discarded the slot, so the text is fed again, which no ledger could bear a second time.
+        """
+        held = part.held
+        if part.window and held.session.can_mistrust:
+            held.session.mistrust()
+            held.running.nothing_decided(self._now_us())
+        else:
+            message = f"the target's logits before position {held.session.position} are not finite"
+            self.reception.fail(held, Code.ABORTED, message)
+
+    def _learn(self, parts: Sequence[Part], timings: StepTimings) -> float | None:
+        """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
+        if any(part.share.fresh > 1 or not part.share.decides for part in parts):
+            return None
+        drafting = any(part.held.session.allowance.due for part in parts)
+        waited, rows = timings.waited_us > 0, timings.rows
+        return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
+
+    def _resolve(
+        self, part: Part, choice: RowChoice, charged: float, plain_us: float | None, timings: StepTimings
+    ) -> None:
+        held, session = part.held, part.held.session
+        if session.room == 0:
+            # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
+            self.lm.rollback(held.slot, session.position - 1)
+            return
+        # Likewise clipped: under greedy and coupled the choices that are left out would be made again, under others
+        # nothing has been drawn yet.
+        window = session.clipped(part.tokens)
+        chosen = choice.tokens[: len(window) + 1]
+        verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
+        self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
+        self.tally.verdict(verdict)
+        if verdict.tokens:
+            self._report(held, verdict, charged, plain_us, timings)
+        if session.stuck:
+            self.reception.give_up(held)
+        elif verdict.finish is not None:
+            self.reception.linger(held)
+
+    def _report(
+        self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: StepTimings
+    ) -> None:
+        """Tell its link what was decided, and charge the session for it."""
+        session, now_us = held.session, self._now_us()
+        answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us, charged)
+        balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)
+        decided = Decided(held.handle, held.attach, verdict, delay_us, balance_us, answer.source)
+        self.reception.report_of(held).decided.append(decided)
+
+    def _score(self) -> None:
+        """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""
+        began_us = self._now_us()
+        self._scorer.run_chunk()
+        elapsed_us = self._now_us() - began_us
+        self._pauses.idle_us += elapsed_us
+        for held in self.roster:
+            held.running.since_us += elapsed_us

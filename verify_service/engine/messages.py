@@ -1,0 +1,221 @@
+"""All that passes between the service (event loop) and the engine (its thread): commands in, reports out.
+
+A link is one `Connect` stream, known to the engine by a number; a handle names a session on its link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from specwire.core.law.constraint import Matcher
+from specwire.core.law.sampling import Sampling
+from specwire.core.limits import Stopping
+from specwire.core.messages import Proposal, Verdict
+from specwire.core.verify.session import Allowance
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePatience:
+    """sessions: how many may wait for a slot; 0: none. wait_us: for how long."""
+
+    sessions: int = 0
+    wait_us: float = 30e6
+
+
+class Code(IntEnum):
+    """Status codes (google.rpc.Code) that the engine itself refuses with.
+
+    Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
+    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE.
+    """
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+# Commands. `weight`: how much there is to look at, in tokens and parts.
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
+
+    ngram: the verifier may propose from the text itself. epoch: see `specwire.core.law.noise`.
+    prediction: what the output may look like.
+    scope: whose sessions may share its cache. priority: whose turn it is within a scope.
+    """
+
+    handle: int
+    session_id: str
+    fence: int
+    attach: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sampling: Sampling
+    stopping: Stopping
+    allowance: Allowance
+    deadline_us: float | None = None
+    ledger_us: int = 0
+    ngram: bool = True
+    epoch: int = 0
+    scope: bytes = b""
+    priority: int = 0
+    prediction: tuple[int, ...] = ()
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        return self.fence, self.attach
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    handle: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock)."""
+
+    link: int
+    arrived_us: float
+    opens: tuple[Opening, ...] = ()
+    proposals: tuple[Proposed, ...] = ()
+    progress: tuple[tuple[int, Allowance], ...] = ()
+    closes: tuple[int, ...] = ()
+    forgotten: tuple[str, ...] = ()
+
+    @property
+    def weight(self) -> int:
+        parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes) + len(self.forgotten)
+        opened = sum(len(opening.tokens) for opening in self.opens)
+        return parts + opened + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The constraint of a session that was opened with one: where its output stands, or why it cannot be served."""
+
+    link: int
+    handle: int
+    generation: tuple[int, int]
+    found: Matcher | Refusal
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The stream is over: its sessions have nobody to tell."""
+
+    link: int
+    weight: int = 1
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Score tokens[from_position:]; `reply` gets log-probabilities, or a code and a message, in the engine's thread."""
+
+    tokens: tuple[int, ...]
+    from_position: int
+    reply: Callable[[list[float] | Refusal], None]
+    cancelled: bool = False
+
+    @property
+    def weight(self) -> int:
+        return 1 + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAway:
+    """The verifier is about to stop: who waits for a slot is to go elsewhere."""
+
+    message: str
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine's thread."""
+
+    weight: int = 1
+
+
+Command = Tick | Begun | LinkLost | Scoring | TurnAway | Stop
+
+
+# Reports
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A session (or a Score: handle 0) that the engine refused or dropped.
+
+    fence: the newer one, where that is why.
+    """
+
+    handle: int
+    code: Code
+    message: str
+    fence: int = 0
+
+
+class Decided(NamedTuple):
+    """A verdict and its session's measurements; see Verdict in verify.proto."""
+
+    handle: int
+    attach: int
+    verdict: Verdict
+    proposal_delay_us: int
+    ledger_us: int
+    answered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """tail: what was decided beyond `position` before this connection; resumed: the session was held.
+
+    cached: positions before `position` that need no forward.
+    """
+
+    handle: int
+    attach: int
+    position: int
+    resumed: bool = False
+    tail: tuple[Decided, ...] = ()
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """See StepTimings in verify.proto."""
+
+    step: int
+    sessions: int
+    rows: int
+    forward_us: int
+    choose_us: int
+    gap_us: int
+    waited_us: int
+    forward_ended_ns: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What is said to one link at a time: most often, of one step."""
+
+    admitted: list[Admitted] = field(default_factory=list)
+    decided: list[Decided] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    timings: StepTimings | None = None
+
+
+Reports = dict[int, Report]

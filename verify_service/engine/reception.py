@@ -1,0 +1,321 @@
+"""Takes sessions in and lets them go; gathers what is to be said to each link.
+
+Whatever a peer asks ends in an answer for one session, never in an exception.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from specwire.core.limits import Ending
+from specwire.core.messages import FinishReason, Verdict
+from specwire.core.verify.chains import Offer
+from specwire.core.verify.session import Allowance, RunningSession, VerifySession
+from specwire.lm import LanguageModel
+from verify_service.engine.messages import (
+    Admitted,
+    Begun,
+    Code,
+    Decided,
+    Opening,
+    Proposed,
+    QueuePatience,
+    Refusal,
+    Report,
+    Reports,
+    Tick,
+)
+from verify_service.engine.seating import Seating
+from verify_service.engine.sessions import NO_SLOT, Held, Roster
+
+
+class Reception:
+    """Owns the roster and the seating. `counts`: what was ignored or let go, by reason.
+
+    Args:
+        ngram: sessions may guess from their own text.
+        detach_grace_us: how long a session is kept that lost its link, or whose end nobody has acknowledged.
+        patience: with sessions that find no slot.
+        offers: where what became of proposals is counted.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        now_us: Callable[[], float],
+        ngram: bool,
+        detach_grace_us: float,
+        patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
+        offers: Counter[Offer] | None = None,
+    ) -> None:
+        self.roster = Roster()
+        self.reports: Reports = {}
+        self.counts: Counter[str] = Counter()
+        self._offers: Counter[Offer] = Counter() if offers is None else offers
+        self._lm = lm
+        self._ngram = ngram
+        self._now_us = now_us
+        self._grace_us = detach_grace_us
+        self._patience = patience
+        self.seating = Seating(lm, self.roster, patience, self.counts, now_us, self._seated)
+        self._eos_ids = frozenset(lm.info.eos_ids)
+
+    def report(self, link: int) -> Report:
+        known = self.reports.get(link)
+        if known is None:
+            known = self.reports[link] = Report()
+        return known
+
+    def report_of(self, held: Held) -> Report:
+        """What its link hears; nobody hears of a session that has none."""
+        return self.report(held.link) if held.attached else Report()
+
+    def take_reports(self) -> Reports:
+        reports, self.reports = self.reports, {}
+        return reports
+
+    # Commands
+
+    def tick(self, tick: Tick) -> None:
+        """Closes come first, so that opens find slots, and again for what one message opened and closed."""
+        self._close(tick)
+        for opening in tick.opens:
+            self._open(tick.link, opening)
+        for proposed in tick.proposals:
+            self._propose(tick, proposed)
+        for handle, allowance in tick.progress:
+            self._allow(tick, handle, allowance)
+        self._close(tick)
+        for session_id in tick.forgotten:
+            self.seating.forget(session_id)
+
+    def begun(self, begun: Begun) -> None:
+        """A session that was opened with a constraint can go on, or cannot be served.
+
+        Whoever holds the handle by now may be another session, or another connection of this one.
+        """
+        held = self.roster.get(begun.link, begun.handle)
+        if held is None or (held.fence, held.attach) != begun.generation or held.session.matcher is not None:
+            return
+        if isinstance(begun.found, Refusal):
+            self.fail(held, begun.found.code, begun.found.message)
+        else:
+            held.running.begin(begun.found, self._now_us())
+            if not held.waiting:
+                self._seated(held)
+
+    def link_lost(self, link: int) -> None:
+        """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
+        for held in self.roster.on(link):
+            self._detach(held)
+        self.reports.pop(link, None)
+
+    def turn_away(self, message: str) -> None:
+        for held in [each for each in self.roster if each.waiting]:
+            self.fail(held, Code.UNAVAILABLE, message)
+
+    def _close(self, tick: Tick) -> None:
+        for handle in tick.closes:
+            held = self.roster.get(tick.link, handle)
+            if held is not None:
+                self.release(held)
+
+    def _propose(self, tick: Tick, proposed: Proposed) -> None:
+        held = self.roster.get(tick.link, proposed.handle)
+        if held is None:
+            self.counts["proposal for an unknown session"] += 1
+            return
+        self._offers[held.running.propose(proposed.proposal, tick.arrived_us)] += 1
+
+    def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
+        held = self.roster.get(tick.link, handle)
+        if held is None:
+            self.counts["progress of an unknown session"] += 1
+            return
+        held.running.allow(allowance, tick.arrived_us)
+        self.seating.unpark(held)
+
+    # Taking in
+
+    def _open(self, link: int, opening: Opening) -> None:
+        """After a refusal nothing is held under the handle."""
+        self._vacate(link, opening)
+        refusal = self._stale(opening)
+        if refusal is None:
+            self.roster.remember(opening)
+            refusal = self._serve(link, opening)
+        if refusal is not None:
+            self.report(link).refused.append(refusal)
+
+    def _vacate(self, link: int, opening: Opening) -> None:
+        held = self.roster.get(link, opening.handle)
+        if held is None:
+            return
+        if held.session_id == opening.session_id and not held.waiting and held.session.ready:
+            self._part(held)
+        else:
+            self.release(held)
+
+    def _stale(self, opening: Opening) -> Refusal | None:
+        """The newest (fence, attach) of a session wins."""
+        fence, attach = self.roster.newest(opening.session_id)
+        if opening.generation >= (fence, attach):
+            return None
+        message = f"fence: ({opening.fence}, {opening.attach}) is older than ({fence}, {attach}), seen for this session"
+        return Refusal(opening.handle, Code.FAILED_PRECONDITION, message, fence)
+
+    def _serve(self, link: int, opening: Opening) -> Refusal | None:
+        """Where the session is held already, its older connection is told so, and what is of use is taken over."""
+        held = self.roster.holder(opening.session_id)
+        if held is None:
+            return self._admit(link, opening)
+        if held.attached:
+            message = f"fence: superseded by {opening.generation} of this session"
+            refusal = Refusal(held.handle, Code.FAILED_PRECONDITION, message, opening.fence)
+            self.report(held.link).refused.append(refusal)
+        if held.waiting or not held.session.ready:
+            self.release(held)
+            return self._admit(link, opening)
+        if self._resume(held, link, opening):
+            return None
+        self.counts["held session opened with another text"] += 1
+        return self._admit(link, opening, held)
+
+    def _resume(self, held: Held, link: int, opening: Opening) -> bool:
+        """Go on where the session stands, without a prefill, if that is what a fresh one would come to.
+
+        The ledger goes on too: Open's balance is that of an earlier verdict.
+        """
+        session = held.session
+        held_for = (held.prompt_length, session.sampling, session.ending)
+        if held_for != (opening.prompt_length, opening.sampling, self._ending(opening)):
+            return False
+        verdicts = held.running.resume(opening.tokens, opening.allowance, self._now_us(), opening.epoch)
+        if verdicts is None:
+            return False
+        self.roster.attach(held, link, opening)
+        held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
+        balance_us = round(session.ledger.balance_us)
+        tail = tuple(Decided(opening.handle, opening.attach, verdict, 0, balance_us) for verdict in verdicts)
+        self._admitted(held, len(opening.tokens), resumed=True, tail=tail)
+        if session.finish is not None:
+            self.linger(held)
+        return True
+
+    def _admit(self, link: int, opening: Opening, former: Held | None = None) -> Refusal | None:
+        """`former`: the session as it is held, with another text. Its cache is kept as far as the texts agree."""
+        session = self._session(opening)
+        if session.finish is not None:
+            if former is not None:
+                self.release(former)
+            admitted = Admitted(opening.handle, opening.attach, len(opening.tokens))
+            self.report(link).admitted.append(admitted)
+            self._finished(self.report(link), opening.handle, opening.attach, session)
+            return None
+        held = Held(
+            link,
+            opening.handle,
+            opening.fence,
+            opening.attach,
+            opening.session_id,
+            NO_SLOT,
+            opening.prompt_length,
+            RunningSession(session, self._now_us()),
+            opening.deadline_us,
+            scope=opening.scope,
+            priority=opening.priority,
+        )
+        if former is not None:
+            self.seating.succeed(former, held)
+            return None
+        reason = self.seating.enter(held)
+        return None if reason is None else Refusal(held.handle, Code.RESOURCE_EXHAUSTED, reason)
+
+    def _ending(self, opening: Opening) -> Ending:
+        return Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, self._lm.info.context)
+
+    def _session(self, opening: Opening) -> VerifySession:
+        session = VerifySession.opened(
+            opening.tokens,
+            opening.prompt_length,
+            opening.sampling,
+            self._ending(opening),
+            opening.allowance,
+            self._lm.info.vocabulary,
+            ngram=self._ngram and opening.ngram,
+            epoch=opening.epoch,
+            prediction=opening.prediction,
+        )
+        session.ledger.balance_us = float(opening.ledger_us)
+        return session
+
+    def _seated(self, held: Held) -> None:
+        if held.session.ready and not held.told:
+            self._admitted(held, held.session.position)
+
+    def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
+        """`position`: the length of the text that it was opened with."""
+        cached, held.told = min(position, self._lm.cached(held.slot)), True
+        admitted = Admitted(held.handle, held.attach, position, resumed, tail, cached)
+        self.report(held.link).admitted.append(admitted)
+
+    def _finished(self, report: Report, handle: int, attach: int, session: VerifySession) -> None:
+        """Tell only that the session is over."""
+        verdict = Verdict(session.position, (), (), 0, session.finish)
+        report.decided.append(Decided(handle, attach, verdict, 0, round(session.ledger.balance_us)))
+
+    # Letting go
+
+    @property
+    def next_deadline_us(self) -> float:
+        expiring_us = min((held.expires_us for held in self.roster), default=math.inf)
+        return min(expiring_us, self.seating.next_parking_us)
+
+    def expire(self, now_us: float) -> None:
+        """End the sessions whose deadline has passed; let go those that were kept long enough."""
+        if self.next_deadline_us > now_us:
+            return
+        for held in [each for each in self.roster if each.expires_us <= now_us]:
+            if held.until_us <= now_us and held.waiting:
+                message = f"no slot of this verifier came free within {self._patience.wait_us / 1e6:g} s"
+                self.report(held.link).refused.append(Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message))
+            elif held.until_us <= now_us:
+                self.counts["session let go that nobody came back for"] += 1
+            else:
+                if not held.told:
+                    self.report(held.link).admitted.append(Admitted(held.handle, held.attach, held.session.position))
+                held.session.finish = FinishReason.DEADLINE
+                self._finished(self.report_of(held), held.handle, held.attach, held.session)
+            self.release(held)
+
+    def linger(self, held: Held) -> None:
+        """It has its end. Until its owner closes it, the verdict that says so may be lost with the link."""
+        if self._grace_us > 0:
+            self.roster.rest(held, self._now_us() + self._grace_us)
+        else:
+            self.release(held)
+
+    def _detach(self, held: Held) -> None:
+        if self._grace_us > 0 and not held.waiting and held.session.ready:
+            self._part(held)
+        else:
+            self.release(held)
+
+    def _part(self, held: Held) -> None:
+        held.session.detach()
+        self.roster.detach(held, self._now_us() + self._grace_us)
+
+    def fail(self, held: Held, code: Code, message: str) -> None:
+        """Drop a session and tell its link why. What a failure leaves in a slot is of use to nobody."""
+        self.report_of(held).refused.append(Refusal(held.handle, code, message))
+        held.scope = b""
+        self.release(held)
+
+    def give_up(self, held: Held) -> None:
+        """Its constraint lets it neither go on nor end."""
+        self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
+
+    def release(self, held: Held) -> None:
+        self.seating.leave(held)

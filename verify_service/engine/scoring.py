@@ -1,0 +1,90 @@
+"""Scores given texts between steps, a chunk at a time, so that a long text delays no session by more than a chunk."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from specwire.lm import Feed, LanguageModel, ModelLost
+from verify_service.engine import budget as relief
+from verify_service.engine.budget import ShortOfMemory
+from verify_service.engine.messages import Code, Refusal, Scoring
+from verify_service.engine.reception import Reception
+
+logger = logging.getLogger(__name__)
+
+CHUNK_ROWS = 256
+
+
+@dataclass(slots=True)
+class _Job:
+    request: Scoring
+    slot: int
+    done: list[float] = field(default_factory=list)
+
+
+class Scorer:
+    """Borrows a free slot for each text."""
+
+    def __init__(self, lm: LanguageModel, reception: Reception) -> None:
+        self._lm = lm
+        self._reception = reception
+        self._jobs: deque[_Job] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def add(self, request: Scoring) -> None:
+        slot = self._reception.seating.lend()
+        if slot is None:
+            message = f"all {self._lm.slots} slots of this verifier are taken"
+            request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
+            return
+        self._jobs.append(_Job(request, slot))
+
+    def run_chunk(self) -> None:
+        """One forward of the first text."""
+        job = self._jobs[0]
+        try:
+            with relief.watched():
+                answer = None if job.request.cancelled else self._advance(job)
+        except ModelLost:
+            raise
+        except ShortOfMemory as short:
+            logger.warning("short of memory for scoring: %s", short)
+            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+        except Exception:
+            logger.exception("scoring failed")
+            answer = Refusal(0, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+        if answer is not None or job.request.cancelled:
+            self._end(job)
+        if answer is not None:
+            job.request.reply(answer)
+
+    def abandon(self) -> None:
+        """Answer what is left: the verifier stops."""
+        for job in list(self._jobs):
+            self._end(job)
+            job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
+
+    def _advance(self, job: _Job) -> list[float] | Refusal | None:
+        """The scores once the text is through, a refusal, or None where there is more to do."""
+        tokens, first = job.request.tokens, job.request.from_position
+        start = self._lm.cached(job.slot)
+        stop = min(start + CHUNK_ROWS, len(tokens) - 1)
+        # The row of position p holds the distribution of token p + 1.
+        wanted = max(0, stop - max(start, first - 1))
+        logits = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
+        if job.slot in self._lm.failed:
+            return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")
+        targets = torch.tensor(tokens[stop - wanted + 1 : stop + 1], device=logits.device)
+        job.done += logits.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1).tolist() if wanted else []
+        return job.done if stop == len(tokens) - 1 else None
+
+    def _end(self, job: _Job) -> None:
+        self._jobs.remove(job)
+        self._reception.seating.slots.give_back(job.slot)

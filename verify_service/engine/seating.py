@@ -1,0 +1,366 @@
+"""Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from specwire.core.placement import Waiting, next_in_turn
+from specwire.core.verify.prefixes import LEAST_SHARED, Prefix, longest
+from specwire.lm import LanguageModel
+from verify_service.engine.messages import QueuePatience
+from verify_service.engine.sessions import NO_SLOT, Held, Roster
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sessions that were opened while all slots were in use.
+
+# Tenants whose latest turn is remembered.
+REMEMBERED_TENANTS = 1024
+
+
+# The longest wait is remembered for this long, and at most for twice as long.
+WAITS_KEPT_US = 2.5e6
+
+
+class LongestWait:
+    """Of late: in the present stretch of time and the one before. Written by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self._stretch = 0
+        self._longest_us = (0.0, 0.0)
+
+    def note(self, waited_us: float, now_us: float) -> None:
+        """A wait is over."""
+        stretch = int(now_us // WAITS_KEPT_US)
+        before, present = self._as_of(stretch)
+        self._stretch, self._longest_us = stretch, (before, max(present, waited_us))
+
+    def at(self, now_us: float) -> float:
+        return max(self._as_of(int(now_us // WAITS_KEPT_US)))
+
+    def _as_of(self, stretch: int) -> tuple[float, float]:
+        """Of the stretch before that one, and of that one."""
+        passed = stretch - self._stretch
+        before, present = self._longest_us
+        return (before, present) if passed <= 0 else (present, 0.0) if passed == 1 else (0.0, 0.0)
+
+
+class WaitingRoom:
+    """Invariant: holds the sessions without a slot, except parked ones: those ask for none until they have room."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._held: dict[Waiting, Held] = {}
+        self._latest: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: Held) -> None:
+        self._held[Waiting(held.scope, held.priority, next(self._numbers))] = held
+
+    def remove(self, held: Held) -> None:
+        self._held = {turn: each for turn, each in self._held.items() if each is not held}
+
+    def next(self, served: Iterable[Held]) -> Held | None:
+        """Whose turn it is, given those that are served now."""
+        if not self._held:
+            return None
+        turn = next_in_turn(self._held, Counter(each.scope for each in served), self._latest)
+        return None if turn is None else self._held[turn]
+
+    def took_turn(self, held: Held) -> None:
+        """It has a slot now."""
+        self.remove(held)
+        self._latest[held.scope] = next(self._numbers)
+        self._latest.move_to_end(held.scope)
+        if len(self._latest) > REMEMBERED_TENANTS:
+            self._latest.popitem(last=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What each cache slot of the model holds, and which one a new session gets.
+#
+# When a session is over, its keys and values stay where they are until the slot is needed: the least recently used go
+# first. A session of the same scope that begins alike starts from them.
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is left of a session that is over."""
+
+    session_id: str
+    scope: bytes
+    prefix: Prefix
+
+
+class Slots:
+    """Invariant: every slot is free (empty, and zero wherever it was written), kept, or lent to exactly one.
+
+    `counts`: prefixes that were taken over, copied and given up for others.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lm = lm
+        self._free = list(range(lm.slots - 1, -1, -1))
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+
+    @property
+    def kept(self) -> int:
+        """How many slots could be had for nobody's loss but time."""
+        return len(self._kept)
+
+    def lend(self) -> int | None:
+        """An empty slot; None if all are lent."""
+        if not self._free and self._kept:
+            self._give_up(next(iter(self._kept)))
+        return self._free.pop() if self._free else None
+
+    def lend_for(self, tokens: list[int], scope: bytes, running: Iterable[Prefix]) -> int | None:
+        """A slot for a session that begins with `tokens`; as much as can be had of that is in it already.
+
+        running: what the slots of sessions that may be shared from hold.
+        """
+        found = longest(tokens, [*self._of(scope), *running])
+        if found is None:
+            return self.lend()
+        source, shared = found
+        if source.slot in self._kept and (shared == source.length or not self._has_another):
+            return self._take_over(source.slot, shared)
+        self._touch(source.slot)
+        slot = self.lend()
+        if slot is not None:
+            self.copy(source.slot, slot, shared)
+        return slot
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._lm.copy(source, target, length)
+        self.counts["prefix copied"] += 1
+
+    def give_back(self, slot: int) -> None:
+        """What was in it is gone."""
+        self._lm.discard(slot)
+        self._free.append(slot)
+
+    def keep(self, slot: int, tokens: list[int], scope: bytes, session_id: str) -> None:
+        """A session is over. Behind its text may lie draft tokens that nobody decided."""
+        length = min(self._lm.cached(slot), len(tokens))
+        if not scope or length < LEAST_SHARED:
+            self.give_back(slot)
+            return
+        self._lm.rollback(slot, length)
+        self._kept[slot] = Kept(session_id, scope, Prefix(slot, tokens, length))
+
+    def forget(self, session_id: str) -> None:
+        """Somebody had the session deleted."""
+        for slot in [slot for slot, kept in self._kept.items() if kept.session_id == session_id]:
+            self._give_up(slot)
+
+    def _of(self, scope: bytes) -> list[Prefix]:
+        return [kept.prefix for kept in self._kept.values() if scope and kept.scope == scope]
+
+    @property
+    def _has_another(self) -> bool:
+        """Whether there is a slot to copy to beside a kept one."""
+        return bool(self._free) or len(self._kept) > 1
+
+    def _take_over(self, slot: int, length: int) -> int:
+        del self._kept[slot]
+        self._lm.rollback(slot, length)
+        self.counts["prefix taken over"] += 1
+        return slot
+
+    def _touch(self, slot: int) -> None:
+        if slot in self._kept:
+            self._kept.move_to_end(slot)
+
+    def _give_up(self, slot: int) -> None:
+        del self._kept[slot]
+        self.counts["prefix given up"] += 1
+        self.give_back(slot)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others.
+#
+# A session that may decide nothing, because its client does not read or its log does not answer, keeps its slot as long
+# as nobody needs it. Then whoever has had no room for longest is parked: with new credit it queues for a slot, and
+# feeds its text again.
+
+# Without room for so long a session gives its slot up to one that waits for it.
+PARK_AFTER_US = 5e6
+
+
+class Seating:
+    """Invariant: a session of the roster has a slot of its own, is in the waiting room, or is parked.
+
+    Args:
+        counts: where idle sessions that gave way are counted.
+        admitted: is told of every session that gets a slot.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        roster: Roster,
+        patience: QueuePatience,
+        counts: Counter[str],
+        now_us: Callable[[], float],
+        admitted: Callable[[Held], None],
+    ) -> None:
+        self.slots = Slots(lm)
+        self.waiting = WaitingRoom()
+        self._longest = LongestWait()
+        self._lm = lm
+        self._roster = roster
+        self._patience = patience
+        self._counts = counts
+        self._now_us = now_us
+        self._admitted = admitted
+
+    def enter(self, held: Held) -> str | None:
+        """It gets a slot now or waits for one; if it may not wait, the reason."""
+        self._roster.add(held)
+        held.came_us = self._now_us()
+        self.waiting.add(held)
+        self.fill()
+        if not held.waiting:
+            return None
+        if len(self.waiting) <= self._patience.sessions:
+            held.until_us = self._now_us() + self._patience.wait_us
+            return None
+        self.leave(held)
+        queue = f", and {self._patience.sessions} sessions wait" if self._patience.sessions else ""
+        return f"all {self._lm.slots} slots of this verifier are taken{queue}"
+
+    def fill(self, between_steps: bool = False) -> None:
+        """Give those who wait a slot, each in turn, as long as there is one. Between steps somebody may be parked."""
+        while self.waiting and (held := self.waiting.next(self._roster.served)) is not None:
+            slot = self._slot_for(held)
+            if slot is None and between_steps and self._park():
+                slot = self._slot_for(held)
+            if slot is None:
+                return
+            self.waiting.took_turn(held)
+            self._waited(held)
+            self._seat(held, slot)
+
+    def _park(self) -> bool:
+        """Whether a session had no room for long enough, and has given its slot up."""
+        held = min(self._paused, key=_since, default=None)
+        if held is None or _since(held) > self._now_us() - PARK_AFTER_US:
+            return False
+        self._counts["session without room gave up its slot"] += 1
+        slot, held.slot, held.parked = held.slot, NO_SLOT, True
+        self.slots.keep(slot, list(held.session.text.tokens), held.scope, held.session_id)
+        return True
+
+    @property
+    def _paused(self) -> list[Held]:
+        return [held for held in self._roster.served if held.session.ready and held.session.room == 0]
+
+    @property
+    def next_parking_us(self) -> float:
+        """When somebody will have had no room for long enough, if anybody waits for that."""
+        return min(map(_since, self._paused), default=math.inf) + PARK_AFTER_US if self.waiting else math.inf
+
+    def unpark(self, held: Held) -> None:
+        """It has room again, if it was parked for want of it: it waits for a slot, however long that takes."""
+        if held.parked and held.session.room > 0:
+            held.parked, held.came_us = False, self._now_us()
+            self.waiting.add(held)
+            self.fill()
+
+    def catch_up(self) -> None:
+        """Before a step: those whose prompts wait to be fed take what has been fed meanwhile of one that begins alike.
+
+        Of several that came together with one prompt, all but the first do. Each copies once: when there is no more.
+        """
+        behind = [held for held in self._roster if held.scope and not held.waiting and self._is_behind(held)]
+        shared = {scope: self._shared(scope) for scope in {held.scope for held in behind}}
+        for held in behind:
+            # Its own slot holds less than it asks for, and is not found.
+            found = longest(held.session.text.tokens, shared[held.scope], self._lm.cached(held.slot) + LEAST_SHARED)
+            if found is not None and (found[1] < found[0].length or found[0].whole):
+                self.slots.copy(found[0].slot, held.slot, found[1])
+
+    def _is_behind(self, held: Held) -> bool:
+        return held.session.position - self._lm.cached(held.slot) > LEAST_SHARED
+
+    def succeed(self, former: Held, held: Held) -> None:
+        """Take over the slot of the session that it replaces, rolled back to what their texts share.
+
+        At least the last token must be fed to have a next one.
+        """
+        self._roster.remove(former)
+        tokens: Sequence[int] = held.session.text.tokens
+        common = former.session.text.common_prefix(0, tokens)
+        self._lm.rollback(former.slot, min(self._lm.cached(former.slot), common, len(tokens) - 1))
+        self._roster.add(held)
+        self._seat(held, former.slot)
+
+    def leave(self, held: Held) -> None:
+        """It is over. What its slot holds stays for others of its scope, until the slot is needed."""
+        self._roster.remove(held)
+        if held.waiting:
+            self.waiting.remove(held)
+            if not held.parked:
+                self._waited(held)
+        else:
+            self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
+
+    def forget(self, session_id: str) -> None:
+        """The session was deleted. One that is still open leaves nothing once it is closed."""
+        held = self._roster.holder(session_id)
+        if held is not None:
+            held.scope = b""
+        self.slots.forget(session_id)
+
+    def lend(self) -> int | None:
+        """An empty slot, if need be of an idle session; None if all are in use."""
+        slot = self.slots.lend()
+        return self.slots.lend() if slot is None and self._dismiss_idle() else slot
+
+    def queue_us(self) -> float:
+        """The longest that a session waits for a slot, or has waited of late. For any thread."""
+        now_us = self._now_us()
+        waiting = [now_us - held.came_us for held in list(self._roster) if held.waiting and not held.parked]
+        return max(self._longest.at(now_us), *waiting, 0.0)
+
+    def _waited(self, held: Held) -> None:
+        now_us = self._now_us()
+        self._longest.note(now_us - held.came_us, now_us)
+
+    def _seat(self, held: Held, slot: int) -> None:
+        held.slot, held.until_us = slot, math.inf
+        held.running.since_us = self._now_us()
+        self._admitted(held)
+
+    def _slot_for(self, held: Held) -> int | None:
+        """A slot that may hold a part of the text already, if need be of an idle session; None if all are in use."""
+        tokens = held.session.text.tokens
+        slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        if slot is None and self._dismiss_idle():
+            slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
+        return slot
+
+    def _shared(self, scope: bytes) -> list[Prefix]:
+        """What sessions of this scope have in their slots; in the middle of a step draft tokens may lie behind it."""
+        sharing = [held for held in self._roster if held.scope == scope and not held.waiting] if scope else []
+        texts = [(held.slot, held.session.text.tokens) for held in sharing]
+        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
+
+    def _dismiss_idle(self) -> bool:
+        spare = self._roster.spare()
+        if spare is not None:
+            self._counts["idle session gave up its slot"] += 1
+            self.leave(spare)
+        return spare is not None
+
+
+def _since(held: Held) -> float:
+    return held.running.since_us

@@ -1,0 +1,196 @@
+"""The sessions that the engine holds: which slot each has, and which links have them open."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from specwire.core.policy.windows import Lookout
+from specwire.core.verify.session import RunningSession, VerifySession
+from verify_service.engine.messages import Opening
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sessions that the engine holds, and which cache slot each of them has, if it has one yet.
+
+REMEMBERED_GENERATIONS = 4096
+# Of a session that waits for one.
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A session in its slot, or one that waits for a slot.
+
+    attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
+    scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
+    open. parked: it gave its slot up because it had no room, and waits for nothing until it has some.
+    lookout: when it is looked through for guesses; looked: it was for the last plan.
+    """
+
+    link: int
+    handle: int
+    fence: int
+    attach: int
+    session_id: str
+    slot: int
+    prompt_length: int
+    running: RunningSession
+    deadline_us: float | None = None
+    attached: bool = True
+    until_us: float = math.inf
+    scope: bytes = b""
+    priority: int = 0
+    came_us: float = 0.0
+    told: bool = False
+    parked: bool = False
+    lookout: Lookout = field(default_factory=Lookout)
+    looked: bool = False
+
+    def looks(self, alone: bool) -> bool:
+        """Whether the next plan is to be shown a guess."""
+        self.looked = self.lookout.looks(alone)
+        return self.looked
+
+    @property
+    def waiting(self) -> bool:
+        """It has no slot."""
+        return self.slot == NO_SLOT
+
+    @property
+    def session(self) -> VerifySession:
+        return self.running.session
+
+    @property
+    def expires_us(self) -> float:
+        """When its deadline passes, or the time it is kept for. A session that has its end has no deadline."""
+        passing = self.deadline_us is not None and self.session.finish is None
+        return min(self.until_us, self.deadline_us if passing and self.deadline_us is not None else math.inf)
+
+
+class Roster:
+    """Invariant: no two sessions have the same slot; a session id is held at most once.
+
+    A session is *idle* where nobody may ever ask for it again: its link is lost (it goes on deciding), or it has its
+    end. It gives its slot up to one that needs it.
+    """
+
+    def __init__(self) -> None:
+        self._by_handle: dict[tuple[int, int], Held] = {}
+        self._by_id: dict[str, Held] = {}
+        self._idle: dict[str, Held] = {}
+        self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        """Sessions that are served now; idle ones give way and do not count."""
+        return len(self._by_id) - len(self._idle)
+
+    @property
+    def served(self) -> list[Held]:
+        """Those that have a slot, and give way to nobody."""
+        return [held for held in self if not (held.waiting or held.session_id in self._idle)]
+
+    def get(self, link: int, handle: int) -> Held | None:
+        return self._by_handle.get((link, handle))
+
+    def holder(self, session_id: str) -> Held | None:
+        return self._by_id.get(session_id)
+
+    def on(self, link: int) -> list[Held]:
+        return [held for held in self._by_handle.values() if held.link == link]
+
+    def contains(self, held: Held) -> bool:
+        return self._by_id.get(held.session_id) is held
+
+    def newest(self, session_id: str) -> tuple[int, int]:
+        """The newest (fence, attach) seen; (0, 0) for an id that is neither held nor remembered."""
+        held = self._by_id.get(session_id)
+        return max(self._newest.get(session_id, (0, 0)), (held.fence, held.attach) if held is not None else (0, 0))
+
+    def remember(self, opening: Opening) -> None:
+        self._newest[opening.session_id] = opening.generation
+        self._newest.move_to_end(opening.session_id)
+        if len(self._newest) > REMEMBERED_GENERATIONS:
+            self._newest.popitem(last=False)
+
+    def add(self, held: Held) -> None:
+        self._by_handle[held.link, held.handle] = held
+        self._by_id[held.session_id] = held
+
+    def remove(self, held: Held) -> None:
+        """Its slot, if it has one, is the caller's."""
+        if held.attached:
+            del self._by_handle[held.link, held.handle]
+        del self._by_id[held.session_id]
+        self._idle.pop(held.session_id, None)
+
+    # Without a link
+
+    def detach(self, held: Held, until_us: float) -> None:
+        del self._by_handle[held.link, held.handle]
+        held.attached = False
+        self.rest(held, until_us)
+
+    def rest(self, held: Held, until_us: float) -> None:
+        """It is idle from now on; one that is idle already keeps its time."""
+        if held.session_id not in self._idle:
+            held.until_us = until_us
+            self._idle[held.session_id] = held
+
+    def attach(self, held: Held, link: int, opening: Opening) -> None:
+        """Move it to another connection; what it was on forgets it."""
+        self.remove(held)
+        held.link, held.handle = link, opening.handle
+        held.fence, held.attach = opening.generation
+        held.attached, held.until_us = True, math.inf
+        self.add(held)
+
+    def spare(self) -> Held | None:
+        """The idle session that can be missed most: its link was told its end; else the one that is idle longest."""
+        told = next((held for held in self._idle.values() if held.attached), None)
+        return told or next(iter(self._idle.values()), None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which sessions the links have open here: what a verifier that stops waits for.
+
+
+class Presence:
+    """Counts by link and handle; in the event loop."""
+
+    def __init__(self) -> None:
+        self._open: set[tuple[int, int]] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def came(self, link: int, handles: Iterable[int]) -> None:
+        self._open.update((link, handle) for handle in handles)
+        self._note()
+
+    def went(self, link: int, handles: Iterable[int]) -> None:
+        """Handles that are not open may be among them."""
+        self._open.difference_update((link, handle) for handle in handles)
+        self._note()
+
+    def lost(self, link: int) -> None:
+        """All of a link's."""
+        self._open = {each for each in self._open if each[0] != link}
+        self._note()
+
+    def _note(self) -> None:
+        if self._open:
+            self._none.clear()
+        else:
+            self._none.set()
+
+    async def none_left(self, seconds: float) -> None:
+        """Until there are none, at most for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._none.wait()
