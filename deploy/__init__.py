@@ -1,1 +1,1 @@
-"""The composition root: the local stack, its Ray actors, and the `specwire` command."""
+"""The composition root: the `specwire` command, one machine's stack, Ray clusters."""

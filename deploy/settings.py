@@ -1,4 +1,4 @@
-"""A command's options from four places, each before the next one: a flag, the environment, a file, the default."""
+"""A command's options: the YAML file, and the order of flag, environment, file, default."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _is_null(node: yaml.Node) -> bool:
 # A command's options from four places, each before the next one: a flag, the environment, a file, the default.
 #
 # The command's parser is the one list of options there is. An option `--target-threads` is `target-threads` in the
-# command's section of the file (`deploy.settings`) and SPECWIRE_TARGET_THREADS in the environment, where commas stand
+# command's section of the file (`read_config`) and SPECWIRE_TARGET_THREADS in the environment, where commas stand
 # between several values, and a flag is true or false. An empty variable counts as none.
 
 FILE_VARIABLE = "SPECWIRE_CONFIG"

@@ -1,4 +1,4 @@
-"""Starts and stops an orchestrator: log, peers, and the gRPC server that clients call."""
+"""Starts and stops an orchestrator: log, peers, registration, gRPC and HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All sessions of one orchestrator."""
+"""All sessions of one orchestrator: which are known, what is written down of them, how they begin and go."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Conversation:
 
 
 class Templated:
-    """A `deploy.cli.chat.Style`. eos_ids: of the model; of several nobody here knows which one ended an answer."""
+    """A `Style`. eos_ids: of the model; of several nobody here knows which one ended an answer."""
 
     stops: Sequence[str] = ()
 

@@ -1,4 +1,4 @@
-"""The demo's table, and the same for scripts: the same prompts with drafting off and on."""
+"""Drafting off and on: the same prompts, the figures, and where two texts part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specwire edge`: drafter, orchestrator and session log in one process near the client; the verifier is elsewhere."""
+"""`specwire edge`: drafter, orchestrator and session log in one process near the client."""
 
 from __future__ import annotations
 

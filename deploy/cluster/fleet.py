@@ -17,9 +17,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from deploy.cluster.command import ray_token
-from deploy.cluster.planning import Change, ReplicaName, replica_name
+from deploy.cluster.planning import Change, ReplicaName, ReplicaPlace, replica_name
 from deploy.cluster.registered import wait_until_known
-from deploy.cluster.replica import Order, Record, Replica, ReplicaPlace
+from deploy.cluster.replica import Order, Record, Replica
 from deploy.cluster.schema import ClusterConfig, Group, parse
 from deploy.stack.options import StackError
 from specwire.rpc.process import one_line

@@ -17,6 +17,28 @@ FORM = re.compile(r"replica:(?P<group>[a-z0-9-]+):(?P<digest>[0-9a-f]+):(?P<numb
 CREATED, REPLACED, SCALED, UNCHANGED, REMOVED = "created", "replaced", "scaled", "unchanged", "removed"
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """Where a replica is, as it says itself.
+
+    address: "" until it is ready. http: the URL of an orchestrator that has one. error: why it cannot start.
+
+    draining: it was told to end. registered: its address in the registry, where it advertises another one.
+    """
+
+    address: str
+    node: str
+    http: str = ""
+    error: str = ""
+    draining: bool = False
+    registered: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """Its address in the registry; "" until it is ready."""
+        return self.registered or self.address
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaName:
     """A replica of the group that was made by what has this digest."""

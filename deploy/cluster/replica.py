@@ -22,34 +22,11 @@ from typing import IO
 
 import ray
 
+from deploy.cluster.planning import ReplicaPlace
 from deploy.stack import bound
 from deploy.stack.processes import KEPT_LINES, environment
 from deploy.stack.ray_actors import ThreadOutcome
 from specwire.registry.options import advertised
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Where a replica is, as it says itself.
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlace:
-    """address: "" until it is ready. http: the URL of an orchestrator that has one. error: why it cannot start.
-
-    draining: it was told to end. registered: its address in the registry, where it advertises another one.
-    """
-
-    address: str
-    node: str
-    http: str = ""
-    error: str = ""
-    draining: bool = False
-    registered: str = ""
-
-    @property
-    def known_as(self) -> str:
-        """Its address in the registry; "" until it is ready."""
-        return self.registered or self.address
-
 
 # Between lives of a service that cannot start: Ray itself does not wait.
 PAUSE_S = 5.0

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deploy.cluster.command import add_cluster_arguments, carried_out
-from deploy.cluster.planning import ReplicaName
-from deploy.cluster.replica import ReplicaPlace
+from deploy.cluster.planning import ReplicaName, ReplicaPlace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.planning import ReplicaName
-from deploy.cluster.replica import ReplicaPlace
+from deploy.cluster.planning import ReplicaName, ReplicaPlace
 from deploy.cluster.scaling import Memory, Reading, decide
 from deploy.cluster.schema import ClusterConfig, Group
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState

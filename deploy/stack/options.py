@@ -57,8 +57,8 @@ class Host(Protocol):
 # ----------------------------------------------------------------------------------------------------------------------
 # --speculative-config: how to propose, in the words of other servers, where they mean the same here.
 #
-#     method                        draft_model: a draft model proposes; ngram: the verifier, from the text itself
-#     (vLLM)
+#     method                        draft_model: a draft model proposes;
+#                                   ngram: the verifier, from the text itself (vLLM)
 #     model                         of the drafter (vLLM)
 #     num_speculative_tokens        a drafter drafts so many at a time: the plan lockstep:K (vLLM)
 #     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)

@@ -1,4 +1,4 @@
-"""The Ray actors: one service each, in a thread apart from Ray's.
+"""Services in Ray actors: one each, in a thread with an event loop of its own.
 
 Plain classes with plain methods: a coroutine method would make Ray run the actor on an event loop of its own. They are
 two classes because the class's name is what Ray shows as the name of the process.

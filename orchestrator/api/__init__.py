@@ -1,1 +1,1 @@
-"""What callers ask over gRPC: requests are checked here, and answered."""
+"""What callers ask, over gRPC or HTTP: checked here, begun, read and ended; and the gRPC services."""

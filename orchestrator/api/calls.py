@@ -281,7 +281,7 @@ class Generating:
         time_left: seconds until the caller's deadline, None for none.
         seed: taken where the request has none (`seeds`).
         reached: of a caller that comes back, by its request id: the position before which it has everything, and the
-            hash of the text before it. See `orchestrator.api.calls`.
+            hash of the text before it. See `cursor_of`.
         trace: is told what happens in the session from now on; must not block.
         traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
         target: of a request that makes several sessions, one for all of them; None takes `target_for` the request.

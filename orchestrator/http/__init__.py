@@ -1,0 +1,1 @@
+"""OpenAI's API and the console, on the orchestrator's own loop."""

@@ -300,8 +300,7 @@ def take_prediction(fields: Fields) -> str | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # What a request asks for: from its JSON fields to the sessions' own requests, as gRPC's clients send them.
 #
-# Values are checked where those of gRPC are (`orchestrator.api.grpc.requests`), so that both ways in refuse the same
-# ones.
+# Values are checked where those of gRPC are (`orchestrator.api.requests`), so that both ways in refuse the same ones.
 
 # OpenAI's default; gRPC's is 0, greedy.
 TEMPERATURE = 1.0

@@ -1,1 +1,1 @@
-"""Whose a session is. The only room that claims one."""
+"""Whose a session is: the room that claims, follows and sweeps."""

@@ -1,4 +1,4 @@
-"""Who drives a session, and cancellations of those that others drive."""
+"""Who drives a session: claiming, following, letting go; ends that somebody asks for where others drive."""
 
 from __future__ import annotations
 
@@ -144,10 +144,8 @@ def _has_ended(driven: Driven | None) -> bool:
 #
 # - at once if the reader asks for that (its connection to the other orchestrator broke), or nobody drives it;
 # - once the other one gives no sign of life (the log's lease), or the log has not grown for as long, which may be
-#   because
-#   nobody reads there any more. The second kind of patience doubles each time, so that two orchestrators with readers
-#   do
-#   not take a session that cannot go on from each other for ever.
+#   because nobody reads there any more. The second kind of patience doubles each time, so that two orchestrators with
+#   readers do not take a session that cannot go on from each other for ever.
 #
 # A claim is right at any time: it makes the former owner's appends fail, and so ends its say. That one follows then.
 

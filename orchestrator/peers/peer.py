@@ -1,4 +1,4 @@
-"""The peers that an orchestrator dials, each with a link that a task keeps up."""
+"""The peers that an orchestrator dials: what is known of each, and how much it may send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's figures, and a trace of what happens in it."""
+"""Figures: of one session, of the orchestrator, of all its sessions; and the trace of one."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SessionStats:
     drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
     opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
     first_token: the first one that was emitted here; is_first: it is the session's first, too.
-    elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: see
-    `orchestrator.session.stats`.
+    elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: its part
+    of the orchestrator's sums (`Totals`).
     """
 
     started: float
@@ -154,7 +154,7 @@ class SessionStats:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What an orchestrator counts beside its sessions' own figures (`orchestrator.session.stats`).
+# What an orchestrator counts beside its sessions' own figures (`SessionStats`, above).
 
 
 class OrchestratorTally:

@@ -1,4 +1,4 @@
-"""The verifier of one session: its place there, what goes there, and what is done when it is lost."""
+"""The verifier of one session, and the session's effects and verdicts as messages."""
 
 from __future__ import annotations
 

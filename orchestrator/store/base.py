@@ -131,10 +131,10 @@ def no_answer(detail: str) -> StoreUnavailable:
 # ----------------------------------------------------------------------------------------------------------------------
 # What an acknowledged append survives: named levels.
 #
-# memory          nothing: the log is gone with the process redis           the orchestrator's loss; Redis's own as far
-# as it is configured to keep what it was told redis-fsync     Redis's loss too: it runs with appendonly yes and
-# appendfsync always, which is checked redis-wait:N    the loss of Redis's primary: N replicas have acknowledged every
-# append (WAIT). Should fewer answer,
+# memory          nothing: the log is gone with the process
+# redis           the orchestrator's loss; Redis's own as far as it is configured to keep what it was told
+# redis-fsync     Redis's loss too: it runs with appendonly yes and appendfsync always, which is checked
+# redis-wait:N    the loss of Redis's primary: N replicas have acknowledged every append (WAIT). Should fewer answer,
 #                 nothing is taken for durable: generation pauses, as when Redis is lost
 
 FIELD = "durability"
@@ -208,8 +208,7 @@ def unmet_settings(settings: dict[str, str]) -> str:
 # - A missing log is never claimed: its tokens may have been shown to a client, so only someone who still has them all
 #   may write it again (`recreate`).
 # - A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its
-#   end.
-#   An append of no tokens is such a write: the owner's sign of life, its lease.
+#   end. An append of no tokens is such a write: the owner's sign of life, its lease.
 # - Running sessions stand in a *roll*, one for each model (its weights' fingerprint), which their owners call again and
 #   again. Who is not called is missed, and looked after by whoever asks first. A roll is a hint and never the truth: it
 #   is kept apart from the logs, and only a log's fence says whose a session is.
@@ -363,7 +362,7 @@ class SessionStore(Protocol):
 
     @property
     def durability(self) -> str:
-        """What an acknowledged append survives, by name: see `orchestrator.store.base`."""
+        """What an acknowledged append survives, by name: see `Level`."""
         ...
 
     async def create(

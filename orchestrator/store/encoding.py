@@ -19,9 +19,10 @@ from specwire.core.placement import check_priority
 # ----------------------------------------------------------------------------------------------------------------------
 # The log's bytes: explicit, so that another program can read them.
 #
-# record      JSON, without the prompt (its tokens begin the token string) tokens      4 bytes each, unsigned,
-# little-endian outcomes    1 byte each, the numbers of the wire's Outcome logprobs    of each token the decided one's
-# as float32, then 4 bytes for each of the top ids and theirs as float32
+# record      JSON, without the prompt (its tokens begin the token string)
+# tokens      4 bytes each, unsigned, little-endian
+# outcomes    1 byte each, the numbers of the wire's Outcome
+# logprobs    of each token the decided one's as float32, then 4 bytes for each of the top ids and theirs as float32
 
 _Value = TypeVar("_Value")
 

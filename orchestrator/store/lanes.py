@@ -56,7 +56,7 @@ class _Request:
 class Lane:
     """One round trip is under way at a time; what comes meanwhile leaves with the next.
 
-    Args: as of `orchestrator.store.lanes.Batcher`.
+    Args: as of `Batcher`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From a URL and a level of durability to a session log that answers."""
+"""The session log in Redis: each method is one script in a batched round trip; and how a log is opened by URL."""
 
 from __future__ import annotations
 

@@ -14,13 +14,16 @@ from specwire.core.invalid import InvalidParameter
 #
 # What counts, before what is behind it:
 #
-# 0. Who is not about to stop. 1. Who has the session's keys and values, or its parent's: any other one would compute
-# them again. 2. Drafters: how often each has refused the session. 3. A heartbeat that came in time. 4. Room. 5.
-# Nearness: the first of the wished regions, then the second, then any. 6. Load: sessions there, those that wait
-# included, by slots.
+# 0. Who is not about to stop.
+# 1. Who has the session's keys and values, or its parent's: any other one would compute them again.
+# 2. Drafters: how often each has refused the session.
+# 3. A heartbeat that came in time.
+# 4. Room.
+# 5. Nearness: the first of the wished regions, then the second, then any.
+# 6. Load: sessions there, those that wait included, by slots.
 #
-# Of many who are alike up to there, `Wish.draws` are compared by load. All of them, where one orchestrator places all
-# sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the
+# Of many who are alike up to there, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
+# all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the
 # loads by hearsay: else all of them send what comes between two heartbeats to the same one, which was the least loaded
 # of all. Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing",
 # 2001).

@@ -42,7 +42,7 @@ from specwire.core.messages import (
 from specwire.core.text import Text
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The states of a session, and what leads from one to another, as data. The drawing is in `specwire.core.session`.
+# The states of a session, and what leads from one to another, as data. The drawing is below, above `Session`.
 
 
 class State(StrEnum):
@@ -194,7 +194,7 @@ class PeekingScanner(OutputScanner, Protocol):
 #        ^                        |                        |
 #        +------ VerifierLost ----+------------------------+            any of them -- OwnerLost --> FENCED
 #
-# `specwire.core.session.TRANSITIONS` holds the changes as data; PROTOCOL.md's table is made from it.
+# `TRANSITIONS`, above, holds the changes as data; PROTOCOL.md's table is made from it.
 
 
 class IllegalEvent(RuntimeError):

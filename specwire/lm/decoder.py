@@ -117,7 +117,7 @@ def _mask(last: torch.Tensor, span: int, layout: Layout) -> torch.Tensor:
 # A decoder of the Llama family as one TorchScript call: the same arithmetic in few dispatches, none of them Python's.
 #
 # At batch 1 on a CPU most of an eager forward is dispatch and a BLAS that is slow at a few rows. Here each layer is
-# four matrix products, one attention for all short feeds (`specwire.lm.decoder`), one for each of the others over its
+# four matrix products, one attention for all short feeds (above), one for each of the others over its
 # valid positions only, and a dozen small operations. The call holds the interpreter's lock at neither of them: the
 # thread that sends the last step's verdicts runs beside it, where between a hundred Python calls each of them would
 # wait for the other (measured; docs say where).

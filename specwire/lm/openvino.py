@@ -382,7 +382,7 @@ class OpenvinoRunner:
         return torch.from_numpy(logits.reshape(-1, logits.shape[-1])).clone()  # the next forward overwrites it
 
     def _inputs(self, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
-        """As `openvino_graph.paged` takes them. The padding lies behind all rows that are wanted."""
+        """As the graph that `paged` makes takes them. The padding lies behind all rows that are wanted."""
         feeds = [*wanted, *padding]
         stops = [feed.stop for feed in feeds]
         ends = list(accumulate(len(feed.tokens) for feed in feeds))

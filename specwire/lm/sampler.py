@@ -86,11 +86,11 @@ def _kept_row(key: Key, vocabulary: int) -> reference.Floats:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Bias, penalties, bans and constraints on many rows at once: the vectorised twin of `core.sampling.adjusted`.
+# Bias, penalties, bans and constraints on many rows at once: the twin of `specwire.core.law.sampling.adjusted`.
 
 
 class LogitsRow(Protocol):
-    """What one row's logits are changed by; see `specwire.lm.sampler.RowSampling`."""
+    """What one row's logits are changed by; see `RowSampling`."""
 
     @property
     def sampling(self) -> Sampling: ...
@@ -327,7 +327,7 @@ def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is reported of decided tokens: the vectorised twin of `specwire.core.law.sampling`.
+# What is reported of decided tokens: the vectorised twin of `specwire.core.law.sampling.report`.
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from specwire.rpc.process import DRAIN_GRACE
 from specwire.rpc.tls import ServerTls, add_server_arguments
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which machine is this?
+# Which machine this is.
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,8 +1,7 @@
 """A verifier under a virtual clock: the core's sessions, scheduler and costs; a forward is the time that it takes.
 
 The order of things is that of `verify_service/engine/engine.py`: commands, plan, forward, commands again (a proposal
-that
-arrived meanwhile still meets the last row), decide. Planning takes no time here, so a step is reported at its end.
+that arrived meanwhile still meets the last row), decide. Planning takes no time here, so a step is reported at its end.
 """
 
 from __future__ import annotations

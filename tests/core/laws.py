@@ -169,7 +169,7 @@ def _behind(text: Text, draws: Mapping[object, int]) -> Draws:
 
 
 class Rows:
-    """A `judging.Target` behind a text and a window, in a world. Nothing is drawn at `end` or later."""
+    """A `TargetWeights` behind a text and a window, in a world. Nothing is drawn at `end` or later."""
 
     def __init__(self, world: World, text: Text, window: Text, end: int) -> None:
         self._world = world

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.planning import ReplicaName
-from deploy.cluster.replica import ReplicaPlace
+from deploy.cluster.planning import ReplicaName, ReplicaPlace
 from deploy.cluster.schema import ClusterConfig, Group
 from deploy.cluster.steering import Look, Steering, every
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.planning import ReplicaName
+from deploy.cluster.planning import ReplicaName, ReplicaPlace
 from deploy.cluster.registered import are_known
-from deploy.cluster.replica import ReplicaPlace
 from deploy.cluster.schema import parse
 from deploy.cluster.status import scaling
 from deploy.cluster.steering import RETRY_S, Look, Orders, Steering, every

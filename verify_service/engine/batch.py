@@ -1,4 +1,4 @@
-"""One session's part of a step: what is fed, which rows are wanted, and what the target says at them."""
+"""A step's batch: each session's part of it, and what the target says at its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of which prompt a step feeds, less where memory is short."""
+"""Which prompts a step feeds and how much of them; less where memory is short."""
 
 from __future__ import annotations
 

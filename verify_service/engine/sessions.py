@@ -1,4 +1,4 @@
-"""The sessions that the engine holds: which slot each has, and which links have them open."""
+"""The sessions that the engine holds, with their slots and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's thread: loads the model, measures it, then runs the engine until it is stopped."""
+"""The engine's thread, its clock and its queue of commands: it loads and measures the model, then runs steps."""
 
 from __future__ import annotations
 

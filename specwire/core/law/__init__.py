@@ -1,1 +1,4 @@
-"""The law: which token is decided. The only room whose code may change a text; it knows no policy and no session."""
+"""The law: which token is decided, by rule, sampling, noise and constraint.
+
+It knows no policy and no session. `specwire.lm.sampler` is its vectorised twin, held equal by tests.
+"""

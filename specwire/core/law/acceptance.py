@@ -1,4 +1,4 @@
-"""Which token stands at a position: the exact rules, and those that weigh a draft token by its probability."""
+"""The rules: which token stands at a position, exact or weighed by probability; how outcomes are counted."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def _whole(target: TargetWeights, window: Sequence[Draft], late: Draft | None) -
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A `judging.Target` made of log-probabilities: what a verifier judges draft tokens with.
+# `TargetWeights` made of log-probabilities: what a verifier judges draft tokens with.
 
 ONE_ID = np.zeros(1, dtype=np.int64)
 

@@ -84,13 +84,10 @@ def gumbel(seed: int, choice: int, position: int, ids: Ids) -> Floats:
 # and `block` that would be wrong twice over:
 #
 # - `block` judges a token by those behind it. Where it refuses, that says something about tokens at later positions,
-#   and
-#   so about the noise that they were drawn with. Drawn again at the same positions with the same noise, they are
-#   biased.
+#   and so about the noise that they were drawn with. Drawn again there with the same noise, they are biased.
 # - What a verifier decided and the log did not get is decided again by its successor. The lost decision has shown in
-#   what
-#   the drafter did meanwhile, so whether a token is tested now may depend on it: it must not be drawn, nor tested, with
-#   the same numbers.
+#   what the drafter did meanwhile, so whether a token is tested now may depend on it: it must not be drawn, nor
+#   tested, with the same numbers.
 #
 # So the seed of a draw at a place depends on the text before it, every token of it, and on the *epoch*: another one for
 # each time that a verifier opens the session. A drafter that draws behind the same text in the same epoch has the noise

@@ -34,8 +34,8 @@ from specwire.core.policy.estimates import (
 # How a drafter and its verifier are to share time: what a controller chooses, or a measurement fixes. Pure.
 #
 # lockstep   they take turns; the drafter sends one chunk per verdict and the verifier waits for it when that pays
-# stream     the drafter streams small chunks, as far ahead as the round trip needs; the verifier need not wait off
-# plain decoding
+# stream     the drafter streams small chunks, as far ahead as the round trip needs; the verifier need not wait
+# off        plain decoding
 
 OFF_PACE = Pace(1, 0)
 
@@ -445,8 +445,8 @@ class Probing:
 # lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
 #            verifier waits for it when that pays
 # stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
-#            needs (`specwire.core.policy.controller`, `specwire.core.policy.controller`)
-# off        no gain is expected: plain decoding, with a probe now and then (`specwire.core.policy.controller`)
+#            needs (`Streaming`, `SideBySide`)
+# off        no gain is expected: plain decoding, with a probe now and then (`Probing`)
 
 # Of drafting in turns: over plain decoding.
 LEAST_GAIN = 1.01

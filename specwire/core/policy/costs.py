@@ -1,4 +1,4 @@
-"""What a step costs, and who pays for it."""
+"""What a step costs (V), and the ledger that bounds what a session may lose by windows and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured and learnt: forward times, acceptance, agreement, contention."""
+"""Expected speeds, and what they are reckoned from: forward times, acceptance, agreement, contention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each session's window is in a step, and what the step waits for."""
+"""What a verifier's next step does: how long each window is, which prompts are fed, what is waited for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Awaited:
 
 
 class StepCandidate(NamedTuple):
-    """A session with room, as the scheduler sees it.
+    """A session with room, as `schedule` sees it.
 
     Attributes:
         slot: where its cache lies; names the session in the plan.

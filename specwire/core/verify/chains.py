@@ -1,4 +1,4 @@
-"""The live chains of a session's sources."""
+"""The live chains of a session's sources, and which of them is tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier's session: windows are tested, tokens decided, verdicts kept until they are heard."""
+"""A session at its verifier: windows are tested, tokens decided, verdicts kept until they are heard."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ class RunningSession:
         return verdicts
 
     def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> StepCandidate:
-        """The session as the scheduler sees it.
+        """The session as `schedule` sees it.
 
         waited_us: since the last step. plain_us: of a session alone. look: for what the verifier itself may guess.
         """

@@ -242,7 +242,7 @@ class NgramSource:
 # ----------------------------------------------------------------------------------------------------------------------
 # Proposals from what the client says the output may look like: the old version of a text that is to be edited, say.
 #
-# The prediction is looked up as the text itself is (`specwire.core.verify.text_sources`): what follows the text's last
+# The prediction is looked up as the text itself is (`NgramIndex`, above): what follows the text's last
 # tokens there may follow them here, too. So it goes on behind a place where the two differ as soon as a few tokens
 # agree again. Before the output's first token the prompt's end must be found: a copy of it stands before the
 # prediction.
