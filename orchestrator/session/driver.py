@@ -223,14 +223,14 @@ class SessionDriver:
         self.apply(ev.VerifierRefused(self.session.attach, message))
 
     def on_newer_fence(self, fence: int) -> None:
-        """A verifier has seen a newer owner: the log says who that is.
+        """A verifier has seen another owner, under this fence, which is not below ours: the log says who that is.
 
         It may say that the session is ours, where it has lost a claim and its clock is behind: then it is claimed anew,
         above that fence.
         """
         self.newest_fence = max(fence, self.newest_fence)
         if self._on_fenced is None:
-            self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: a verifier has seen the newer one {fence}")
+            self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: a verifier has seen another owner's {fence}")
         elif self.session.state is not State.FENCED and self.output.end is None:
             self.let_go()
             self._on_fenced(self)

@@ -144,7 +144,7 @@ def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, for
 RETRY_VERIFIER = 1.0
 # Fences are microseconds of a clock (`orchestrator.store.scripts`); what lies behind the year 2112 is none.
 BELIEVED_FENCE = 1 << 52
-# Verifiers that a session may lose in a row without a token, and newer fences that they may name.
+# Verifiers that a session may lose in a row without a token, and other owners' fences that they may name.
 MOST_LOSSES = 4
 
 
@@ -277,7 +277,8 @@ class SessionVerifier:
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._owner.session.state is State.OPENING
-        if self._owner.fence < refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
+        # An equal fence is another owner's, too, where a claim was lost; all other refusals name 0.
+        if self._owner.fence <= refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
             self._superseded += 1
             self._owner.on_newer_fence(refused.fence)
         elif code is grpc.StatusCode.UNAVAILABLE and opening:
