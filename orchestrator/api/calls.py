@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TypeVar
 
 import grpc
@@ -18,7 +18,7 @@ from orchestrator.session.log import status_of_store, store_statuses
 from orchestrator.session.output import Cursor, ProvisionalGuess
 from orchestrator.session.stats import Trace
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
-from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreUnavailable
+from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
@@ -183,9 +183,11 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     """Ask whoever drives the session for its end; a session that nobody drives is ended here.
 
     Returns once the log has it: then it holds also where this process, or another owner, ends before the session.
+    That it is ended here at once is an attempt; what it does not get to is left to whoever sweeps.
 
     Raises:
-        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer: the session may go on, and may be cancelled again.
+        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer, or has lost a session that is driven here: it may
+            go on, and may be cancelled again.
     """
     driven = await _driven(orchestrator, session_id)
     if driven is not None:
@@ -194,10 +196,10 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
         await orchestrator.cancellations.ask(session_id, driven)
     if driven is not None:
         return
-    with store_statuses():
+    with suppress(StatusError, StoreError):
         log = await orchestrator.store.read(session_id)
-    if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
-        await orchestrator.join(session_id)
+        if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
+            await orchestrator.join(session_id)
 
 
 async def delete(orchestrator: Orchestrator, session_id: str) -> None:
@@ -234,7 +236,7 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
     except MissingSession:
         raise no_session(session_id) from None
     except StoreUnavailable as error:
-        message = f"session_id: the session log does not answer, so the session may go on; {what} it again"
+        message = f"session_id: {error}, so the session may go on; {what} it again"
         raise StatusError(grpc.StatusCode.UNAVAILABLE, message, RETRY_AFTER) from error
 
 

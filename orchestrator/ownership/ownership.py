@@ -18,6 +18,7 @@ from orchestrator.session.log import message_of_append, status_of_append, store_
 from orchestrator.session.output import OtherText, Output, Replay
 from orchestrator.store import (
     LEASE_S,
+    DeletedSession,
     MissingSession,
     SessionRecord,
     SessionStore,
@@ -81,8 +82,9 @@ class Cancellations:
         driven: the session, where it is driven here. Should the log have lost it, its owner writes it again.
 
         Raises:
-            MissingSession: there is no such session.
-            StoreUnavailable: the log did not answer in time. The session may go on.
+            MissingSession: there is no such session, here nor in the log.
+            StoreUnavailable: the log did not answer in time, or has lost a session that is driven here and is not
+                written again yet. The session may go on.
         """
         await self._insist(session_id, self._store.cancel, driven, lambda: _has_ended(driven))
 
@@ -96,8 +98,11 @@ class Cancellations:
             try:
                 await say(session_id)
             except (StoreUnavailable, MissingSession) as error:
-                lost = isinstance(error, MissingSession) and (driven is None or driven.output.end is not None)
-                if lost or self._now() > give_up:
+                missing, deleted = isinstance(error, MissingSession), isinstance(error, DeletedSession)
+                runs_here = driven is not None and driven.output.end is None
+                if self._now() > give_up and missing and runs_here and not deleted:
+                    raise StoreUnavailable("the session log has lost the session") from error
+                if self._now() > give_up or (missing and not runs_here):
                     raise
             else:
                 self._promised[session_id] = _Promise(say, is_done, self._now() + KEPT_S)

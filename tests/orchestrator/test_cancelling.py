@@ -20,6 +20,7 @@ from specwire.core.limits import Stopping
 from specwire.core.messages import EmitEnd, End, FinishReason, Outcome
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
+from tests.orchestrator.test_sweeping import orphan
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
@@ -154,6 +155,27 @@ async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
         return
     with pytest.raises(StoreUnavailable):
         await asking
+
+
+@pytest.mark.parametrize("what", ["ask", "delete"])
+async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_it(what: str) -> None:
+    """Its owner has not written it again in time: that is no session of which nobody knows."""
+    cancellations = Cancellations(MemoryStore(), 0.0)
+    with pytest.raises(StoreUnavailable, match="has lost the session"):
+        await getattr(cancellations, what)("session", Ending(Output(2)))
+    assert not cancellations._promised
+
+
+async def test_what_the_log_has_acknowledged_is_no_failure_where_it_cannot_be_ended_here() -> None:
+    """It is ours in the log, and of a model that is not served any more: whoever reads its log ends it."""
+    async with stack() as running:
+        orchestrator = running.orchestrator.orchestrator
+        session_id = await orphan(running, orchestrator.store, weights_fingerprint="gone")
+        await orchestrator.store.claim(session_id, orchestrator.owner)
+        await running.client.cancel(session_id)
+        log = await orchestrator.store.read(session_id)
+    assert log is not None
+    assert log.cancelled
 
 
 async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
