@@ -165,6 +165,8 @@ class Models:
     def __init__(self, tokenizers: Tokenizers) -> None:
         self._tokenizers = tokenizers
         self._versions: dict[Identity, Target] = {}
+        # Of all versions that were ever known: what was begun with one that is gone can still be read.
+        self._weights: set[str] = set()
         self._missed: dict[Identity, float] = {}
 
     def learn(self, info: Info, versions: bool) -> str | None:
@@ -183,6 +185,7 @@ class Models:
             self._versions[identity] = Target.of(info, self._tokenizers.of(info))
         except TokenizerError as error:
             return str(error)
+        self._weights.add(identity.weights)
         if known:
             logger.warning("another version of %s: %s rather than %s", info.model, offered, served)
         return None
@@ -218,20 +221,19 @@ class Models:
         return replace(record, tokenizer_fingerprint=whole.tokenizer, eos_ids=whole.eos_ids, model=target.info.model)
 
     def tokenizer_of(self, record: SessionRecord) -> Tokenizer:
-        """What the session's text is made with, also where none of its verifiers is left.
+        """What the session's text is made with, also long after its last verifier has left.
 
         Raises:
-            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, others are served here.
+            StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, its model was never here.
         """
         target = self._versions.get(identity_of(self.completed(record)))
         if target is not None:
             return target.tokenizer
-        if not self._versions:
+        if not self._weights:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier has answered yet")
         weights, text = record.weights_fingerprint, record.tokenizer_fingerprint
-        served = [each.identity.weights for each in self._versions.values()]
-        if weights not in served:
-            message = f"pinned to weights {weights[:SHOWN_HEX]}, and {served[-1][:SHOWN_HEX]} are served here"
+        if weights not in self._weights:
+            message = f"pinned to weights {weights[:SHOWN_HEX]}, which no verifier here has had"
             raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"session_id: the session is {message}")
         read = self._tokenizers.known(text)
         if read is None:

@@ -167,6 +167,25 @@ async def test_a_model_is_known_for_a_while_after_its_last_verifier() -> None:
     assert known.models.names() == ["qwen"]
 
 
+async def test_a_session_can_be_read_long_after_its_models_last_verifier() -> None:
+    """Its tokenizer is still there. A model that only shares the tokenizer is another one all the same."""
+    known = Shown()
+    await known.learn(described("llama", "aa"), versions=True)
+    (target,) = known.models.all()
+    identity = target.identity
+    begun = SessionRecord("s", (1,), Sampling(), Stopping(4), weights_fingerprint="aa")
+    record = replace(begun, tokenizer_fingerprint=identity.tokenizer, eos_ids=identity.eos_ids)
+    for now in (0.0, KEPT_S + 1):
+        known.models.sweep((), now)
+    assert known.models.all() == []
+    assert known.models.tokenizer_of(record) is target.tokenizer
+    await known.learn(described("qwen", "cc"), versions=True)
+    assert known.models.tokenizer_of(record) is target.tokenizer
+    with pytest.raises(StatusError, match="pinned to weights dd, which no verifier here has had") as refused:
+        known.models.tokenizer_of(replace(record, weights_fingerprint="dd"))
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
 async def test_versions_share_a_tokenizer() -> None:
     known = Shown()
     first = described("llama", "aa")
