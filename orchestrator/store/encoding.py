@@ -11,7 +11,14 @@ from orchestrator.store.base import DamagedLog, LogTail, SessionRecord, StoredSe
 from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import LIFETIME_MS
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.core.law.sampling import LogprobsOf, Sampling, check_numbers, with_rule
+from specwire.core.law.sampling import (
+    LEAST_REPETITION_PENALTY,
+    LEAST_TEMPERATURE,
+    LogprobsOf,
+    Sampling,
+    check_numbers,
+    with_rule,
+)
 from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
@@ -163,13 +170,13 @@ def request_of(data: bytes) -> tuple[str, str]:
 
 def _sampling(fields: _RecordFields) -> Sampling:
     sampling = Sampling(
-        temperature=fields.number("temperature"),
+        temperature=_at_least(LEAST_TEMPERATURE, fields.number("temperature")),
         top_k=fields.whole("top_k"),
         top_p=fields.number("top_p"),
         seed=fields.whole("seed", MOST_SEED),
         choice=fields.whole("choice"),
         min_p=fields.number("min_p", 0.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0),
+        repetition_penalty=_at_least(LEAST_REPETITION_PENALTY, fields.number("repetition_penalty", 1.0)),
         presence_penalty=fields.number("presence_penalty", 0.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0),
         logit_bias=tuple(_bias(pair) for pair in fields.several("logit_bias", [])),
@@ -178,6 +185,11 @@ def _sampling(fields: _RecordFields) -> Sampling:
         constraint=_constraint(fields.inner("constraint")) if fields.has("constraint") else None,
     )
     return with_rule(sampling, fields.text("rule", ""))
+
+
+def _at_least(least: float, number: float) -> float:
+    """Any number above 0 was legal once, and a log that holds one is none that is damaged."""
+    return least if 0.0 < number < least else number
 
 
 def _constraint_fields(constraint: Constraint | None) -> dict[str, object] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from orchestrator.store.encoding import (
 )
 from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import request_key
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.sampling import LEAST_REPETITION_PENALTY, LEAST_TEMPERATURE, Sampling
 from specwire.core.limits import Stopping
 from specwire.core.messages import Outcome, TokenLogprobs
 from specwire.rpc import convert
@@ -84,6 +85,23 @@ def test_a_record_from_before_there_were_options_has_none() -> None:
         del fields["sampling"][name]
     del fields["stopping"]["min_tokens"], fields["echo"]
     assert decode_record(json.dumps(fields).encode(), record.prompt) == record
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("repetition_penalty", LEAST_REPETITION_PENALTY), ("temperature", LEAST_TEMPERATURE)]
+)
+def test_a_record_from_before_there_was_a_least_is_read(name: str, least: float) -> None:
+    """What no log ever held is refused as before."""
+    fields = json.loads(encode_record(record_of("s")))
+    del fields["sampling"]["rule"]
+    for number, read in ((least / 10, least), (5e-324, least), (2 * least, 2 * least)):
+        fields["sampling"][name] = number
+        log = stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
+        assert getattr(log.record.sampling, name) == read
+    for number in (-least, math.nan):
+        fields["sampling"][name] = number
+        with pytest.raises(DamagedLog, match=name):
+            stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
 
 
 @pytest.mark.parametrize("told", [[], [None], [b"odd"], [b"\0\0\0\0", b"\0\0\0\0"], [b"\0\0\xc0\x7f"]])
