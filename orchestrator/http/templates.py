@@ -27,9 +27,12 @@ from specwire.text.frames import HEAD, Lost, lengths_of, packed, readable, recei
 
 ChatMessage = dict[str, Any]
 
-# Seconds of processor time, for compiling a template and for rendering a conversation; seconds in all, busy or not.
+# Seconds of processor time, for compiling a template and for rendering a conversation.
 COMPUTE_S = 2.0
+# Seconds in all, with waiting for a turn and the start of a process: for a conversation, whose caller waits; for a
+# template at a service's start, where a busy machine is no reason to give up.
 LIMIT_S = 20.0
+START_LIMIT_S = 120.0
 MOST_MEMORY = 512 << 20
 # Characters. More is no prompt: a request's body has fewer.
 MOST_TEXT = 16 << 20
@@ -148,8 +151,8 @@ class RemoteTemplate:
         self._closed = False
 
     async def compile(self) -> None:
-        """Raises TemplateInvalid, Busy."""
-        await self._asked(None)
+        """At a service's start. Raises TemplateInvalid, Busy."""
+        await self._asked(None, START_LIMIT_S)
 
     async def render(
         self, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]
@@ -158,20 +161,21 @@ class RemoteTemplate:
 
         Raises:
             InvalidParameter: the template refuses the messages, cannot deal with them, or takes too much for them.
-            TemplateInvalid: it does not compile. Busy: too many wait, or it was not rendered in time.
+            TemplateInvalid: it does not compile.
+            Busy: too many wait, it was not rendered in time, or no process could be had for it.
         """
         asked = {"messages": messages, "add_generation_prompt": add_generation_prompt, "more": dict(more)}
-        return await self._asked(asked)
+        return await self._asked(asked, LIMIT_S)
 
-    async def _asked(self, asked: dict[str, Any] | None) -> str:
+    async def _asked(self, asked: dict[str, Any] | None, limit_s: float) -> str:
         if self._waiting >= MOST_WAITING:
             raise Busy(f"messages: {MOST_WAITING} conversations wait to be rendered")
         self._waiting += 1
         try:
-            async with asyncio.timeout(LIMIT_S), self._turns:
+            async with asyncio.timeout(limit_s), self._turns:
                 return await self._rendered(asked)
         except TimeoutError:
-            raise Busy(f"messages: were not rendered within {LIMIT_S:g} s") from None
+            raise Busy(f"messages: were not rendered within {limit_s:g} s") from None
         finally:
             self._waiting -= 1
 
@@ -207,10 +211,7 @@ class RemoteTemplate:
             self._idle.append(process)
 
     async def _started(self) -> _Process:
-        try:
-            process = await _Process.started(self._forks.connect())
-        except Lost as lost:
-            raise TemplateInvalid(f"the chat template cannot be compiled: {lost}") from None
+        process = await _Process.started(self._forks.connect())
         try:
             await process.ask({"source": self._source, "special_tokens": self._special_tokens})
         except InvalidParameter as error:

@@ -25,7 +25,7 @@ ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS":
 
 
 class Busy(Exception):
-    """Too much waits already, or it takes too long."""
+    """Too much waits already, or it takes too long, or no process can be had: nobody's mistake, so ask again."""
 
 
 class ForkServer:
@@ -41,18 +41,23 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def connect(self) -> socket.socket:
-        """The connection to a new process. Raises Lost."""
-        if self._control is None or self.process is None or self.process.poll() is not None:
-            self.stop()
-            self._control = self._start()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise Lost(f"the process that it is forked from is gone: {error.strerror}") from None
-        return ours
+        """The connection to a new process. Raises Busy: where to fork it from ends at once, however often it starts."""
+        control = self._control
+        if control is None or self.process is None or self.process.poll() is not None:
+            control = self._restart()
+        try:
+            return _forked(control)
+        except OSError:  # it ended just now
+            control = self._restart()
+        try:
+            return _forked(control)
+        except OSError as error:
+            raise Busy(f"the process that others are forked from is gone: {error.strerror}") from None
+
+    def _restart(self) -> socket.socket:
+        self.stop()
+        self._control = self._start()
+        return self._control
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -83,6 +88,17 @@ class ForkServer:
                 self.process.kill()
                 self.process.wait()
             self.process = None
+
+
+def _forked(control: socket.socket) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            socket.send_fds(control, [b"\0"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours
 
 
 def serve(control: socket.socket, session: Callable[[int], None], most_memory: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,12 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine says nothing about a template: what it takes by itself ends it, or the test does."""
+    monkeypatch.setattr(templates, "LIMIT_S", LIMIT_S)
+
+
 @pytest.fixture
 async def renderer() -> AsyncIterator[Renderer]:
     renderer = Renderer()
@@ -149,6 +156,44 @@ async def test_a_process_that_has_died_is_replaced(renderer: Renderer) -> None:
             while not process.gone:  # noqa: ASYNC110  # its end tells nobody
                 await asyncio.sleep(0.01)
         assert await template.render(HELLO, True, {}) == "5"
+    finally:
+        template.close()
+
+
+async def test_where_to_fork_from_ends_between_two_chats(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew; where it does not stay, that is no mistake of the caller's, nor of the template's."""
+    template = renderer.template("{{ messages[0].content }}", {})
+    forks = renderer._forks
+    try:
+        for _ in range(2):
+            assert await template.render(HELLO, True, {}) == "5"
+            assert forks._control is not None
+            forks._control.shutdown(socket.SHUT_RDWR)
+            template.close()
+            template = renderer.template("{{ messages[0].content }}", {})
+        monkeypatch.setattr(forks, "_start", _nobodys)
+        with pytest.raises(Busy, match="forked from is gone"):
+            await template.render(HELLO, True, {})
+    finally:
+        template.close()
+
+
+def _nobodys() -> socket.socket:
+    """A connection whose other end is closed."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return ours
+
+
+async def test_a_template_is_compiled_at_start_however_busy_the_machine(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "LIMIT_S", 0.0)
+    template = renderer.template("5", {})
+    try:
+        await template.compile()
+        with pytest.raises(Busy, match="not rendered within 0 s"):
+            await template.render(HELLO, True, {})
     finally:
         template.close()
 
