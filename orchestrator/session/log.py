@@ -98,7 +98,7 @@ async def keep_leases(sessions: Callable[[], Iterable[Leased]]) -> None:
 # Writes one session's appends into the log, and mends the log where the store has lost of it.
 
 RETRY_S = 0.1
-# A log that refuses a session's first tokens is given up after so many seconds.
+# A log that refuses a session's first tokens, until somebody mends it, is given up after so many seconds.
 REFUSED_S = 2.0
 # Times that a log is written again before one append is given up.
 MOST_MENDS = 4
@@ -196,7 +196,7 @@ class Appender:
                 await asyncio.sleep(RETRY_S)
 
     def _impatience(self, error: StoreUnavailable) -> float:
-        """Seconds by which it is given up sooner: what refuses seldom changes its mind, and nothing is shown yet."""
+        """Seconds by which it is given up sooner: a full log stays full for long, and nothing is shown yet."""
         return max(0.0, self._timeout - REFUSED_S) if error.refused and not self._held.tokens else 0.0
 
     async def renew(self) -> bool:

@@ -58,8 +58,9 @@ class DamagedLog(StoreError):
 class StoreUnavailable(StoreError):
     """The store did not answer, or refused. What was written is unknown: read the log, do not guess.
 
-    The message is a sentence that callers may see. refused: there was an answer. detail: what the store itself said,
-    with addresses and names of scripts: for operators.
+    The message is a sentence that callers may see. refused: it answers, and will say the same until somebody mends it
+    (a failover passes by itself). detail: what the store itself said, with addresses and names of scripts: for
+    operators.
     """
 
     def __init__(self, message: str, detail: str = "", refused: bool = False) -> None:
@@ -100,28 +101,28 @@ def gap(session_id: str, position: int, length: int) -> Gap:
 
 
 # What a server says of itself, by the code that its error begins with (before 7.0 it stands inside of a script's), or
-# by the class that redis-py makes of it.
+# by the class that redis-py makes of it; and whether that stays so until somebody mends it.
 SAYINGS = (
-    (r"MISCONF", "takes no writes: Redis cannot save to its disk, which may be full"),
-    (r"OOM|OutOfMemory", "takes no writes: Redis has no memory left"),
-    (r"READONLY|ReadOnly", "takes no writes: the server is a read-only replica"),
-    (r"NOREPLICAS", "takes no writes: too few of its replicas are there"),
-    (r"LOADING|BusyLoading", "does not answer yet: Redis is reading its data"),
-    (r"BUSY", "does not answer: Redis is busy with a script"),
-    (r"NOAUTH|WRONGPASS|NOPERM|Authentication|Authorization|NoPermission", "does not let this orchestrator in"),
-    (r"CLUSTERDOWN|MASTERDOWN|ClusterDown|MasterDown", "does not answer: no server has its part of the keys"),
+    (r"MISCONF", True, "takes no writes: Redis cannot save to its disk, which may be full"),
+    (r"OOM|OutOfMemory", True, "takes no writes: Redis has no memory left"),
+    (r"READONLY|ReadOnly", False, "takes no writes: the server is a read-only replica"),
+    (r"NOREPLICAS", False, "takes no writes: too few of its replicas are there"),
+    (r"LOADING|BusyLoading", False, "does not answer yet: Redis is reading its data"),
+    (r"BUSY", False, "does not answer: Redis is busy with a script"),
+    (r"NOAUTH|WRONGPASS|NOPERM|Authentication|Authorization|NoPermission", True, "does not let this orchestrator in"),
+    (r"CLUSTERDOWN|MASTERDOWN|ClusterDown|MasterDown", False, "does not answer: no server has its part of the keys"),
 )
 
 
 def unavailable(reply: object) -> StoreUnavailable:
     """For an error that a server answered with, or that came in place of an answer."""
     said = f"{type(reply).__name__}: {reply}" if isinstance(reply, Exception) else f"unexpected reply {reply!r}"
-    refused = isinstance(reply, ResponseError) or not isinstance(reply, Exception)
-    for codes, meaning in SAYINGS:
+    for codes, lasts, meaning in SAYINGS:
         if isinstance(reply, Exception) and re.search(rf"\b({codes})", said):
-            return StoreUnavailable(f"the session log {meaning}", str(reply), refused)
-    meaning = "refused the call" if refused else "does not answer"
-    return StoreUnavailable(f"the session log {meaning}", str(reply) if isinstance(reply, Exception) else said, refused)
+            return StoreUnavailable(f"the session log {meaning}", str(reply), refused=lasts)
+    answered = isinstance(reply, ResponseError) or not isinstance(reply, Exception)
+    meaning = "refused the call" if answered else "does not answer"
+    return StoreUnavailable(f"the session log {meaning}", str(reply) if isinstance(reply, Exception) else said)
 
 
 def no_answer(detail: str) -> StoreUnavailable:

@@ -178,7 +178,7 @@ class Lane:
             if isinstance(reply, NoScriptError):
                 unknown.append(request)
             elif request.script.writes and shortfall:
-                _fail([request], StoreUnavailable(f"the session log is not sure to keep it: {shortfall}", refused=True))
+                _fail([request], StoreUnavailable(f"the session log is not sure to keep it: {shortfall}"))
             else:
                 _resolve(request, reply)
         if any(map(is_trouble, replies)):

@@ -106,8 +106,9 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             assert log.silent_s < TTL / 2
             assert await store.read("nobody") is None
             replica.pause()
-            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas") as short:
                 await store.append("s", fence, 4, (8,), (A,))
+            assert not short.value.refused  # a replica that is gone for a moment ends no session
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is it read, and shown to anybody
                 await store.read("s")
             replica.resume()

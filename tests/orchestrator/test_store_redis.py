@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from orchestrator.session.log import Appender, Lifetimes
 from orchestrator.store import (
@@ -24,6 +26,7 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
+from orchestrator.store.base import unavailable
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.lanes import MOST_AT_ONCE
 from orchestrator.store.redis import RedisStore
@@ -289,11 +292,57 @@ async def test_what_refuses_writes_says_so_in_a_sentence(fault: Fault) -> None:
                 with pytest.raises(StoreUnavailable) as caught:
                     await call
                 assert str(caught.value) == f"the session log takes no writes: {meaning}"
-                assert caught.value.refused
+                assert caught.value.refused is (fault is unwritable)
                 assert caught.value.detail
             assert await store.read("s") is not None
         await store.ping()
         await store.close()
+
+
+async def test_a_failover_does_not_end_a_session_that_has_just_begun(
+    server: RedisServer, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For some seconds the server is a read-only replica; only what lasts is given up so soon."""
+    monkeypatch.setattr("orchestrator.session.log.REFUSED_S", 0.0)
+    refusals: asyncio.Queue[StoreUnavailable] = asyncio.Queue()
+
+    store = await open_store(server.url, timeout_s=TIMEOUT)
+    append = store.append
+
+    async def heard(*args: Any, **named: Any) -> AppendReply:
+        try:
+            return await append(*args, **named)
+        except StoreUnavailable as error:
+            refusals.put_nowait(error)
+            raise
+
+    monkeypatch.setattr(store, "append", heard)
+    fence = await store.create(record_of("s"), TTL)
+    appender = Appender(store, record_of("s"), fence, Output(), "me", Lifetimes(TTL, TTL), LIMIT_S)
+    with replica(raw):
+        writing = asyncio.create_task(appender.write(Append(3, (7,), (A,), None)))
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(2):
+                assert "read-only" in str(await refusals.get())
+    assert await writing is False
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "lasts"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'", True),
+        ("NOPERM this user has no permissions", True),
+        ("NOAUTH Authentication required.", True),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", False),
+        ("CLUSTERDOWN The cluster is down", False),
+        ("MASTERDOWN Link with MASTER is down", False),
+        ("NOREPLICAS Not enough good replicas to write.", False),
+        ("BUSY Redis is busy running a script.", False),
+    ],
+)
+def test_only_what_somebody_has_to_mend_is_a_refusal(code: str, lasts: bool) -> None:
+    assert unavailable(ResponseError(code)).refused is lasts
 
 
 async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, raw: Redis) -> None:
