@@ -36,6 +36,7 @@ class LogHealth:
         self._changed = changed
         self._now = asyncio.get_running_loop().time
         self._since = 0.0
+        self._told = False
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -77,23 +78,33 @@ class LogHealth:
         await asyncio.shield(self._asking)
 
     async def _look(self) -> None:
+        """Whatever fails of it is told, and tried again with the next question."""
+        try:
+            trouble, detail = await self._answer()
+            await self._note(trouble, detail)
+        except Exception:  # a failure of our own: what is known stays
+            logger.exception("the session log's state could not be asked, or told")
+
+    async def _answer(self) -> tuple[str, str]:
+        """What is wrong with the log, for callers and for operators; two empty ones where nothing is."""
         try:
             await self._store.ping()
         except StoreUnavailable as error:
-            await self._note(str(error), error.detail)
-        except Exception:  # a failure of our own: what is known stays
-            logger.exception("the session log could not be asked")
-        else:
-            await self._note("", "")
+            return str(error), error.detail
+        return "", ""
 
     async def _note(self, trouble: str, detail: str) -> None:
         before, lasted = self.trouble, self.trouble_s
         if trouble and not before:
             self._since = self._now()
         self.trouble = trouble
-        if trouble and trouble != before:
-            logger.warning("%s%s; no session begins", trouble, f" ({detail})" if detail else "")
+        said = f"{trouble}{f' ({detail})' if detail else ''}"
+        if trouble and not before:
+            logger.warning("%s; no session begins", said)
+        elif trouble and trouble != before:
+            logger.info("%s; still no session begins", said)
         elif before and not trouble:
             logger.warning("the session log takes writes again, after %.1f s", lasted)
-        if bool(before) != bool(trouble):
+        if self._told != bool(trouble):
             await self._changed()
+            self._told = bool(trouble)

@@ -43,14 +43,21 @@ class Refusing(MemoryStore):
 
 
 class Health:
-    """One that is asked without pause. `changes`: what it said of whether the log has trouble."""
+    """One that is asked without pause. `changes`: what it said of whether the log has trouble.
+
+    fails: whoever is told of the next change fails.
+    """
 
     def __init__(self, store: MemoryStore) -> None:
         self.changes: list[bool] = []
+        self.fails = False
         self.log = LogHealth(store, self._changed)
 
     async def _changed(self) -> None:
         self.changes.append(bool(self.log.trouble))
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("readiness cannot be told")
 
 
 @asynccontextmanager
@@ -91,6 +98,39 @@ async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
     began, over = caplog.messages
     assert began == f"{FULL} (OOM in script 5f3a); no session begins"
     assert over.startswith("the session log takes writes again, after ")
+
+
+async def test_a_changed_reason_is_no_further_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failover says first that nobody answers, then that a replica does: an operator is warned of it once."""
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    caplog.set_level(logging.INFO, module.__name__)
+    store = Refusing()
+    async with health(store) as watched:
+        for words in (AWAY, FULL, ""):
+            store.words = words
+            await until(lambda words=words: store.asked > 0 and watched.log.trouble == words)  # type: ignore[misc]
+            asked = store.asked
+            await until(lambda asked=asked: store.asked > asked + 2)  # type: ignore[misc]
+    assert watched.changes == [True, False]
+    levels = [(record.levelno, record.getMessage().split(" (")[0]) for record in caplog.records]
+    assert [level for level, _ in levels] == [logging.WARNING, logging.INFO, logging.WARNING]
+    assert [said for _, said in levels[:2]] == [AWAY, FULL]
+
+
+async def test_who_cannot_be_told_of_it_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    store = Refusing()
+    async with health(store) as watched:
+        for words, changes in ((FULL, 2), ("", 4), (FULL, 6)):
+            watched.fails, store.words = True, words
+            await until(lambda changes=changes: len(watched.changes) == changes)  # type: ignore[misc]
+    assert watched.changes == [True, True, False, False, True, True]
+    failures = [record.exc_info for record in caplog.records if record.levelno == logging.ERROR]
+    assert [str(each[1]) for each in failures if each] == ["readiness cannot be told"] * 3
 
 
 async def test_whoever_begins_in_trouble_has_the_log_asked_once_more() -> None:
