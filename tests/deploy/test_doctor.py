@@ -12,7 +12,8 @@ import pytest
 import demo_pair
 from deploy.cli import doctor_checks as doctor_machine
 from deploy.cli import main as cli
-from deploy.cli.doctor_checks import Finding, Grade, bad, check_log, check_models, judge, lines, ok
+from deploy.cli.doctor_checks import Finding, Grade, bad, check_log, judge, lines, ok
+from deploy.cli.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
 
 TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"

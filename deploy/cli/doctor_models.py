@@ -1,0 +1,108 @@
+"""A target and its drafters: do they mean the same by an id, and do they fit into memory? No weights are loaded.
+
+Imports torch and transformers, unlike the other checks: `specwire doctor` must run where these are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deploy.cli.doctor_checks import Finding, bad, ok, warn
+from specwire.lm.load import outline
+from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.slots import position_bytes, readable
+from specwire.text.detokenizer import vocabulary_fingerprint
+
+# Of the memory that is available, what weights and caches may take: forwards need some, too.
+SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here."""
+
+    model: str
+    vocabulary: str
+    ids: int
+    context: int
+    kv_bytes: int
+    weight_bytes: int | None
+
+
+def check_devices() -> Iterator[Finding]:
+    devices = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    if devices:
+        yield ok("devices", ", ".join(devices))
+    elif torch.version.cuda and Path("/proc/driver/nvidia").exists():
+        yield warn("devices", "cpu only, though this machine has an NVIDIA driver", "look at nvidia-smi")
+    else:
+        yield ok("devices", "cpu")
+
+
+def check_models(
+    target: str | None, drafts: list[str], dtype: str, slots: int, available: int | None
+) -> Iterator[Finding]:
+    """available: bytes of memory, None where nobody knows."""
+    known: dict[str, Facts] = {}
+    for model in dict.fromkeys([*([target] if target else []), *drafts]):
+        try:
+            known[model] = facts_of(model, dtype)
+        except Exception as error:  # whatever a broken directory, or an unreachable hub, makes the library raise
+            reason = str(error).strip().partition("\n")[0]
+            yield bad("model", f"{model} cannot be read: {reason}", "give a directory with a model, or a hub id")
+    if target in known:
+        for draft in (each for each in drafts if each in known):
+            yield _check_pair(known[target], known[draft])
+    for facts in known.values():
+        yield _describe(facts, slots)
+    yield from _check_fit(list(known.values()), slots, available)
+
+
+def facts_of(model: str, dtype: str) -> Facts:
+    """Raises ModelError for whatever `verify` and `draft` refuse before they load the weights."""
+    if model.startswith(PREFIX):
+        info = ScriptedLM.parse(model, slots=1).info
+        return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)
+    known = outline(model)
+    config, precision = known.config, getattr(torch, dtype)
+    tokens = known.text.vocabulary(config.get_text_config().vocab_size)
+    kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
+    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights)
+
+
+def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:
+    """From the files' size, in which the configuration's dtype is stored."""
+    files = list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    stored = getattr(config, "dtype", None)
+    width = stored.itemsize if isinstance(stored, torch.dtype) else 4
+    return sum(file.stat().st_size for file in files) * dtype.itemsize // width if files else None
+
+
+def _check_pair(target: Facts, draft: Facts) -> Finding:
+    if target.vocabulary == draft.vocabulary:
+        return ok("pair", f"{draft.model} and {target.model} have the same {target.ids} tokens")
+    text = f"{draft.model} has {draft.ids} tokens, {target.model} {target.ids}, and they are not the same"
+    return bad("pair", text, "choose a draft model with the target's tokenizer, of the same family")
+
+
+def _describe(facts: Facts, slots: int) -> Finding:
+    weights = "" if facts.weight_bytes is None else f", weights {readable(facts.weight_bytes)}"
+    cache = f"{slots} sessions of {facts.context} tokens {readable(slots * facts.kv_bytes)}"
+    return ok("model", f"{facts.model}: {facts.ids} tokens{weights}, {cache}")
+
+
+def _check_fit(known: list[Facts], slots: int, available: int | None) -> Iterator[Finding]:
+    if available is None or not known:
+        return
+    needed = sum(slots * each.kv_bytes + (each.weight_bytes or 0) for each in known)
+    if needed <= SHARE * available:
+        yield ok("memory", f"{readable(needed)} of {readable(available)} needed for models and caches")
+        return
+    caches = sum(each.kv_bytes for each in known)
+    room = SHARE * available - sum(each.weight_bytes or 0 for each in known)
+    remedy = f"--slots {int(room // caches)}" if caches and room >= caches else "a shorter --context, or smaller models"
+    yield bad("memory", f"{readable(needed)} needed for models and caches, {readable(available)} available", remedy)
