@@ -90,8 +90,10 @@ test-ordinary: export ATEN_CPU_CAPABILITY := avx2
 test-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
 test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
-	for each in 1 2; do timeout 7200 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
-	$(MAKE) --no-print-directory test
+	for each in 1 2; do timeout 14400 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
+	failed=0; $(MAKE) --no-print-directory test || failed=$$?; \
+	kill -0 $$loops || { echo "test-ordinary: FAILED: a busy loop ended before the tests did"; exit 1; }; \
+	exit $$failed
 
 test-unit: $(STAMP)
 	echo "test: unit"

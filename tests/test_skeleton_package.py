@@ -109,14 +109,19 @@ echo "SKIPPED [1] tests/z.py:3: no Chromium"; echo "30 passed, 1 skipped in 89.9
 """
 
 
-def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
+def checkout(folder: Path, python: str) -> None:
+    """As far as make looks. python: what stands in for .venv/bin/python."""
+    shutil.copy(ROOT / "Makefile", folder)
     needed = ("pyproject.toml", "constraints.txt", "tests/http_clients.txt")
     for name in (*needed, ".venv/bin/python", ".venv/.stamp", ".venv/clients/.stamp"):
-        file = tmp_path / name
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(FAKE_PYTHON if name.endswith("python") else "")
+        file.write_text(python if name.endswith("python") else "")
         file.chmod(0o755)
+
+
+def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -> None:
+    checkout(tmp_path, FAKE_PYTHON)
     done = make("test", cwd=tmp_path)
     assert done.returncode == 2
     _, *stages = re.split(r"\n\ntest: ", re.sub(r"after \d+ s", "after some time", done.stdout))
@@ -126,6 +131,35 @@ def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -
     assert stages[1].endswith("\n1 failed, 3 passed in 3.21s")
     assert stages[2] == f"faults passed after some time\n{of_a_stage_that_passed}\n"
     assert make("test", "STAGES=unit faults", cwd=tmp_path).returncode == 0
+
+
+# Stands in for timeout, and ends at once; the tests beside it wait until both are gone.
+FAKE_TIMEOUT = """#!/bin/sh
+echo $$ >>ended
+"""
+AFTER_BOTH = """#!/bin/sh
+for each in $(seq 600); do
+    if [ "$(cat ended | wc -l)" = 2 ] && ! kill -0 $(head -1 ended) && ! kill -0 $(tail -1 ended); then exit 0; fi
+    sleep 0.1
+done 2>/dev/null
+exit 1
+"""
+
+
+def test_tests_are_ordinary_only_beside_their_busy_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout(tmp_path, "#!/bin/sh\n")
+    assert make("test-ordinary", "STAGES=unit", cwd=tmp_path).returncode == 0
+    checkout(tmp_path, "#!/bin/sh\nexit 1\n")
+    assert make("test-ordinary", "STAGES=unit", cwd=tmp_path).returncode == 2
+    checkout(tmp_path, AFTER_BOTH)
+    ended = tmp_path / "bin" / "timeout"
+    ended.parent.mkdir()
+    ended.write_text(FAKE_TIMEOUT)
+    ended.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ended.parent}:{os.environ['PATH']}")
+    done = make("test-ordinary", "STAGES=unit", cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("test: unit passed")) == (2, 1)
+    assert done.stdout.endswith("test-ordinary: FAILED: a busy loop ended before the tests did\n")
 
 
 def test_help_lists_every_target() -> None:
