@@ -13,7 +13,7 @@ who is missed, and looks into the log of each:
 To end it is to claim it: should its owner live after all, or two orchestrators find it at once, the newest fence wins,
 and the other one's say is void. A log that did not answer makes every owner silent, so nobody is missed before the log
 has answered for a lease, nor before this process has been awake for as long. So does a clock of the log's that jumps:
-who seems to be silent is looked at again after a moment, in which an owner that lives says something.
+who seems to be silent is looked at again in a later round; by then an owner that lives has said something.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Sweeper:
     patience: SweepPatience
     kept: float
     _ended: Rolls = field(default_factory=dict)
+    # By roll: who is to end, and since when that is known, by the loop's clock.
+    _suspects: dict[str, dict[str, float]] = field(default_factory=dict)
     _scatter: random.Random = field(default_factory=lambda: random.Random())
     _quiet_until: float = 0.0
 
@@ -108,8 +110,9 @@ class Sweeper:
                 logger.error("orphans could not be looked for", exc_info=error)
 
     def _be_quiet(self) -> None:
-        """Whom nobody called in the meantime may be about to be called."""
+        """Whom nobody called in the meantime may be about to be called, and who was silent may be about to speak."""
         self._quiet_until = asyncio.get_running_loop().time() + LEASE_S
+        self._suspects.clear()
 
     async def round(self) -> None:
         """Call who is driven here, strike who has ended, look after who is missed. Raises StoreError."""
@@ -119,6 +122,7 @@ class Sweeper:
         ended, self._ended = self._ended, {}
         for roll, sessions in ended.items():
             await self._strike(roll, sorted(sessions))
+        self._suspects = {roll: self._suspects.get(roll, {}) for roll in driven}
         for roll in driven:
             await self._look_for_missed(roll, driven[roll])
 
@@ -147,12 +151,18 @@ class Sweeper:
     async def _look_for_missed(self, roll: str, driven: set[str]) -> None:
         if asyncio.get_running_loop().time() < self._quiet_until:
             return
-        missed = [each for each in await self.store.missed(roll, AGAIN_S, MOST_AT_ONCE) if each not in driven]
-        due = [session_id for session_id in missed if await self._is_due(roll, session_id)]
-        if due:
-            await asyncio.sleep(CONFIRM_S)
-        for session_id in due:
-            if await self._is_over(session_id):
+        suspects = self._suspects[roll]
+        for session_id in await self.store.missed(roll, AGAIN_S, MOST_AT_ONCE):
+            if session_id not in driven and await self._is_due(roll, session_id):
+                suspects.setdefault(session_id, asyncio.get_running_loop().time())
+        await self._confirm(roll, driven)
+
+    async def _confirm(self, roll: str, driven: set[str]) -> None:
+        """Look again at those who have had the time to speak. A round does not wait for it: others are to be called."""
+        suspects, before = self._suspects[roll], asyncio.get_running_loop().time() - CONFIRM_S
+        for session_id in [each for each, since in suspects.items() if since <= before]:
+            del suspects[session_id]
+            if session_id not in driven and await self._is_over(session_id):
                 await self.store.strike(roll, [session_id])
 
     async def _is_due(self, roll: str, session_id: str) -> bool:

@@ -159,6 +159,34 @@ async def test_who_speaks_after_a_jump_of_the_log_s_clock_lives() -> None:
     assert await now.after(1000.0) == []
 
 
+async def test_no_round_waits_for_those_who_may_yet_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many models have orphans: between two rounds what is driven here would not be called, and be missed."""
+    monkeypatch.setattr(sweeping, "CONFIRM_S", 1e6)
+    now, orphans = Scene(), {"a", "b", "c"}
+    now.sweeper.driven = lambda: {name: {f"ours-{name}"} for name in orphans}
+    for name in orphans:
+        await now.log.create(record_of(name, weights_fingerprint=name), 3600.0, "them")
+    for _ in range(3):
+        async with asyncio.timeout(LIMIT_S):
+            assert await now.after(100.0) == []
+    monkeypatch.setattr(sweeping, "CONFIRM_S", 0.0)
+    assert set(await now.after(1.0)) == {(name, FinishReason.CANCELLED) for name in orphans}
+    assert await now.after(1000.0) == []
+
+
+async def test_who_was_silent_before_the_log_was_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a silence of the log nobody can have spoken."""
+    monkeypatch.setattr(sweeping, "CONFIRM_S", 1e6)
+    now = Scene()
+    await now.begun("s")
+    assert await now.after(1000.0) == []
+    now.sweeper._be_quiet()
+    now.sweeper._quiet_until = 0.0
+    monkeypatch.setattr(sweeping, "CONFIRM_S", 0.0)
+    assert await now.after(1.0) == []
+    assert await now.after(sweeping.AGAIN_S) == [("s", FinishReason.CANCELLED)]
+
+
 async def test_who_cannot_be_ended_here_is_told_again() -> None:
     now = Scene(refusal=StatusError(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping"))
     await now.begun("s")
