@@ -113,18 +113,18 @@ class ServiceActor:
         self._service.stop()
 
 
-class VerifierActor(ServiceActor):
+class Verifier(ServiceActor):
     """The target model's service."""
 
     def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
         super().__init__(verify_service.server.start, options, address_file)
 
 
-class DrafterActor(ServiceActor):
+class Drafter(ServiceActor):
     """A draft model's service."""
 
     def __init__(self, options: ModelServiceOptions, address_file: Path) -> None:
         super().__init__(draft_service.server.start, options, address_file)
 
 
-ACTORS: dict[str, type[VerifierActor] | type[DrafterActor]] = {"verifier": VerifierActor, "drafter": DrafterActor}
+ACTORS: dict[str, type[Verifier] | type[Drafter]] = {"verifier": Verifier, "drafter": Drafter}

@@ -65,7 +65,7 @@ def generated(address: str, *more: str) -> list[int]:
     with running("generate", PROMPT, "--address", address, *LENGTH, "--json", *more) as command:
         assert command.wait(LIMIT_S) == 0, command.said()
         done = json.loads(command.line())
-    assert done["stats"]["accepted"] > 10
+    assert done["stats"]["accepted"] > 0
     tokens: list[int] = done["tokens"]
     return tokens
 
