@@ -28,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -175,10 +175,15 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.reliability --check
 	$(BIN)/python -m scripts.security --check
 	$(BIN)/python -m scripts.simulated --check
+	echo "lint: generated references"
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
 	echo "lint: files of deploy/"
 	$(PYTEST) tests/deploy/test_files.py
+
+docs: $(STAMP) ## write the references of the API and of all options into build/docs/
+	$(BIN)/python -m scripts.api --write
+	$(BIN)/python -m scripts.cli_reference --write
 
 format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend safely
 	$(BIN)/ruff check -q --fix-only $(CODE)
@@ -190,9 +195,8 @@ node: ## install what the Node.js example needs (its test runs where this is don
 screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 	$(BIN)/python -m scripts.screenshots
 
-proto: $(STAMP) ## regenerate specwire/v1 and docs/API.md from proto/
+proto: $(STAMP) ## regenerate specwire/v1 from proto/
 	$(BIN)/python -m scripts.proto
-	$(BIN)/python -m scripts.api --write
 
 proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what make lint holds later changes against
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb

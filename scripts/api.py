@@ -1,30 +1,27 @@
-"""Writes docs/API.md from the sources of the wire and the docstrings of the Python client.
+"""Writes build/docs/API.md from the sources of the wire and the docstrings of the Python client.
 
 python -m scripts.api --write    write it
-python -m scripts.api --check    exit 1 if the one that is there differs
+python -m scripts.api --check    write nothing; fail where it cannot be written
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 from scripts import api_client, api_wire
+from scripts.pages import BUILT, ROOT, asked_to_write, build
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "API.md"
+PAGE = BUILT / "API.md"
 PROTOCOL = ROOT / "proto" / "PROTOCOL.md"
 HEAD = """\
 <!-- Written by scripts/api.py from proto/specwire/v1 and the docstrings of specwire.client; do not edit. -->
 # API reference
 
-Two ways in, beside [HTTP](HTTP.md): gRPC, from any language ([the wire](#the-wire), [statuses](#statuses)), and
-[Python](#the-python-client). What the messages mean together, their order and arithmetic, is in
-[PROTOCOL.md](../proto/PROTOCOL.md); clients that run, and calls by server reflection, without any of these files,
-are in [examples/](../examples/README.md). A client needs
-`GenerationService` alone, an operator's program `StatusService`; the rest is for those who write a drafter, a verifier
-or an orchestrator.
+Two ways in, beside [HTTP](../../docs/HTTP.md): gRPC, from any language ([the wire](#the-wire),
+[statuses](#statuses)), and [Python](#the-python-client). [PROTOCOL.md](../../proto/PROTOCOL.md) says what the messages
+mean together, their order and arithmetic. [examples/](../../examples/README.md) has clients that run, and calls by
+server reflection, which need none of these files. A client needs `GenerationService` alone, an operator's program
+`StatusService`; the rest is for those who write a drafter, a verifier or an orchestrator.
 """
 
 
@@ -46,16 +43,7 @@ def statuses_of(protocol: str) -> str:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the page")
-    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
-    arguments = parser.parse_args()
-    if arguments.write:
-        PAGE.write_text(page())
-    elif not PAGE.exists() or PAGE.read_text() != page():
-        print("docs/API.md differs from proto/ or the client's docstrings: run python -m scripts.api --write")
-        return 1
+    build(PAGE, page(), write=asked_to_write(__doc__))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Keeps the tables of docs/CLI.md equal to what `specwire --help` and its commands' --help say.
+"""Writes build/docs/OPTIONS.md from what `specwire --help` and its commands' --help say.
 
-python -m scripts.cli_reference --write    put them in
-python -m scripts.cli_reference --check    exit 1 if one that is there differs
+python -m scripts.cli_reference --write    write it
+python -m scripts.cli_reference --check    write nothing; fail where it cannot be written
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from pathlib import Path
 
 from deploy.commands import COMMANDS, Command
 from deploy.settings import CommandOptions, told
-from scripts.pages import asked_to_write, with_table
+from scripts.pages import BUILT, asked_to_write, build
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "CLI.md"
+PAGE = BUILT / "OPTIONS.md"
+HEAD = """\
+<!-- Written by scripts/cli_reference.py from the parsers of the commands; do not edit. -->
+# Every command and option
+
+As `specwire --help` and `specwire COMMAND --help` have them. How options are given, by file and environment too, and
+what exit codes mean is in [CLI.md](../../docs/CLI.md).
+"""
 # What depends on the machine that the help is asked on.
 HERE = re.compile(r", \d+ here\b")
 COMMAND_LINE = "| command | does |\n| --- | --- |"
@@ -80,20 +85,16 @@ def _said(action: argparse.Action, program: str) -> str:
     return HERE.sub("", told(action, program)).replace("|", "\\|")
 
 
-TABLES = {"commands": commands_table, "options": options_tables}
+def page() -> str:
+    """The whole page."""
+    return (
+        "\n\n".join([HEAD.rstrip(), f"## Commands\n\n{commands_table()}", f"## Options\n\n{options_tables()}"]) + "\n"
+    )
 
 
 def main() -> int:
     """Run the command line."""
-    write = asked_to_write(__doc__)
-    have = want = PAGE.read_text()
-    for name, table in TABLES.items():
-        want = with_table(want, name, "cli_reference", table())
-    if write:
-        PAGE.write_text(want)
-    elif have != want:
-        print(f"{PAGE.name}: the tables differ from --help: run python -m scripts.cli_reference --write")
-        return 1
+    build(PAGE, page(), write=asked_to_write(__doc__))
     return 0
 
 

@@ -1,8 +1,13 @@
-"""Tables that scripts write into pages, between markers that name the script."""
+"""Pages that scripts write: tables between markers that name the script, and whole references in build/docs."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Where `make docs` puts what is not under version control.
+BUILT = ROOT / "build" / "docs"
 
 
 def with_table(page: str, name: str, script: str, table: str) -> str:
@@ -19,9 +24,17 @@ def asked_to_write(description: str | None) -> bool:
     """Read the command line: --write, or --check."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the tables")
-    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    mode.add_argument("--write", action="store_true", help="write it")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 where something is wrong")
     return bool(parser.parse_args().write)
+
+
+def build(page: Path, text: str, *, write: bool) -> None:
+    """Put a generated page where it belongs, and say where that is; without `write` it was only rendered."""
+    if write:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text)
+        print(page)
 
 
 def grid(rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""scripts.api: all of the wire and all of the client stand on the page, each with what its source says."""
+"""`make docs`, the API: all of the wire and all of the client stand on the page, each with what its source says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/CLI.md says what the command line says: commands, options, exit codes."""
+"""docs/CLI.md and the reference of `make docs` say what the command line says: commands, options, exit codes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from deploy.cli.config import settings_of
 from deploy.commands import COMMANDS
 from deploy.settings import DEFAULT
 from scripts import cli_reference
-from scripts.pages import with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "CLI.md").read_text()
+REFERENCE = cli_reference.page()
 NAMES = [command.name for command in COMMANDS]
 LINE = re.compile(r"^  (-.*?)(?:  |$)", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-[a-z])\b")
@@ -32,14 +32,14 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def section(command: str) -> str:
-    _, found, rest = PAGE.partition(f"### specwire {command}\n")
+    _, found, rest = REFERENCE.partition(f"### specwire {command}\n")
     assert found
     return rest.partition("\n### ")[0]
 
 
 def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     said = " ".join(help_of(capsys).split())
-    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", PAGE.partition("<!-- end of commands -->")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", REFERENCE.partition("\n## Options\n")[0], re.MULTILINE)
     assert [name for name, _ in rows] == NAMES
     assert all(f"{name} {what}" in said for name, what in rows)
 
@@ -61,11 +61,17 @@ def unwrapped(text: str) -> str:
     return "".join(text.replace("\\|", "|").split())
 
 
-def test_the_page_is_what_the_script_writes() -> None:
-    page = PAGE
-    for name, table in cli_reference.TABLES.items():
-        page = with_table(page, name, "cli_reference", table())
-    assert page == PAGE, "run python -m scripts.cli_reference --write"
+def test_the_reference_is_written_on_request_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "docs" / "OPTIONS.md"
+    monkeypatch.setattr(cli_reference, "PAGE", file)
+    for option, there in (("--check", False), ("--write", True)):
+        monkeypatch.setattr(sys, "argv", ["cli_reference", option])
+        assert cli_reference.main() == 0
+        assert file.exists() == there
+    assert file.read_text() == REFERENCE
+    assert capsys.readouterr().out == f"{file}\n"
 
 
 def test_the_file_of_options_is_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ pools:
     min_replicas: 1
     max_replicas: 4
     scaling: {queue_s: 1}             see docs/DEPLOY.md; between min and max
-    options: {slots: 64}              of `specwire verify`, as docs/CLI.md names them
+    options: {slots: 64}              of `specwire verify`, as its --help names them
 orchestrators: {count: 2, grpc_port: 50051, http_port: 8000, options: {insecure: true}}
 """
 
