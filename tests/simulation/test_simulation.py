@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.simulation.asks import Ask
-from tests.simulation.further_mistakes import FURTHER_MISTAKES
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.mistakes import MISTAKES, Mistake
 from tests.simulation.run import Violation, check, run
@@ -33,7 +32,7 @@ def test_a_seed_runs_in_the_same_way_every_time(seed: int) -> None:
     assert run(scenario).trace == run(scenario).trace
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *FURTHER_MISTAKES], ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_caught(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake.make(monkeypatch)
     scenarios = (mistake.scenarios(seed) for seed in range(CAUGHT_WITHIN))

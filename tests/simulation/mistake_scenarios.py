@@ -1,4 +1,4 @@
-"""Scenarios in which a mistake can show: among the random ones, or made for it."""
+"""Scenarios in which a mistake of `mistakes.py` can show: among the random ones, or made for it."""
 
 from __future__ import annotations
 
