@@ -14,7 +14,7 @@ import pytest
 from bench.cluster.site import Site, site
 from specwire.client import Client
 from tests.faults.streams import PROMPT, plain
-from tests.integration.clustered import (
+from tests.integration.cluster import (
     LIMIT_S,
     MODEL,
     MORE,

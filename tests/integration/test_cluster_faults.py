@@ -23,7 +23,7 @@ from bench.cluster.site import Site, command_lines, site
 from bench.runs import BenchError
 from bench.wan.link import Link
 from tests.faults.streams import Stream
-from tests.integration.clustered import LIMIT_S, MORE, deploy, running
+from tests.integration.cluster import LIMIT_S, MORE, deploy, running
 from tests.integration.pauses import Pause
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
 from tests.wait import eventually

@@ -55,8 +55,8 @@ def scenario(rule: str, number: int) -> Scenario:
 
 def p_value(rule: str, deployments: int) -> float:
     """Of what clients read, by its first, its first two and its first three tokens; every invariant holds meanwhile."""
-    answer = [each for number in range(deployments) for each in check(scenario(rule, number)).answers]
-    texts = [tuple(each.tokens) for each in answer]
+    answers = [each for number in range(deployments) for each in check(scenario(rule, number)).answers]
+    texts = [tuple(each.tokens) for each in answers]
     assert len(texts) == deployments * AT_ONCE
     values = [p_of_firsts(TARGET.target, PROMPT, texts, length) for length in range(1, FIRSTS + 1)]
     return min(1.0, FIRSTS * min(values))
