@@ -46,9 +46,7 @@ async def test_the_next_turn_goes_where_its_parent_was_and_elsewhere_says_the_sa
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
         pool = running.orchestrator.pool
-        async with asyncio.timeout(60.0):
-            while not all(peer.up for peer in pool.verifiers):  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.01)
+        await until(lambda: all(peer.up for peer in pool.verifiers))
         busy = client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
         async with aclosing(busy):
             await anext(busy)
