@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.bars import at_least, at_most, bars
 from bench.interval import Estimate
 from bench.texts import Judged, Mismatch, Scores
-from tests.bench.made import sample
+from tests.bench.made_rows import sample
 
 
 def test_a_bar_needs_the_bound_on_its_side() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from bench.soak import record
 from scripts.reliability import pauses_table, played_line
-from tests.faults import played
+from tests.faults import matrix_record
 from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
+from tests.faults.failover_results import NOISE_S, Measured, Play, results, shown
 from tests.faults.matrix import CELLS
 from tests.faults.measure import OUT, STEP_S, UNDISTURBED, Figures, main
-from tests.faults.measured import NOISE_S, Measured, Play, results, shown
 from tests.faults.streams import LIMIT_S
 
 
@@ -112,11 +112,11 @@ def test_only_all_of_it_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_a_run_of_the_matrix_has_played() -> None:
-    scripted, demo = played.ROWS.values()
-    ends = dict.fromkeys([f"{scripted}{cell.name}]" for cell in CELLS], played.PASSED)
-    ends |= dict.fromkeys([f"{demo}{cell.name}]" for cell in CELLS[1:]], played.PASSED)
-    ends |= {f"{demo}{CELLS[0].name}]": played.FAILED, "another": played.PASSED}
-    told = json.loads(json.dumps(played.results(ends)))
+    scripted, demo = matrix_record.ROWS.values()
+    ends = dict.fromkeys([f"{scripted}{cell.name}]" for cell in CELLS], matrix_record.PASSED)
+    ends |= dict.fromkeys([f"{demo}{cell.name}]" for cell in CELLS[1:]], matrix_record.PASSED)
+    ends |= {f"{demo}{CELLS[0].name}]": matrix_record.FAILED, "another": matrix_record.PASSED}
+    told = json.loads(json.dumps(matrix_record.results(ends)))
     missed = [bar["name"] for bar in told["bars"] if not bar["holds"]]
     assert missed == ["rows that hold with the demo pair", "tests that failed"]
     machine = {"cpu": "a CPU", "cores": 2}

@@ -6,7 +6,7 @@ import pytest
 
 from bench.gaps import BETWEEN, DELIVERY, between_forwards, delivery, figures
 from bench.runs import Arrival, Sample
-from tests.bench.made import arrival, run
+from tests.bench.made_rows import arrival, run
 
 
 def test_the_way_to_the_client_has_four_parts() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.interleave import interleave, schedule
 from bench.runs import Sample
-from tests.bench.made import FakeRow
+from tests.bench.made_rows import FakeRow
 
 
 def test_the_order_rotates() -> None:

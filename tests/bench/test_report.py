@@ -17,7 +17,7 @@ from bench.report import report, table
 from bench.results import Results, VariantResult, row_result
 from bench.runs import Run, Sample
 from bench.texts import Judged, Mismatch, Scores
-from tests.bench.made import FakeRow, arrival, run
+from tests.bench.made_rows import FakeRow, arrival, run
 
 SPEEDS = {"a": 1.0, "b": 0.9, "c": 0.8, "d": 0.5}
 LABELS = {

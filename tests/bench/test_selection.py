@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bench.runs import Run
 from bench.selection import PROMPTS, fastest
-from tests.bench.made import run
+from tests.bench.made_rows import run
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.speed import acceptance, prompt_ratios, speed_ratio, spread, tokens_per_forward, tokens_per_second
-from tests.bench.made import sample
+from tests.bench.made_rows import sample
 
 SAMPLES = [
     *(sample("a", repeat, 0, 4.0) for repeat in range(3)),

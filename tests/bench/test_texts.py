@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.texts import Mismatch, Scores, judge, mismatches, tolerance
-from tests.bench.made import sample
+from tests.bench.made_rows import sample
 
 
 def test_the_first_difference_of_each_text_is_found_once() -> None:

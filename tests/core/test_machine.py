@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from specwire.core.messages import FinishReason, Outcome
+from tests.core.mistakes import MISTAKES
 from tests.core.script import VOCABULARY, Script
 from tests.core.world import FAULTS, PROGRESS, SEEDS, STOPS, World, random_run
+from tests.patches import Patch
 
 NUMBERS = st.integers(0, 7)
 
@@ -185,3 +189,14 @@ def test_what_the_client_took_while_the_verifier_was_away_counts() -> None:
     world.step("verifier_ready")
     world.step("client_takes", 7)
     world.finish()
+
+
+# Its teeth
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_caught(mistake: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mistake(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)):
+        for seed in SEEDS:
+            random_run(seed)

@@ -7,11 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 from deploy.stack.processes import Child, descendants, end_tree
+from tests.wait import eventually, lives
 
 SLEEP = "import time; time.sleep(60)"
 FAMILY = f"""
@@ -21,20 +19,6 @@ print(child.pid, flush=True)
 child.wait()
 """
 DEADLINE = 120.0
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + DEADLINE
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 async def started(source: str) -> Child:

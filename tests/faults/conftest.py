@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.played import Playing
+from tests.faults.matrix_record import Playing
 from tests.faults.stack import Stack, stack
 
 

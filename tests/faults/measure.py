@@ -24,8 +24,8 @@ from bench.soak import record
 from specwire.progress import Bar
 from specwire.rpc.process import say
 from tests.faults.cells import HELD_S, Cell, Notice, held_s
+from tests.faults.failover_results import Measured, Play, results, shown
 from tests.faults.matrix import CELLS
-from tests.faults.measured import Measured, Play, results, shown
 from tests.faults.parts import ROOT
 from tests.faults.place import place
 from tests.faults.scene import ASKED, DRAFT, LONG, Manner, Scene

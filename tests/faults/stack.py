@@ -60,6 +60,11 @@ class Stack:
         assert log is not None
         return log
 
+    def logged(self, session_id: str) -> int:
+        """How many tokens Redis holds of a session."""
+        log = read_log(self.redis.url, session_id)
+        return 0 if log is None else log.length
+
 
 def read_log(url: str, session_id: str) -> StoredSession | None:
     """What the Redis at `url` holds of a session."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.messages import FinishReason
 from tests.faults.parts import Parts, parts
 from tests.text.schemas import fits
+from tests.wait import eventually
 
 PROMPT = "def shape(self):\n    return "
 REGEX = r"\{('[a-z]{3,12}': [0-9]{1,6}, ){25}'end': 0\}"
@@ -32,10 +32,8 @@ def owned() -> Iterator[Parts]:
     with parts() as owner:
         yield owner
         owner.end()
-        deadline = time.monotonic() + LIMIT_S
-        while owner.living():  # the processes that held constraints hear from the kernel that nobody is there
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        # The processes that held constraints hear from the kernel that nobody is there.
+        assert eventually(lambda: not owner.living())
 
 
 def test_a_killed_verifier_changes_no_constrained_text(owned: Parts) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -28,6 +27,7 @@ from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.wait import eventually
 
 LENGTH = 120
 PATIENT = ("--grace", "60")
@@ -61,12 +61,10 @@ def metrics_at() -> tuple[str, str]:
 
 
 def until_not_serving(address: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    asked = health_pb2.HealthCheckRequest()
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        while stub.Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S).status != States.NOT_SERVING:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(lambda: stub.Check(asked, timeout=LIMIT_S).status == States.NOT_SERVING)
 
 
 def refused_at(address: str) -> SpecwireError:

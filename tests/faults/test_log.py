@@ -18,8 +18,9 @@ from orchestrator.store.scripts import session_keys
 from specwire.core.messages import FinishReason, Outcome
 from tests.faults.parts import ROOT
 from tests.faults.stack import PLAIN, Stack, read_log
-from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
+from tests.faults.streams import PROMPT, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.wait import eventually
 
 LONG = 4000
 # Longer than the orchestrator waits for one answer of the log, so that appends of unknown outcome are repeated.
@@ -80,19 +81,11 @@ def test_a_log_lost_while_the_text_stands_still_is_written_again(healthy: Stack)
         stream.until_quiet(QUIET_S)
         healthy.redis.stop()
         healthy.redis.start()
-        wait_for_log(healthy, stream.session_id)
+        with redis.Redis(unix_socket_path=str(healthy.redis.socket)) as client:
+            assert eventually(lambda: client.exists(session_keys(stream.session_id)[0]))
         assert list(healthy.log(stream.session_id).tokens) == stream.tokens
         healthy.verifier.send(signal.SIGCONT)
         assert stream.rest() == plain(PLAIN, 200)
-
-
-def wait_for_log(stack: Stack, session_id: str) -> None:
-    key = session_keys(session_id)[0]
-    deadline = time.monotonic() + LIMIT_S
-    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
-        while not client.exists(key):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing(healthy: Stack) -> None:
@@ -195,10 +188,8 @@ def test_a_client_that_vanishes_ends_its_session(healthy: Stack) -> None:
 
 def ended(stack: Stack, session_id: str) -> FinishReason | None:
     """Why the session ended, by its log; asked for again until it says, for a reader would keep the session alive."""
-    deadline = time.monotonic() + LIMIT_S
-    while (reason := stack.log(session_id).reason) is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return reason
+    eventually(lambda: stack.log(session_id).reason is not None)
+    return stack.log(session_id).reason
 
 
 def test_sigterm_while_text_streams(healthy: Stack) -> None:

@@ -21,6 +21,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.faults.parts import Service
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import LIMIT_S, Stream, plain
+from tests.wait import eventually
 
 LENGTH = 600
 PATIENCE_S = 120.0
@@ -127,20 +128,13 @@ def test_split_brain(healthy: Stack, second: Service) -> None:
         healthy.orchestrator.send(signal.SIGSTOP)
         try:
             taking = pool.submit(take_over, second.address, stays.session_id)
-            until_longer(healthy, stays.session_id, before.length + 200)
+            assert eventually(lambda: healthy.logged(stays.session_id) >= before.length + 200)
         finally:
             healthy.orchestrator.send(signal.SIGCONT)
         assert_whole(healthy, stays, plain(PLAIN, long))
         taking.result(LIMIT_S)
     assert healthy.log(stays.session_id).fence > before.fence
     assert "Traceback" not in healthy.orchestrator.said()
-
-
-def until_longer(healthy: Stack, session_id: str, length: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while healthy.log(session_id).length < length:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) -> None:

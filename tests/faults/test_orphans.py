@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from orchestrator.store import StoredSession
@@ -11,6 +9,7 @@ from specwire.client import Client, Started
 from specwire.core.messages import FinishReason
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import PROMPT, plain
+from tests.wait import eventually
 
 # Beyond the call's own: until its owner cannot come back, and until it is missed: see docs/RELIABILITY.md, the times.
 LIMIT_S = 120.0
@@ -42,8 +41,7 @@ def test_a_killed_orchestrators_session_ends(healthy: Stack, timeout: float, rea
 
 
 def ended(healthy: Stack, session_id: str) -> StoredSession:
-    deadline = time.monotonic() + LIMIT_S
-    while (log := healthy.log(session_id)).reason is None:
-        assert time.monotonic() < deadline, "it still runs in the log"
-        time.sleep(0.5)
-    return log
+    assert eventually(lambda: healthy.log(session_id).reason is not None, LIMIT_S, pause_s=0.5), (
+        "it still runs in the log"
+    )
+    return healthy.log(session_id)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.faults.stack import PLAIN, Stack, read_log
+from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import LIMIT_S, Stream, plain
+from tests.wait import eventually
 
 LENGTH = 2400
 
@@ -29,7 +29,7 @@ def test_the_newest_fence_wins(healthy: Stack, kept: bool) -> None:
         healthy.orchestrator.send(signal.SIGSTOP)
         try:
             present = pool.submit(taken_over, second.address, former.session_id)
-            until_longer(healthy, former.session_id, before.length + 100)
+            assert eventually(lambda: healthy.logged(former.session_id) >= before.length + 100)
             healthy.redis.stop()
             healthy.redis.start()
         finally:
@@ -43,13 +43,6 @@ def test_the_newest_fence_wins(healthy: Stack, kept: bool) -> None:
     assert log.fence > before.fence
     assert "Traceback" not in healthy.orchestrator.said() + second.said()
     second.kill()
-
-
-def until_longer(healthy: Stack, session_id: str, length: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while (log := read_log(healthy.redis.url, session_id)) is None or log.length < length:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def taken_over(address: str, session_id: str) -> list[int]:

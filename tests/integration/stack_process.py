@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy.stack.processes import descendants, end_tree
+from tests.wait import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
@@ -97,10 +97,3 @@ def running(*arguments: str) -> Iterator[Command]:
             command.process.wait(END_LIMIT)
             if command.process.stdout is not None:
                 command.process.stdout.close()
-
-
-def eventually(holds: Callable[[], bool], limit: float) -> bool:
-    end = time.monotonic() + limit
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
-    return holds()

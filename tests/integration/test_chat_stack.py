@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from deploy.stack.processes import descendants, end_tree
-from tests.integration.stack_process import END_LIMIT, ROOT, eventually
+from tests.integration.stack_process import END_LIMIT, ROOT
+from tests.wait import eventually
 
 STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8", "--no-ray")
 

@@ -14,7 +14,7 @@ import pytest
 from bench.cluster.site import Site, site
 from specwire.client import Client
 from tests.faults.streams import PROMPT, plain
-from tests.integration.clustered import (
+from tests.integration.cluster import (
     LIMIT_S,
     MODEL,
     MORE,
@@ -23,10 +23,10 @@ from tests.integration.clustered import (
     OTHER_MODEL,
     OTHER_NAME,
     deploy,
-    eventually,
     running,
 )
 from tests.integration.pauses import Pause
+from tests.wait import eventually
 
 VERIFIERS = 3
 PROMPTS = ((5, 6, 7), (5, 6, 8), (5, 6, 9))
@@ -110,5 +110,5 @@ def lose_a_node(here: Site, front: str, pauses: list[Pause], verifiers: int, fau
         for stream in streams:
             stream.until_arrived(time.monotonic())
         pauses.append(Pause.of(fault, moment, *streams, ray_s=ray_s))
-    assert eventually(lambda: are_ready(here, verifiers))
+    assert eventually(lambda: are_ready(here, verifiers), pause_s=1.0)
     assert {row["node"] for row in targets(here)} == here.nodes_with("big")

@@ -23,9 +23,10 @@ from bench.cluster.site import Site, command_lines, site
 from bench.runs import BenchError
 from bench.wan.link import Link
 from tests.faults.streams import Stream
-from tests.integration.clustered import LIMIT_S, MORE, deploy, eventually, running
+from tests.integration.cluster import LIMIT_S, MORE, deploy, running
 from tests.integration.pauses import Pause
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.wait import eventually
 
 # What was on its way is there by then.
 GONE_S = 1.0
@@ -69,7 +70,7 @@ def deployed_behind_relays(here: Site) -> Iterator[dict[str, Link]]:
 
     with ThreadPoolExecutor(1) as apart, ExitStack() as owned:
         deploying = apart.submit(deploy, here, 2, 2, 2)
-        assert eventually(lambda: len(verifiers()) == 2 or deploying.done())
+        assert eventually(lambda: len(verifiers()) == 2 or deploying.done(), pause_s=1.0)
         links = {each: owned.enter_context(Link(each, f"{RELAYED}:{each.rpartition(':')[2]}")) for each in verifiers()}
         deploying.result(LIMIT_S)
         yield links
@@ -103,7 +104,7 @@ def test_a_partitioned_replica(deployed: Deployed, pauses: list[Pause]) -> None:
         link.stall(0.0)
         stream.until(len(stream.tokens) + MORE)  # what the other one still holds, and says, is void
         pauses.append(Pause.of("a replica partitioned from the orchestrators (a relay stalls)", moment, stream))
-    assert eventually(lambda: ready(deployed))
+    assert eventually(lambda: ready(deployed), pause_s=1.0)
 
 
 @pytest.mark.cluster
@@ -122,7 +123,7 @@ def test_the_heads_actors_are_started_again(deployed: Deployed, pauses: list[Pau
             os.kill(pid, signal.SIGKILL)
         stream.until_arrived(moment + GONE_S)
         assert stream.breaks
-        assert eventually(lambda: ready(deployed))
+        assert eventually(lambda: ready(deployed), pause_s=1.0)
         stream.until(len(stream.tokens) + MORE)
         pauses.append(Pause.of("the head's actors killed, the client's orchestrator among them", moment, stream))
     assert not set(actors) & set(command_lines(raylet.process.pid))
@@ -141,4 +142,4 @@ def test_the_heads_control_plane_is_started_again(deployed: Deployed, pauses: li
         head.start_gcs_server()
         stream.until(len(stream.tokens) + MORE)
         pauses.append(Pause.of("the head's control plane (GCS) killed and started again", moment, stream))
-    assert eventually(lambda: ready(deployed))
+    assert eventually(lambda: ready(deployed), pause_s=1.0)

@@ -39,6 +39,7 @@ from tests.integration.scaled_load import (
     rest,
     status,
 )
+from tests.wait import eventually
 
 LIMIT_S = 120.0
 SPEC = "scripted:7:vocab=64"
@@ -118,10 +119,8 @@ def test_the_autoscaler_is_started_again(deployed: Deployed) -> None:
         pid for each in below for pid, line in command_lines(each).items() if line.startswith("ray::Autoscaler")
     ]
     os.kill(autoscaler, signal.SIGKILL)
-    deadline, began = time.monotonic() + LIMIT_S, time.time()
-    while not any(look["at"] > began for look in status(deployed.site)["looks"]):
-        assert time.monotonic() < deadline
-        time.sleep(1.0)
+    began = time.time()
+    assert eventually(lambda: any(look["at"] > began for look in status(deployed.site)["looks"]), pause_s=1.0)
 
 
 @pytest.mark.cluster
@@ -133,22 +132,21 @@ async def test_a_full_cluster_queues_until_there_is_a_node() -> None:
         crowd = asyncio.create_task(
             drive(front, None, [Planned(0.3 * turn, (5, 6, 7), TOKENS) for turn in range(CROWD)])
         )
-        await until(site, {"ready": 1, "away": 1})
+        await asyncio.to_thread(wait_for, site, {"ready": 1, "away": 1})
         site.cluster.add_node(num_cpus=1, resources={"big": 1})
-        await until(site, {"ready": 2})
+        await asyncio.to_thread(wait_for, site, {"ready": 2})
         assert_plain(await crowd)
         assert "target: removed" in await asyncio.to_thread(site.specwire, "undeploy")
 
 
-async def until(site: Site, wanted: dict[str, int]) -> None:
+def wait_for(site: Site, wanted: dict[str, int]) -> None:
     """Until at least as many verifiers are in these states."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            rows = (await asyncio.to_thread(status, site))["replicas"]
-            states = Counter(row["state"] for row in rows if row["pool"] == "target")
-            if all(states[state] >= count for state, count in wanted.items()):
-                return
-            await asyncio.sleep(1.0)
+
+    def are_there() -> bool:
+        states = Counter(row["state"] for row in status(site)["replicas"] if row["pool"] == "target")
+        return all(states[state] >= count for state, count in wanted.items())
+
+    assert eventually(are_there, pause_s=1.0)
 
 
 @pytest.mark.cluster

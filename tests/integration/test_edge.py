@@ -14,9 +14,10 @@ from specwire.client import AsyncClient, Chunk
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain
-from tests.integration.stack_process import Command, eventually, running
+from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.rpc.relay import Relay
+from tests.wait import eventually
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
 DRAFT = "scripted:7:vocab=64:agree=0.8"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import grpc
@@ -17,6 +16,7 @@ from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.wait import eventually
 
 TARGET = "scripted:7:vocab=64:delay_ms=30"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -58,13 +58,6 @@ def peers(orchestrator: Service) -> dict[str, status_pb2.PeerStatus]:
     return {peer.address: peer for peer in status.peers}
 
 
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def up(orchestrator: Service) -> set[str]:
     return {at for at, peer in peers(orchestrator).items() if peer.state == status_pb2.PEER_STATE_UP}
 
@@ -76,7 +69,7 @@ def test_services_come_and_go_while_sessions_run(owned: Parts, redis: RedisServe
     drafter = owned.start("draft", DRAFT, *there)
     for service in (first, second, drafter, orchestrator):
         service.ready()
-    until(lambda: up(orchestrator) == {first.address, second.address, drafter.address})
+    assert eventually(lambda: up(orchestrator) == {first.address, second.address, drafter.address})
     with ExitStack() as stack:
 
         def begin() -> Stream:
@@ -92,13 +85,15 @@ def test_services_come_and_go_while_sessions_run(owned: Parts, redis: RedisServe
 
         third = owned.start("verify", TARGET, *there)
         third.ready()
-        until(lambda: third.address in up(orchestrator))
+        assert eventually(lambda: third.address in up(orchestrator))
         streams.append(begin())
         assert peers(orchestrator)[third.address].sessions == 1
 
         first.kill()
         second.send(signal.SIGTERM)
-        until(lambda: registered(redis.url)[second.address].state is ServiceState.DRAINING or not second.lives)
+        assert eventually(
+            lambda: registered(redis.url)[second.address].state is ServiceState.DRAINING or not second.lives
+        )
         drafter.kill()
         begun = begin()
         assert peers(orchestrator)[third.address].sessions >= 2
@@ -109,7 +104,7 @@ def test_services_come_and_go_while_sessions_run(owned: Parts, redis: RedisServe
         expected = plain(TARGET.rpartition(":")[0], max(len(stream.tokens) for stream in streams))
         assert all(stream.tokens == expected[: len(stream.tokens)] for stream in (*streams, begun))
 
-    until(lambda: registered(redis.url).keys() == {third.address, orchestrator.address})
+    assert eventually(lambda: registered(redis.url).keys() == {third.address, orchestrator.address})
     left = registered(redis.url)
     assert (left[third.address].role, left[third.address].slots) == (Role.VERIFIER, 16)
     assert left[orchestrator.address].models == left[third.address].models

@@ -5,7 +5,6 @@ All are processes. The box serves sessions of its own region, may vanish at any 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.wait import eventually
 
 SPEC = "scripted:7:vocab=64"
 TARGET = f"{SPEC}:delay_ms=30"
@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for service in (verifier, drafter, *orchestrators):
             service.ready()
         for each in orchestrators:
-            until(there(each, drafter.address))
+            assert eventually(there(each, drafter.address))
         yield Site(redis.url, orchestrators[0], orchestrators[1], str(folder / "token"), owned)
 
 
@@ -84,18 +84,11 @@ def there(orchestrator: Service, name: str) -> Callable[[], bool]:
     return lambda: name in drafters(orchestrator)
 
 
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_box_serves_its_own_region_and_vanishes(site: Site) -> None:
     box = site.box()
     box.ready()
     for each in (site.cloud, site.home):
-        until(there(each, BOX))
+        assert eventually(there(each, BOX))
     with ExitStack() as stack:
         streams = [stack.enter_context(Stream(each.address, max_tokens=LENGTH)) for each in (site.cloud, site.home)]
         for stream in streams:
@@ -103,15 +96,16 @@ def test_a_box_serves_its_own_region_and_vanishes(site: Site) -> None:
         assert drafters(site.home)[BOX] == 1
         assert drafters(site.cloud)[BOX] == 0
         box.kill()
-        until(lambda: BOX not in drafters(site.home))
+        assert eventually(lambda: BOX not in drafters(site.home))
         for stream in streams:
             stream.until(len(stream.tokens) + MORE)
-        until(lambda: list(drafters(site.home).values()) == [1])  # the cloud's drafter has taken the session over
+        # The cloud's drafter has taken the session over.
+        assert eventually(lambda: list(drafters(site.home).values()) == [1])
         streams[1].until_accepted()
 
         again = site.box()
         again.ready()
-        until(there(site.home, BOX))
+        assert eventually(there(site.home, BOX))
         streams.append(stack.enter_context(Stream(site.home.address, max_tokens=LENGTH)))
         streams[2].until_accepted()
         assert drafters(site.home)[BOX] == 1
@@ -128,7 +122,7 @@ def test_an_edge_finds_its_verifiers_in_the_registry(site: Site) -> None:
     near = site.owned.start("verify", TARGET, *known, "--grace", "0.5")
     for service in (near, edge):
         service.ready()
-    until(lambda: len(verifiers(edge)) == 2)
+    assert eventually(lambda: len(verifiers(edge)) == 2)
     with Stream(edge.address, max_tokens=LENGTH) as stream:
         stream.until_accepted()
         assert drafters(edge)["the drafter in this process"] == 1

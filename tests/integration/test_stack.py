@@ -19,7 +19,8 @@ import pytest
 
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import Gathering
-from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, eventually, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
+from tests.wait import eventually
 
 PROMPT = "1 2 3"
 TOKENS = 150

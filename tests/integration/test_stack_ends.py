@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, eventually, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, running
+from tests.wait import eventually
 
 ANY_PORT = ("--listen", "127.0.0.1:0")
 PAIR = ("--target", TARGET, "--draft", DRAFT)

@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 from tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from deploy.stack.processes import descendants
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.v1 import common_pb2, verify_pb2_grpc
 from tests.verify_service.peer import Peer
+from tests.wait import lives, until
 
 PATIENCE_S = 100.0
 COUNT = 48
@@ -44,20 +44,6 @@ async def verifier() -> AsyncIterator[tuple[Process, str, int]]:
         await process.wait()
 
 
-async def until_gone(*pids: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while any(lives(pid) for pid in pids):  # noqa: ASYNC110 # nothing tells of others' processes
-            await asyncio.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
-    """A zombie that nobody has waited for yet does not."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 async def test_serves_and_ends_on_a_signal_with_its_other_rank() -> None:
     one = load_model(str(TARGET), slots=1, threads=1)
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
@@ -79,13 +65,13 @@ async def test_serves_and_ends_on_a_signal_with_its_other_rank() -> None:
             os.kill(pid, signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
-        await until_gone(other)
+        await until(lambda: not lives(other))
 
 
 async def test_the_other_rank_ends_with_a_verifier_that_is_killed() -> None:
     async with verifier() as (process, _, other):
         process.kill()
-        await until_gone(process.pid, other)
+        await until(lambda: not lives(process.pid) and not lives(other))
 
 
 def largest_gap(lm: LanguageModel, prompt: Sequence[int], tokens: Sequence[int]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +19,10 @@ from specwire.lm.llama import LlamaRunner
 from specwire.lm.orders import LeadingRunner, obey, to_copy, to_run, to_zero
 from tests.lm.models import build, config, plain, save
 from tests.lm.walk import Texts
+from tests.wait import eventually
 from verify_service.ranks import Ranks
 
 SLOTS, LONG = 4, 700
-PATIENCE_S = 120.0
 
 
 @contextmanager
@@ -38,14 +37,7 @@ def over_two(folder: str, **options: object) -> Iterator[LanguageModel]:
 
 def gone(pid: int) -> bool:
     """Whether a process ends in time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
-    return False
+    return eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.parametrize(("kind", "lean"), [("llama-biased-tied", True), ("qwen2", False)])

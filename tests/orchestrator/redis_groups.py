@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from redis.exceptions import MovedError, RedisError
 
 from orchestrator.store.scripts import session_keys
 from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.wait import eventually
 
 LIMIT_S = 60.0
 SLOTS = 16384
@@ -24,17 +24,15 @@ HIGHEST_PORT = 55_000
 SERVICE = "sessions"
 
 
-def until(true: Callable[[], object]) -> None:
-    """Ask until it is so; a server that does not answer yet says no."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            if true():
-                return
-        except RedisError:
-            pass
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+def ask_until(true: Callable[[], object]) -> None:
+    """A server that does not answer yet says no."""
+
+    def holds() -> bool:
+        with suppress(RedisError):
+            return bool(true())
+        return False
+
+    assert eventually(holds, LIMIT_S, pause_s=0.05), "it did not happen in time"
 
 
 def client_of(server: RedisServer) -> Redis:
@@ -67,7 +65,7 @@ def replicated() -> Iterator[tuple[RedisServer, RedisServer]]:
         host, _, port = primary.tcp.partition(":")
         settings = {"replicaof": f"{host} {port}", "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
         with RedisServer(port=free_port(), **settings) as replica:
-            until(lambda: replication(replica, "master_link_status") == "up")
+            ask_until(lambda: replication(replica, "master_link_status") == "up")
             yield primary, replica
 
 
@@ -86,7 +84,7 @@ def sentinel(primary: RedisServer) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             with Redis(port=int(own)) as client:
-                until(lambda: client.sentinel_slaves(SERVICE))
+                ask_until(lambda: client.sentinel_slaves(SERVICE))
             yield f"127.0.0.1:{own}"
         finally:
             process.kill()
@@ -105,7 +103,7 @@ def cluster() -> Iterator[list[RedisServer]]:
             ask(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
             _meet(clients[0], nodes[index])
         for client in clients:
-            until(lambda client=client: _joined(client))  # type: ignore[misc]  # mypy does not infer a lambda's default
+            ask_until(lambda client=client: _joined(client))  # type: ignore[misc]  # mypy does not infer a lambda's default
         yield nodes
 
 
@@ -131,10 +129,10 @@ def replica_in_cluster(nodes: list[RedisServer]) -> Iterator[RedisServer]:
     with _cluster_node() as replica, client_of(replica) as client, client_of(nodes[0]) as primary:
         _meet(primary, replica)
         name = ask(primary, "CLUSTER MYID").decode()
-        until(lambda: ask(client, "CLUSTER REPLICATE", name))
-        until(lambda: replication(replica, "master_link_status") == "up")
+        ask_until(lambda: ask(client, "CLUSTER REPLICATE", name))
+        ask_until(lambda: replication(replica, "master_link_status") == "up")
         for node in nodes:
-            until(lambda node=node: _shows_replica(node))  # type: ignore[misc]  # mypy does not infer a lambda's default
+            ask_until(lambda node=node: _shows_replica(node))  # type: ignore[misc]  # mypy does not infer a lambda's default
         yield replica
 
 

@@ -25,6 +25,7 @@ from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import constraints, fits
 from tests.text.test_constrained import children_of
+from tests.wait import until
 
 PROMPT = "def area(width"
 LENGTH = 60
@@ -145,9 +146,7 @@ async def test_completions_of_one_prompt_fit_each(target: str) -> None:
         ended = [each for each in several if each.finish_reason is FinishReason.EOS]
         assert len({each.tokens for each in several}) == 3
         assert all(fits(constraint_of(wish), each.text) for each in ended)
-        async with asyncio.timeout(60.0):
-            while [each for nursery in nurseries() if nursery not in before for each in children_of(nursery)]:  # noqa: ASYNC110 # likewise
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(children_of(each) for each in nurseries() if each not in before))
         assert len([each for each in nurseries() if each not in before]) == 1
     assert [each for each in nurseries() if each not in before] == []
 

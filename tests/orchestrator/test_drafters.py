@@ -31,7 +31,8 @@ from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
-from tests.orchestrator.test_driver import SilentLink, until
+from tests.orchestrator.test_driver import SilentLink
+from tests.wait import until
 
 FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
 # Enough to know a drafter that is never right.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -26,6 +25,7 @@ from specwire.core.session import Session, State
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
+from tests.wait import until
 
 PROMPT = (1, 2)
 FULL = common_pb2.Refused(handle=1, code=code_number(grpc.StatusCode.RESOURCE_EXHAUSTED), message="full")
@@ -84,15 +84,6 @@ async def scene(peer_timeout: float = 30.0) -> Scene:
     record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
     store = MemoryStore()
     return Scene(store, await store.create(record, 60.0), record, peer_timeout)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Within a minute."""
-    for _ in range(12_000):
-        if true():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen within a minute")
 
 
 async def test_only_what_others_had_fed_counts_as_cached() -> None:

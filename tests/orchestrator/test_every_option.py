@@ -1,7 +1,7 @@
 """Each option of a request alone, and random combinations of them, through the whole stack: none depends on who drafts.
 
 Nobody, the text itself, a good drafter, a random one; at temperature 0 and above. Tokens, log-probabilities and the end
-are those of the target alone (tests/alone.py), the text is cut where a stop string begins.
+are those of the target alone (tests/reference_target.py), the text is cut where a stop string begins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from specwire.core.messages import FinishReason
 from specwire.lm.scripted import Script
 from specwire.rpc import convert
 from specwire.v1 import common_pb2, generation_pb2
-from tests.alone import alone, close
 from tests.orchestrator.stack import stack
+from tests.reference_target import alone, close
 
 VOCABULARY = 12
 # Repeats itself, so that penalties have something to do; both plain texts end after 17 and 18 tokens.

@@ -16,6 +16,7 @@ from specwire.registry.directory import Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
+from tests.wait import until
 
 ONE, TWO = "1" * 32, "2" * 32
 AT = "10.0.0.1:50061"
@@ -226,16 +227,12 @@ async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytes
 
     async def until_looked(more: int) -> None:
         wanted = rig.directory.looks + more
-        async with asyncio.timeout(60.0):
-            while rig.directory.looks < wanted:  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.001)
+        await until(lambda: rig.directory.looks >= wanted)
 
     await until_looked(2)
     assert rig.directory.homes == {"session": AT}
     rig.directory.away = True
-    async with asyncio.timeout(60.0):
-        while not rig.feed.trouble:  # noqa: ASYNC110 # nothing tells of it
-            await asyncio.sleep(0.001)
+    await until(lambda: rig.feed.trouble)
     assert rig.peers.keys() == {PLACE}
     assert rig.peers[PLACE].report.fresh
     await rig.feed.learn_home("other")

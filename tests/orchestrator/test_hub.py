@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -25,6 +25,7 @@ from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, plain, stack
+from tests.wait import until
 
 LIMIT_S = 120.0
 INFO = common_pb2.GetModelInfoResponse
@@ -38,14 +39,6 @@ async def dialled(address: str, model: str = DRAFT, tls: ClientTls | None = None
         yield drafter
     finally:
         await drafter.stop()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError("what was waited for did not come")
 
 
 def drafters_of(running: Stack) -> int:

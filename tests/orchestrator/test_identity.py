@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.orchestrator.test_watching import watched
+from tests.wait import until
 from verify_service.server import RunningVerifier
 
 LIMIT_S = 20.0
@@ -69,12 +70,6 @@ class Parts:
 async def parts() -> AsyncIterator[Parts]:
     async with AsyncExitStack() as owned:
         yield Parts(owned)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():  # noqa: ASYNC110 # nothing tells of it
-            await asyncio.sleep(0.01)
 
 
 class Shown:

@@ -17,6 +17,7 @@ from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.wait import until
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +90,7 @@ async def test_the_round_trip_is_measured_while_the_link_is_up(monkeypatch: pyte
                 await measured.acquire()
             assert link.round_trip_us >= 200_000 > near_us
             monkeypatch.setattr(link, "_describe", describe)
-            while link.round_trip_us >= 200_000:  # noqa: ASYNC110 # what is polled has nothing to wait on
-                await asyncio.sleep(0.01)
+            await until(lambda: link.round_trip_us < 200_000)
 
 
 class Deaf:
@@ -142,9 +142,7 @@ async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() ->
     peer = VerifierPeer(link, lambda: None, lambda _: None)
     running = asyncio.create_task(link.run(peer))
     try:
-        async with asyncio.timeout(20.0):
-            while not (peer.up and peer.info is not None and list(peer.info.eos_ids) == [9]):  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.01)
+        await until(lambda: peer.up and peer.info is not None and list(peer.info.eos_ids) == [9])
     finally:
         running.cancel()
         await asyncio.wait({running})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -22,6 +22,7 @@ from specwire.rpc.errors import StatusError
 from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, stack
+from tests.wait import until
 
 LIMIT_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -69,12 +70,6 @@ async def health(store: MemoryStore) -> AsyncIterator[Health]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 # nothing tells of it
-            await asyncio.sleep(0.005)
 
 
 async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
@@ -163,10 +158,13 @@ async def status(address: str) -> status_pb2.GetStatusResponse:
 async def check(parts: Stack, http: httpx.AsyncClient, trouble: str) -> None:
     """All that tells of readiness tells the same, within the limit."""
     orchestrator = parts.orchestrator
-    await until(lambda: orchestrator.orchestrator.log.trouble == trouble)
-    async with asyncio.timeout(LIMIT_S):
-        while await serving(orchestrator.address) != (NOT_SERVING if trouble else SERVING):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: orchestrator.orchestrator.log.trouble == trouble, LIMIT_S)
+    wanted = NOT_SERVING if trouble else SERVING
+
+    async def told_so() -> bool:
+        return bool(await serving(orchestrator.address) == wanted)
+
+    await until(told_so, LIMIT_S)
     ready = await http.get("/ready")
     assert ready.json() == {"ready": not trouble, "reason": trouble or None}
     assert ready.status_code == (503 if trouble else 200)

@@ -29,6 +29,7 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2
 from tests.orchestrator.stack import PROMPT, TURNS, plain
+from tests.wait import until
 
 SEVEN, EIGHT = "scripted:7:vocab=64", "scripted:8:vocab=32"
 MODELS = (SEVEN, EIGHT)
@@ -53,14 +54,13 @@ async def two_models(**more: Any) -> AsyncIterator[tuple[RunningOrchestrator, As
         running = await orchestrator.server.start(OrchestratorOptions(*named, **more))
         parts.push_async_callback(running.stop, 0.0)
         async with AsyncClient(running.address) as client:
-            await until_both(client)
+            await until(lambda: serves_both(client))
             yield running, client
 
 
-async def until_both(client: AsyncClient) -> None:
+async def serves_both(client: AsyncClient) -> bool:
     """An orchestrator is ready with its first verifier."""
-    while len((await client.server_info()).targets) < 2:
-        pass
+    return len((await client.server_info()).targets) == 2
 
 
 async def test_each_request_goes_to_its_model_with_its_drafter() -> None:

@@ -28,6 +28,7 @@ from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, plain
+from tests.wait import until
 from verify_service.server import RunningVerifier
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))
@@ -87,12 +88,6 @@ async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     server.mend()
     async with AsyncExitStack() as parts:
         yield Place(server, parts)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():  # noqa: ASYNC110 # nothing tells of it
-            await asyncio.sleep(0.02)
 
 
 def peer_of(running: RunningOrchestrator, verifier: RunningVerifier) -> VerifierPeer:

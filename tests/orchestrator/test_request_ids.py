@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -27,6 +26,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
 from tests.orchestrator.test_store import record_of
+from tests.wait import until
 from verify_service.engine.messages import QueuePatience
 
 LIMIT_S = 120.0
@@ -256,14 +256,6 @@ async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over
                 told = [each async for each in stub.Generate(request)]
     assert told[0].started.session_id == dead.session_id
     assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            if true():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created() -> None:

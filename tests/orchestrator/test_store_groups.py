@@ -23,6 +23,7 @@ from tests.orchestrator.redis_groups import (
     SERVICE,
     SLOTS,
     ask,
+    ask_until,
     client_of,
     cluster,
     cluster_url,
@@ -31,7 +32,6 @@ from tests.orchestrator.redis_groups import (
     replicated,
     replication,
     sentinel,
-    until,
 )
 from tests.orchestrator.redis_tls import encrypted, url_of
 from tests.orchestrator.test_store import record_of
@@ -82,8 +82,8 @@ async def test_a_primary_that_became_a_replica_is_left() -> None:
         async with opened(f"redis+sentinel://{address}/{SERVICE}") as store:
             fence = await store.create(record_of("s"), TTL)
             with Redis(port=int(address.partition(":")[2])) as client:
-                await asyncio.to_thread(until, lambda: ask(client, "SENTINEL FAILOVER", SERVICE))
-            await asyncio.to_thread(until, lambda: replication(primary, "role") == "slave")
+                await asyncio.to_thread(ask_until, lambda: ask(client, "SENTINEL FAILOVER", SERVICE))
+            await asyncio.to_thread(ask_until, lambda: replication(primary, "role") == "slave")
             assert await repeated(lambda: store.append("s", fence, 3, (7,), (A,))) == AppendReply(4, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 4

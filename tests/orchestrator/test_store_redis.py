@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -38,11 +37,11 @@ from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import record_of
+from tests.wait import LIMIT_S, eventually
 
 A = Outcome.ACCEPTED
 TTL = 60.0
 TIMEOUT = 1.0
-LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -74,10 +73,7 @@ def unwritable(raw: Redis) -> Iterator[str]:
 
     def save(ended: str) -> None:
         raw.bgsave()
-        deadline = time.monotonic() + LIMIT_S
-        while raw.info("persistence")["rdb_last_bgsave_status"] != ended:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(lambda: raw.info("persistence")["rdb_last_bgsave_status"] == ended)
 
     raw.config_set("dbfilename", ".")
     save("err")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack, aclosing
 
 import grpc
@@ -16,6 +15,7 @@ from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
+from tests.wait import until
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
@@ -46,17 +46,13 @@ async def test_the_next_turn_goes_where_its_parent_was_and_elsewhere_says_the_sa
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
         pool = running.orchestrator.pool
-        async with asyncio.timeout(60.0):
-            while not all(peer.up for peer in pool.verifiers):  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.01)
+        await until(lambda: all(peer.up for peer in pool.verifiers))
         busy = client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
         async with aclosing(busy):
             await anext(busy)
             await anext(busy)  # its first token: one verifier has a session
             parent = await said(client, (*PROMPT, 1))
-        async with asyncio.timeout(60.0):
-            while any(peer.subjects for peer in pool.verifiers):  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(peer.subjects for peer in pool.verifiers))
         turn = await said(client, MORE, parent=parent.session_id)
         home = pool.homes.of(parent.session_id)
         # With equal loads others go to the first one.

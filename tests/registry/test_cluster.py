@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from redis.crc import key_slot
 
@@ -11,6 +9,7 @@ from specwire.registry.directory import INDEX, PREFIX, Directory, RegistryUnavai
 from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import new_id
 from tests.orchestrator.redis_groups import SLOTS, client_of, cluster, cluster_url
+from tests.wait import until
 
 TTL_S = 600.0
 
@@ -35,9 +34,7 @@ async def test_services_are_found_wherever_their_keys_are() -> None:
         with pytest.raises(RegistryUnavailable, match="does not answer"):
             await directory.listing()  # a part of the truth would look like services that have gone
         lost.start()
-        async with asyncio.timeout(60.0):
-            while not await there(directory, entries):  # noqa: ASYNC110 # a server tells nobody that it is back
-                await asyncio.sleep(0.05)
+        await until(lambda: there(directory, entries))
         await directory.close()
 
 

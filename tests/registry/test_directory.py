@@ -15,6 +15,7 @@ from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, Registry
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
 from specwire.registry.registrar import Registrar, Rhythm, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.wait import until
 
 LONG_S = 600.0
 
@@ -66,9 +67,11 @@ async def test_who_is_silent_expires(directory: Directory, raw: redis.Redis) -> 
     short, long = entry(), entry()
     await directory.put(short, 0.05)
     await directory.put(long, LONG_S)
-    async with asyncio.timeout(60.0):
-        while await listed(directory) != {long}:  # noqa: ASYNC110 # Redis tells nobody
-            await asyncio.sleep(0.01)
+
+    async def only_the_long_one() -> bool:
+        return await listed(directory) == {long}
+
+    await until(only_the_long_one)
     await directory.put(long, LONG_S)
     assert raw.zrange(INDEX, 0, -1) == [long.id.encode()]
 
@@ -131,14 +134,17 @@ async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory
     assert await listed(directory) == {one}
 
 
-async def until(directory: Directory, wanted: set[ServiceState]) -> ServiceEntry | None:
-    """Until the states of all that are listed are these."""
-    async with asyncio.timeout(60.0):
-        while True:
-            found = await listed(directory)
-            if {each.state for each in found} == wanted:
-                return next(iter(found), None)
-            await asyncio.sleep(0.01)
+async def until_served(directory: Directory) -> ServiceEntry:
+    """Until a service is listed, and all that are listed serve."""
+    found: set[ServiceEntry] = set()
+
+    async def all_serve() -> bool:
+        found.clear()
+        found.update(await listed(directory))
+        return {each.state for each in found} == {ServiceState.SERVING}
+
+    await until(all_serve)
+    return found.pop()
 
 
 def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
@@ -148,11 +154,12 @@ def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:
     known = registrar(server, entry())
     known.start()
-    first = await until(directory, {ServiceState.SERVING})
-    assert first is not None
-    async with asyncio.timeout(60.0):
-        while next(iter(await listed(directory))).beat < first.beat + 3:  # noqa: ASYNC110 # Redis tells nobody
-            await asyncio.sleep(0.01)
+    first = await until_served(directory)
+
+    async def three_beats_later() -> bool:
+        return next(iter(await listed(directory))).beat >= first.beat + 3
+
+    await until(three_beats_later)
     await known.drain()
     assert {each.state for each in await listed(directory)} == {ServiceState.DRAINING}  # at once
     await asyncio.sleep(0.1)
@@ -168,10 +175,10 @@ async def test_a_service_outlives_its_registry(directory: Directory, server: Red
     known.start()
     await asyncio.sleep(0.1)
     server.start()
-    await until(directory, {ServiceState.SERVING})
+    await until_served(directory)
     server.stop()
     server.start()
-    await until(directory, {ServiceState.SERVING})
+    await until_served(directory)
     server.pause()
     async with asyncio.timeout(5 * module.FAREWELL_S):
         await known.drain()

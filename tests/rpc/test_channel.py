@@ -11,8 +11,8 @@ from specwire.rpc.errors import Context
 from specwire.rpc.server import serve
 from specwire.rpc.tls import ServerTls
 from tests.certificates import Authority
+from tests.rpc.byte_server import method, service
 from tests.rpc.relay import Relay
-from tests.rpc.serving import method, service
 
 LIMIT_S = 120.0
 OURS = Authority()

@@ -13,7 +13,7 @@ import pytest
 
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, Context, StatusError, code_number, code_of
-from tests.rpc.serving import method, served, service
+from tests.rpc.byte_server import method, served, service
 
 SECRET = "a secret detail"
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]

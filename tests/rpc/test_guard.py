@@ -20,7 +20,7 @@ from specwire.rpc.errors import Context, retry_after
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import Admission, Service, serve
 from specwire.rpc.tls import ClientTls
-from tests.rpc.serving import NAME, method, service
+from tests.rpc.byte_server import NAME, method, service
 
 TOKEN = "a-token-of-that-length"
 KEYS = Keys({TOKEN: "ada"})

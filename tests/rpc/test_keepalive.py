@@ -13,8 +13,8 @@ from specwire.rpc import channel as options
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context
 from specwire.rpc.server import serve
+from tests.rpc.byte_server import method, service
 from tests.rpc.relay import Relay
-from tests.rpc.serving import method, service
 
 # Far below the minute that gRPC waits by itself, far above what is set here.
 LIMIT_S = 120.0

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from specwire.rpc.errors import RETRY_AFTER, Context, Metadata, StatusError, retry_after, retry_metadata
-from tests.rpc.serving import method, served, service
+from tests.rpc.byte_server import method, served, service
 
 DETAILS = "grpc-status-details-bin"
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED

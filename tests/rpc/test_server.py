@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from specwire.rpc.channel import channel_options, is_loopback, server_options
 from specwire.rpc.errors import Context
 from specwire.rpc.server import ListenError, parse_listen, serve
-from tests.rpc.serving import NAME, method, served, service
+from tests.rpc.byte_server import NAME, method, served, service
 
 Status: TypeAlias = "health_pb2.HealthCheckResponse.ServingStatus"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -24,7 +24,7 @@ from specwire.rpc.tls import (
     system_authorities,
 )
 from tests.certificates import Authority
-from tests.rpc.serving import service
+from tests.rpc.byte_server import service
 
 OURS, OTHERS = Authority(), Authority("another authority")
 

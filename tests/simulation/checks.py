@@ -5,18 +5,21 @@ Only what belongs to the process that has just run is looked at, and of that onl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.session.driver import SessionDriver
+from orchestrator.store import StoredSession
 from specwire.core.messages import FinishReason
 from specwire.core.session import State
-from tests.simulation.checks_of_readers import ReaderChecks
-from tests.simulation.checks_of_services import DrafterChecks, VerifierChecks
-from tests.simulation.client import SimClient
-from tests.simulation.expected import Expected
+from specwire.core.text import hash_of
+from tests.simulation.clients import LibraryClient, SimAnswer, SimClient
+from tests.simulation.expected import Expected, is_prefix
 from tests.simulation.facts import Facts
-from tests.simulation.library import LibraryClient
-from tests.simulation.loop import process_of
+from tests.simulation.loop import EPOCH, process_of
 from tests.simulation.network import party_of
 from tests.simulation.parties import DrafterParty, OrchestratorParty, VerifierParty
+from tests.simulation.services import Model
+from verify_service.engine.sessions import Held
 
 Watched = VerifierParty | DrafterParty | OrchestratorParty | SimClient | LibraryClient
 EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
@@ -53,8 +56,8 @@ class Checks:
             case DrafterParty():
                 self._drafters.check(party)
             case SimClient() | LibraryClient():
-                for heard in party.hearings:
-                    self.readers.check(heard)
+                for answer in party.answers:
+                    self.readers.check(answer)
             case None:
                 return
 
@@ -185,3 +188,223 @@ class OrchestratorChecks:
         facts.require(away >= grace - SLACK, "cancelled by nobody, so long after it was read:", away)
         if driver.record.request_id and away >= grace - SLACK:
             facts.unread.add(session_id)
+
+
+# Verifiers and drafters
+
+
+class VerifierChecks:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def check(self, party: VerifierParty) -> None:
+        if party.strand is None:
+            return
+        engine, process = party.strand.engine, party.process
+        if party.stopping:
+            self._stopping(party)
+        self._turns(process, list(engine.roster))
+        at_work = engine.under_way is not None
+        for held in engine.roster:
+            if held.waiting:
+                self._held(process, held)
+                continue
+            cached = engine.lm.cached(held.slot)
+            key = process, held.session_id
+            if self._facts.new(key, held.session.position, held.fence, held.attach, cached, at_work):
+                self._held(process, held)
+                if not at_work:
+                    self._cache(engine.lm, held.slot, held.session.text.tokens, cached)
+        if not at_work:
+            self._kept(party)
+
+    def _stopping(self, party: VerifierParty) -> None:
+        """It opens no more sessions."""
+        facts, key, opened = self._facts, ("stopping", party.process), set(party.opened)
+        facts.require(opened <= facts.seen.get(key, opened), "a session was opened at a verifier that stops")
+        facts.seen[key] = opened
+
+    def _turns(self, process: str, roster: list[Held]) -> None:
+        """Of one tenant's sessions that wait, nobody is passed over by a less urgent one, or by one that came later."""
+        facts = self._facts
+        waits = [(held.scope, -held.priority, held) for held in roster if held.waiting]
+        before = facts.seen.get(("turns", process), [])
+        facts.seen["turns", process] = waits
+        if not before or waits == before:
+            return
+        facts.queued += 1
+        seated = [held for held in roster if not held.waiting]
+        for number, (scope, urgency, who) in enumerate(before):
+            if who in seated:
+                others = [(u, n, w) for n, (s, u, w) in enumerate(before) if s == scope and (s, u, w) in waits]
+                passed = any((u, n) < (urgency, number) for u, n, _ in others)
+                facts.require(not passed, "a session got a slot before another one of its tenant, whose turn it was")
+
+    def _held(self, process: str, held: Held) -> None:
+        facts, session = self._facts, held.session
+        known = facts.of_session(held.session_id)
+        if known is None:
+            facts.report(f"a verifier holds {held.session_id}, which no owner has begun")
+            return
+        text, position = session.text.tokens, session.position
+        facts.require(known.decided(text), "a verifier decided what cannot be:", text, known)
+        if len(text) > len(facts.texts.get(held.session_id, ())):
+            facts.texts[held.session_id] = tuple(text)
+        credit = facts.credits.get(held.session_id, 0)
+        facts.require(position <= credit, "a verifier decided, its credit:", position, credit)
+        self._generation(process, held)
+        for chain in session.chains._live.values():
+            decided = chain.tokens[: max(0, position - chain.base)]
+            agrees = text[chain.base : chain.base + len(decided)] == list(decided)
+            facts.require(agrees, "a chain lives that the text contradicts")
+
+    def _generation(self, process: str, held: Held) -> None:
+        """The newest (fence, attach) that was opened here is the one that is served. A new one begins with the log."""
+        facts, key = self._facts, ("generation", process, held.session_id)
+        newest, generation = facts.seen.get(key, (0, 0)), (held.fence, held.attach)
+        facts.require(generation >= newest, "generation served, after:", generation, newest)
+        facts.resumed += newest != (0, 0) and generation > newest
+        facts.seen[key] = max(newest, generation)
+
+    def _cache(self, lm: Model, slot: int, text: Sequence[int], cached: int) -> None:
+        facts = self._facts
+        facts.require(cached <= len(text), "a cache holds more than the text")
+        if 0 < cached <= len(text):
+            facts.require(
+                lm._hashes[slot][cached - 1] == cache_hash(lm, text[:cached]),
+                "a cache entry was computed from another text",
+            )
+
+    def _kept(self, party: VerifierParty) -> None:
+        """What is kept for others is what it is taken for."""
+        assert party.strand is not None
+        lm, kept = party.strand.engine.lm, party.strand.engine.reception.seating.slots._kept
+        for slot, each in kept.items():
+            if self._facts.new(("kept", party.process, slot), each.session_id, each.prefix.length, lm.cached(slot)):
+                self._cache(lm, slot, each.prefix.tokens[: each.prefix.length], lm.cached(slot))
+
+
+def cache_hash(lm: Model, text: Sequence[int]) -> int:
+    value = 0
+    for token in text:
+        value = lm.script.extend(value, token)
+    return value
+
+
+class DrafterChecks:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def check(self, party: DrafterParty) -> None:
+        if party.strand is None:
+            return
+        facts, book, lm = self._facts, party.strand.book, party.strand.lm
+        for key, drafting in book._open.items():
+            session = drafting.session
+            last = facts.seen.get((party.process, *key))
+            state = len(session.text), session.pace.run_ahead, session.decided, session.chain
+            if not facts.new((party.process, *key), *state):
+                continue
+            allowed = session.pace.run_ahead
+            if last is not None and len(session.text) > last[0] and allowed == last[1]:
+                facts.require(session.in_flight <= allowed, "drafted ahead, allowed:", session.in_flight, allowed)
+            self._cache(lm, lm.cached(drafting.slot), drafting.slot, session.text.tokens)
+
+    def _cache(self, lm: Model, cached: int, slot: int, text: Sequence[int]) -> None:
+        self._facts.require(cached <= len(text), "a drafter's cache holds more than the text")
+        if cached:
+            is_its = lm._hashes[slot][cached - 1] == cache_hash(lm, text[:cached])
+            self._facts.require(is_its, "a drafter's cache is not its text's")
+
+
+# The log whenever it is written, and clients whenever they are told something
+
+
+class ReaderChecks:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def log_written(self, log: StoredSession) -> None:
+        """It only grows, and ends once. What the log holds after a loss was shown to nobody otherwise."""
+        facts, session_id = self._facts, log.record.session_id
+        known, before = facts.of_record(log.record), facts.durable.get(session_id, ())
+        facts.require(known.shown(log.tokens), "the log holds what cannot be:", log.tokens, known)
+        grows = facts.books.losses > 0 or is_prefix(before, log.tokens)
+        facts.require(grows, "the log held, and now holds:", before, log.tokens)
+        facts.durable[session_id] = log.tokens
+        again = log.reason is None and session_id in facts.ended and not facts.books.losses
+        facts.require(not again, "a session that had ended runs again:", facts.ended.get(session_id))
+        if log.reason is not None:
+            facts.ended[session_id] = log.tokens, log.reason, log.text_length
+        facts.require(len(log.tokens) == len(log.outcomes), "the log lacks outcomes")
+        reported = len(log.tokens) if known.wish.sampling.logprobs is not None else 0
+        facts.require(len(log.logprobs) == reported, "the log lacks log-probabilities")
+        gone = session_id in facts.deleted and not facts.books.losses
+        facts.require(not gone, "the log of a session that was deleted is written")
+        if len(log.tokens) > len(before):
+            self._timely(log)
+        if log.reason is not None and log.reason not in EARLY:
+            end = known.ended(log.tokens)
+            right = end is not None and (log.tokens, log.text_length, log.reason) == (end[0], len(end[1]), end[2])
+            facts.require(right, "the log ends:", log.tokens, log.text_length, log.reason, known)
+
+    def _timely(self, log: StoredSession) -> None:
+        """Nothing is added long after the deadline, or after somebody was told that it is cancelled, or deleted."""
+        facts, deadline = self._facts, log.record.deadline
+        passed = bool(deadline) and facts.is_late(deadline - EPOCH + facts.skew)
+        facts.require(not passed, "a session goes on after its deadline:", deadline - EPOCH)
+        cancelled = facts.cancelled.get(log.record.session_id)
+        facts.require(cancelled is None or not facts.is_late(cancelled), "it goes on, cancelled at:", cancelled)
+        deleted = facts.deleted.get(log.record.session_id)
+        facts.require(deleted is None or not facts.is_late(deleted), "it goes on, deleted at:", deleted)
+
+    # A client
+
+    def check(self, answer: SimAnswer) -> None:
+        facts, session_id = self._facts, answer.session_id
+        if not session_id or not facts.new(id(answer), len(answer.tokens), len(answer.text), session_id):
+            return
+        known = facts.of_session(session_id)
+        if known is None:
+            facts.report("a client was told of a session that nobody has begun")
+            return
+        self._asked(answer)
+        facts.require(known.shown(answer.tokens), "a client has what cannot be:", answer.tokens, known)
+        facts.require(facts.is_durable(session_id, answer.tokens), "a client has what the log has not:", answer.tokens)
+        if answer.end is None:
+            readable = known.readable(answer.tokens, answer.text)
+            facts.require(readable, "a client reads:", answer.text, answer.tokens, known)
+        self._reported(answer)
+
+    def _asked(self, answer: SimAnswer) -> None:
+        """The session is the one that was asked for: this tenant's, this prompt, these parameters, this choice."""
+        facts, started = self._facts, answer.started
+        if started is None or not facts.new(("asked", id(answer)), answer.session_id):
+            return
+        record, request = facts.records[answer.session_id], answer.request
+        facts.require(record.tenant == answer.tenant, "a client reads a session of", record.tenant)
+        facts.require(record.prompt == answer.prompt, "the prompt, asked for:", record.prompt, answer.prompt)
+        facts.require(started.prompt_tokens == len(answer.prompt), "the prompt's length:", started.prompt_tokens)
+        facts.require(started.prompt_hash == hash_of(answer.prompt), "the prompt's hash is another")
+        wanted = request.sampling(answer.choice)
+        facts.require(record.sampling == wanted, "sampling, asked for:", record.sampling, wanted)
+        facts.require(
+            record.stopping == request.stopping and record.stop == request.stop, "it stops otherwise than asked"
+        )
+        facts.require(started.lossy == wanted.lossy, "lossy, by rule:", started.lossy, wanted.rule)
+        echoed = tuple(started.prompt) if started.prompt is not None else ()
+        facts.require(echoed == (answer.prompt if request.echo else ()), "echoed:", echoed)
+
+    def _reported(self, answer: SimAnswer) -> None:
+        """Log-probabilities, one for each token, of what it was drawn from."""
+        facts, request = self._facts, answer.request
+        wanted = len(answer.tokens) if request.logprobs is not None else 0
+        facts.require(len(answer.logprobs) == wanted, "log-probabilities, due:", len(answer.logprobs), wanted)
+        known = facts.of_session(answer.session_id)
+        if known is None:
+            return
+        first = facts.seen.get(("reported", id(answer)), 0)
+        for index, reported in enumerate(answer.logprobs[first:], first):
+            right = known.reports([*answer.prompt, *answer.tokens[: index + 1]], reported)
+            facts.require(right, "a log-probability is not its token's:", reported)
+        facts.seen["reported", id(answer)] = len(answer.logprobs)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from specwire.core.messages import FinishReason
-from tests.simulation.asks import Ask
+from tests.simulation.clients import SimAnswer
 from tests.simulation.facts import Facts
-from tests.simulation.hearing import Heard
+from tests.simulation.requests import SimRequest
 from tests.simulation.scenario import HARD_LOG_FAULTS, LOG_FAULTS, LOSING, Scenario
 
 # Seconds for which sessions are kept at least where nobody has to fear that they are forgotten.
@@ -22,112 +22,116 @@ EARLY = (FinishReason.CANCELLED, FinishReason.DEADLINE)
 class Judge:
     """What is wrong with the end of a request, one sentence each."""
 
-    def __init__(self, scenario: Scenario, facts: Facts, hearings: Sequence[Heard]) -> None:
+    def __init__(self, scenario: Scenario, facts: Facts, answers: Sequence[SimAnswer]) -> None:
         self._scenario = scenario
         self._facts = facts
-        self._hearings = hearings
+        self._answers = answers
 
     def all(self) -> Iterable[str]:
-        for heard in self._hearings:
-            if not heard.done:
-                yield f"{heard.ask} has not ended"
-            elif heard.end is not None:
-                yield from self._finished(heard)
-                yield from self._logged(heard)
-            elif not (heard.left or heard.unasked) and heard.error not in self._allowed(heard) | self._hard(heard):
-                yield f"{heard.ask} failed with {heard.error}: {heard.details}"
-            if heard.session_id and is_foreign(self._scenario, heard.ask):
-                yield f"{heard.ask} goes on behind another tenant's session"
+        for answer in self._answers:
+            if not answer.done:
+                yield f"{answer.request} has not ended"
+            elif answer.end is not None:
+                yield from self._finished(answer)
+                yield from self._logged(answer)
+            elif not (answer.left or answer.unasked) and answer.error not in self._allowed(answer) | self._hard(answer):
+                yield f"{answer.request} failed with {answer.error}: {answer.details}"
+            if answer.session_id and is_foreign(self._scenario, answer.request):
+                yield f"{answer.request} goes on behind another tenant's session"
 
-    def _finished(self, heard: Heard) -> Iterable[str]:
-        assert heard.end is not None
-        readers = [each for each in self._hearings if each.session_id == heard.session_id]
-        known = self._facts.of_session(heard.session_id)
+    def _finished(self, answer: SimAnswer) -> Iterable[str]:
+        assert answer.end is not None
+        readers = [each for each in self._answers if each.session_id == answer.session_id]
+        known = self._facts.of_session(answer.session_id)
         assert known is not None
-        reason, tokens, text = heard.end.reason, tuple(heard.tokens), heard.text
-        if heard.end.text_length != len(text):
-            yield f"the end says {heard.end.text_length} characters, the text has {len(text)}"
-        if heard.end.lossy != known.wish.sampling.lossy:
-            yield f"the end says lossy={heard.end.lossy} of {known.wish.sampling.rule}"
+        reason, tokens, text = answer.end.reason, tuple(answer.tokens), answer.text
+        if answer.end.text_length != len(text):
+            yield f"the end says {answer.end.text_length} characters, the text has {len(text)}"
+        if answer.end.lossy != known.wish.sampling.lossy:
+            yield f"the end says lossy={answer.end.lossy} of {known.wish.sampling.rule}"
         if reason is FinishReason.CANCELLED:
             asked = any(each.cancelled or each.left or each.error or each.deleted for each in readers)
-            if not asked and heard.session_id not in self._facts.unread:
+            if not asked and answer.session_id not in self._facts.unread:
                 yield "cancelled by nobody"
         elif reason is FinishReason.DEADLINE:
-            if all(each.ask.timeout is None for each in readers):
+            if all(each.request.timeout is None for each in readers):
                 yield "ended by a deadline that nobody set"
         elif (tokens, text, reason) != known.ended(tokens):
             yield f"ended with {(tokens, text, reason)}, not {known.ended(tokens)}"
         if reason in EARLY and text != known.decoded(tokens):
             yield f"ended early with {text!r}, not {known.decoded(tokens)!r}"
 
-    def _logged(self, heard: Heard) -> Iterable[str]:
+    def _logged(self, answer: SimAnswer) -> Iterable[str]:
         """What was shown, to its end, is what the log has taken; after a loss it may have been lost, too."""
-        assert heard.end is not None
-        shown, logged = (tuple(heard.tokens), heard.end.reason, heard.end.text_length), self._facts.ended
-        if shown != logged.get(heard.session_id) and not self._facts.books.losses:
-            yield f"shown was {shown}, the log ended with {logged.get(heard.session_id)}"
+        assert answer.end is not None
+        shown, logged = (tuple(answer.tokens), answer.end.reason, answer.end.text_length), self._facts.ended
+        if shown != logged.get(answer.session_id) and not self._facts.books.losses:
+            yield f"shown was {shown}, the log ended with {logged.get(answer.session_id)}"
 
-    def _allowed(self, heard: Heard) -> set[grpc.StatusCode]:
+    def _allowed(self, answer: SimAnswer) -> set[grpc.StatusCode]:
         """Statuses that a request may fail with here."""
-        scenario, ask, codes = self._scenario, heard.ask, set[grpc.StatusCode]()
+        scenario, request, codes = self._scenario, answer.request, set[grpc.StatusCode]()
         if scenario.slots < scenario.sessions:
             codes |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}  # what a repeated id is told
-            if ask.library and heard.session_id:
+            if request.library and answer.session_id:
                 codes.add(grpc.StatusCode.UNAVAILABLE)  # why it came back, and then found no room
-        if ask.timeout is not None:
+        if request.timeout is not None:
             codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
-        comes_back = ask.request_id and ask.timeout is None
-        if ask.library:  # if nobody has answered, the library takes it that nobody is there
-            comes_back = bool(heard.session_id) and ask.timeout is None
+        comes_back = request.request_id and request.timeout is None
+        if request.library:  # if nobody has answered, the library takes it that nobody is there
+            comes_back = bool(answer.session_id) and request.timeout is None
         if not comes_back and any(disturbs(fault.kind, fault.target) for fault in scenario.faults):
             codes.add(grpc.StatusCode.UNAVAILABLE)
-        if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario, ask):
+        if any(fault.kind in LOSING for fault in scenario.faults) and memory_may_be_lost(scenario, request):
             # The library says why it came back at all.
             codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
-            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if ask.follows is not None else set()
-        if any(each.same_id(ask) and not each.same_body(ask) for each in scenario.asks):
+            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if request.follows is not None else set()
+        if any(each.same_id(request) and not each.same_body(request) for each in scenario.requests):
             codes.add(grpc.StatusCode.ALREADY_EXISTS)
-        if self._is_deleted(ask) or is_foreign(scenario, ask):
+        if self._is_deleted(request) or is_foreign(scenario, request):
             codes.add(grpc.StatusCode.NOT_FOUND)
-            codes |= {grpc.StatusCode.UNAVAILABLE} if ask.library else set()
+            codes |= {grpc.StatusCode.UNAVAILABLE} if request.library else set()
         return codes
 
-    def _hard(self, heard: Heard) -> set[grpc.StatusCode]:
+    def _hard(self, answer: SimAnswer) -> set[grpc.StatusCode]:
         """Those that hardships may bring."""
-        scenario, ask, codes = self._scenario, heard.ask, set[grpc.StatusCode]()
+        scenario, request, codes = self._scenario, answer.request, set[grpc.StatusCode]()
         kinds = {fault.kind for fault in scenario.faults}
         if scenario.unequal:  # nobody is there who has what the session began with
             codes |= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
-            codes |= set() if heard.session_id else {grpc.StatusCode.INVALID_ARGUMENT}
+            codes |= set() if answer.session_id else {grpc.StatusCode.INVALID_ARGUMENT}
         if min(scenario.session_ttl, scenario.retention) < KEPT:
             codes |= {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
-            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if ask.follows is not None else set()
+            codes |= {grpc.StatusCode.FAILED_PRECONDITION} if request.follows is not None else set()
         if "log_damaged" in kinds:
             codes |= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
         return codes
 
-    def _is_deleted(self, ask: Ask) -> bool:
+    def _is_deleted(self, request: SimRequest) -> bool:
         """Somebody has had it deleted, or what it goes on behind, or means to."""
-        asks = self._scenario.asks
-        behind = ask.follows is not None and self._is_deleted(asks[ask.follows])
-        shared = any(other.delete_after is not None for other in asks if other.same_id(ask))
-        return bool(ask.delete_after is not None or shared or behind)
+        requests = self._scenario.requests
+        behind = request.follows is not None and self._is_deleted(requests[request.follows])
+        shared = any(other.delete_after is not None for other in requests if other.same_id(request))
+        return bool(request.delete_after is not None or shared or behind)
 
 
-def is_foreign(scenario: Scenario, ask: Ask) -> bool:
+def is_foreign(scenario: Scenario, request: SimRequest) -> bool:
     """It would go on behind a session of another tenant."""
-    return ask.follows is not None and scenario.tenants > 1 and scenario.asks[ask.follows].tenant != ask.tenant
+    return (
+        request.follows is not None
+        and scenario.tenants > 1
+        and scenario.requests[request.follows].tenant != request.tenant
+    )
 
 
-def memory_may_be_lost(scenario: Scenario, ask: Ask) -> bool:
+def memory_may_be_lost(scenario: Scenario, request: SimRequest) -> bool:
     """A log that is lost is written again by the session's owner, if that is there, and has not given up by then; one
     that has ended, by nobody.
     """
     faults = any(fault.target.startswith("orchestrator") for fault in scenario.faults)
     silent = any(fault.kind == "log_down" and fault.seconds > TIRED for fault in scenario.faults)
     full = any(fault.kind == "log_full" for fault in scenario.faults)
-    return scenario.orchestrators > 1 or faults or silent or full or ask.follows is not None
+    return scenario.orchestrators > 1 or faults or silent or full or request.follows is not None
 
 
 def disturbs(kind: str, target: str) -> bool:

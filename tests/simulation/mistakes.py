@@ -1,45 +1,17 @@
-"""Known mistakes, put into the real code one at a time: what the simulation must catch."""
+"""The known mistakes that the simulation must catch, put into the real code one at a time, and in which scenarios."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from orchestrator.peers.peer import Peer
-from orchestrator.session.driver import SessionDriver
-from orchestrator.session.log import Appender
-from orchestrator.session.output import Cursor, Output
-from orchestrator.store import AppendReply, Fenced, StoredSession, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
-from specwire.client import Chunk
-from specwire.client.resuming import Resumption
-from specwire.core import messages as ev
-from specwire.core import messages as fx
-from specwire.core.draft import DraftSession
-from specwire.core.limits import Ending
-from specwire.core.messages import FinishReason, Pace, Verdict
-from specwire.core.session import Session
-from specwire.core.verify.chains import Chains
-from specwire.core.verify.session import Allowance, Tail, VerifySession
-from specwire.lm.scripted import ScriptedLM
-from specwire.text import OutputText
-from tests.simulation.occasions import (
-    LINK_LOST,
-    always,
-    away_and_back,
-    drafted,
-    has,
-    late_openings,
-    left_behind,
-    links_cut_and_a_slow_log,
-    log_lost_under_way,
-    short_and_well_drafted,
-    taken_over,
-)
-from tests.simulation.patches import Patch, always_returning, with_result
+from tests.core import mistakes as core
+from tests.patches import Patch
+from tests.simulation import log_mistakes as log
+from tests.simulation import mistake_scenarios as made
+from tests.simulation import peer_mistakes as peers
+from tests.simulation import request_mistakes as requests
 from tests.simulation.scenario import Scenario, random_scenario
-from verify_service.engine.reception import Reception
 
 
 @dataclass(frozen=True)
@@ -51,7 +23,7 @@ class Mistake:
 
     make: Callable[[Patch], None]
     by: str
-    shows: Callable[[Scenario], bool] = always
+    shows: Callable[[Scenario], bool] = made.always
     scenarios: Callable[[int], Scenario] = random_scenario
 
     @property
@@ -59,242 +31,116 @@ class Mistake:
         return self.make.__name__
 
 
-# The session
-
-
-def emit_before_append(patch: Patch) -> None:
-    original = Session._append
-
-    def hasty(self: Session) -> list[fx.Effect]:
-        effects = original(self)
-        if not effects or self.in_flight is None or self.in_flight.emit is None:
-            return effects
-        emit, self.in_flight = self.in_flight.emit, replace(self.in_flight, emit=None)
-        return [emit, *effects]
-
-    patch.setattr(Session, "_append", hasty)
-
-
-def flow_control_ignored(patch: Patch) -> None:
-    patch.setattr(Session, "_earned", property(lambda self: self.durable + self.buffer))
-
-
-def undurable_tokens_half_forgotten(patch: Patch) -> None:
-    original = Session._on_verifier_lost
-
-    def forgetful(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
-        self._pending.clear()
-        return original(self, event)
-
-    patch.setattr(Session, "_on_verifier_lost", forgetful)
-
-
-def stop_string_overlooked_at_an_append_s_end(patch: Patch) -> None:
-    original = OutputText.push
-
-    def careless(self: OutputText, tokens: Sequence[int]) -> Any:
-        release = original(self, tokens)
-        return replace(release, kept=len(tokens)) if release.stopped_at is None else replace(release, stopped_at=None)
-
-    patch.setattr(OutputText, "push", careless)
-
-
-def tokens_after_the_end_of_an_accepted_run(patch: Patch) -> None:
-    original = Ending.cut
-
-    def blind(self: Ending, position: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
-        reason = original(self, position, tokens)[1]
-        return len(tokens), reason
-
-    patch.setattr(Ending, "cut", blind)
-
-
-# The log and its owners
-
-
-def fence_not_checked(patch: Patch) -> None:
-    patch.setattr(MemoryStore, "_owned", lambda self, session_id, fence: self._log(session_id))
-
-
-def append_repeated(patch: Patch) -> None:
-    """What the log holds already is not compared: it is appended again."""
-    original = MemoryStore._write
-
-    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any, logprobs: Any) -> None:
-        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes, logprobs)
-
-    patch.setattr(MemoryStore, "_write", repeating)
-
-
-def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
-    original = Appender._write_once
-
-    async def believing(self: Appender, effect: fx.Append) -> AppendReply:
-        try:
-            return await original(self, effect)
-        except refusal:
-            return AppendReply(effect.position + len(effect.tokens), False)
-
-    patch.setattr(Appender, "_write_once", believing)
-
-
-def unknown_outcome_taken_for_success(patch: Patch) -> None:
-    taken_for_success(patch, StoreUnavailable)
-
-
-def fenced_owner_goes_on(patch: Patch) -> None:
-    taken_for_success(patch, Fenced)
-
-
-def lost_log_begun_anew(patch: Patch) -> None:
-    """What a restarted store lacks is written again without what was acknowledged since."""
-    original: Callable[..., Any] = MemoryStore.recreate
-
-    async def shorter(self: MemoryStore, record: Any, tokens: Any, outcomes: Any, *rest: Any) -> None:
-        *others, logprobs, cancelled = rest
-        await original(self, record, tokens[:-1], outcomes[:-1], *others, logprobs[:-1], cancelled)
-
-    patch.setattr(MemoryStore, "recreate", shorter)
-
-
-def same_fence_granted_twice(patch: Patch) -> None:
-    """Nor does it count what the claimer knows."""
-    original = MemoryStore.claim
-
-    async def deaf(self: MemoryStore, session_id: str, owner: str, floor: int = 0) -> StoredSession:
-        return await original(self, session_id, owner)
-
-    patch.setattr(MemoryStore, "claim", deaf)
-    patch.setattr(MemoryStore, "_next_fence", lambda self, old: max(1, old))
-
-
-# The verifier
-
-
-def credit_ignored(patch: Patch) -> None:
-    def room(self: VerifySession) -> int:
-        return 0 if self.finish is not None else self.ending.end - self.position
-
-    patch.setattr(VerifySession, "room", property(room))
-
-
-def stale_attach_accepted(patch: Patch) -> None:
-    always_returning(patch, Reception, "_stale", None)
-
-
-def chain_outlives_its_contradiction(patch: Patch) -> None:
-    always_returning(patch, Chains, "advance", [])
-
-
-def rollback_off_by_one(patch: Patch) -> None:
-    original = ScriptedLM.rollback
-
-    def sloppy(self: ScriptedLM, slot: int, length: int) -> None:
-        original(self, slot, min(self.cached(slot), length + 1))
-
-    patch.setattr(ScriptedLM, "rollback", sloppy)
-
-
-def tail_delivered_from_its_start(patch: Patch) -> None:
-    original = Tail.behind
-
-    def twice(self: Tail, position: int, end: int) -> Sequence[Verdict] | None:
-        return original(self, self._verdicts[0].position if self._verdicts else position, end)
-
-    patch.setattr(Tail, "behind", twice)
-
-
-def tail_kept_to_itself(patch: Patch) -> None:
-    with_result(patch, Tail, "behind", lambda verdicts: None if verdicts is None else ())
-
-
-def resumed_beyond_the_log(patch: Patch) -> None:
-    """A verifier that holds less than the log says goes on where it stands."""
-    original = VerifySession.resume
-
-    def hasty(self: VerifySession, tokens: Sequence[int], allowance: Allowance, epoch: int) -> Sequence[Verdict] | None:
-        known = tokens[: self.position]
-        return original(self, known, allowance, epoch) if self.text.common_prefix(0, known) == len(known) else None
-
-    patch.setattr(VerifySession, "resume", hasty)
-
-
-# The drafter
-
-
-def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
-    original = DraftSession.advance
-
-    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int) -> int:
-        original(self, position, tokens, pace, epoch)
-        return len(self.text)
-
-    patch.setattr(DraftSession, "advance", sloppy)
-
-
-def run_ahead_ignored(patch: Patch) -> None:
-    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.pace.run_ahead + 2))
-
-
-# Peers, drivers and readers
-
-
-def lost_verifier_not_told(patch: Patch) -> None:
-    patch.setattr(Peer, "on_down", lambda self: self._on_change())
-
-
-def reader_s_place_off_by_the_withheld_text(patch: Patch) -> None:
-    original = Output.cursor_at
-
-    def careless(self: Output, position: int) -> Cursor:
-        cursor = original(self, position)
-        return Cursor(cursor.tokens, self.text_ends[cursor.tokens - 1] if cursor.tokens else 0)
-
-    patch.setattr(Output, "cursor_at", careless)
-
-
-def library_s_hash_a_token_behind(patch: Patch) -> None:
-    original = Resumption._extend
-
-    def careless(self: Resumption, chunk: Chunk) -> None:
-        original(self, replace(chunk, tokens=chunk.tokens[:-1]))
-        self._position += 1
-
-    patch.setattr(Resumption, "_extend", careless)
-
-
-def tasks_left_behind(patch: Patch) -> None:
-    async def careless(self: SessionDriver) -> None:
-        self._timers.cancel_all()
-
-    patch.setattr(SessionDriver, "close", careless)
-
-
 MISTAKES = [
-    Mistake(emit_before_append, "emitted is not what was shown"),
-    Mistake(flow_control_ignored, "credit beyond what is earned"),
-    Mistake(undurable_tokens_half_forgotten, "the verifier decided", scenarios=links_cut_and_a_slow_log),
-    Mistake(stop_string_overlooked_at_an_append_s_end, "the log ends"),
+    # The state machines
+    Mistake(core.emit_before_append, "emitted is not what was shown"),
+    Mistake(core.flow_control_ignored, "credit beyond what is earned"),
+    Mistake(core.undurable_tokens_half_forgotten, "the verifier decided", scenarios=made.links_cut_and_a_slow_log),
+    Mistake(core.credit_ignored, "a verifier decided, its credit"),
+    Mistake(core.chain_outlives_its_contradiction, "a chain lives", made.drafted),
+    Mistake(core.tail_delivered_from_its_start, "the verifier decided", scenarios=made.links_cut_and_a_slow_log),
     Mistake(
-        tokens_after_the_end_of_an_accepted_run, "a verifier decided what cannot be", scenarios=short_and_well_drafted
+        core.tail_kept_to_itself,
+        "nothing more has happened|the verifier decided",
+        scenarios=made.links_cut_and_a_slow_log,
     ),
-    Mistake(fence_not_checked, "under fence", scenarios=taken_over),
-    Mistake(append_repeated, "the log holds what cannot be", has("acks_lost")),
-    Mistake(unknown_outcome_taken_for_success, "durable, acknowledged", has("effects_lost", "log_down")),
-    Mistake(fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=taken_over),
-    Mistake(lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", scenarios=log_lost_under_way),
-    Mistake(same_fence_granted_twice, "was granted before", scenarios=taken_over),
-    Mistake(credit_ignored, "a verifier decided, its credit"),
-    Mistake(stale_attach_accepted, "generation served", scenarios=late_openings),
-    Mistake(chain_outlives_its_contradiction, "a chain lives", drafted),
-    Mistake(rollback_off_by_one, "cache", drafted),
-    Mistake(tail_delivered_from_its_start, "the verifier decided", scenarios=links_cut_and_a_slow_log),
-    Mistake(tail_kept_to_itself, "nothing more has happened|the verifier decided", scenarios=links_cut_and_a_slow_log),
-    Mistake(resumed_beyond_the_log, "the verifier decided", scenarios=away_and_back),
-    Mistake(drafter_s_cache_not_rolled_back, "cache is not its text's", drafted),
-    Mistake(run_ahead_ignored, "drafted ahead", drafted),
-    Mistake(lost_verifier_not_told, "nothing more has happened", scenarios=links_cut_and_a_slow_log),
-    Mistake(reader_s_place_off_by_the_withheld_text, "a client reads", LINK_LOST),
-    Mistake(library_s_hash_a_token_behind, "prefix_hash", scenarios=taken_over),
-    Mistake(tasks_left_behind, "left running", scenarios=left_behind),
+    # The log and its owners
+    Mistake(log.fence_not_checked, "under fence", scenarios=made.taken_over),
+    Mistake(log.append_repeated, "the log holds what cannot be", made.has("acks_lost")),
+    Mistake(log.unknown_outcome_taken_for_success, "durable, acknowledged", made.has("effects_lost", "log_down")),
+    Mistake(log.fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=made.taken_over),
+    Mistake(log.lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", scenarios=made.log_lost_under_way),
+    Mistake(log.same_fence_granted_twice, "was granted before", scenarios=made.taken_over),
+    Mistake(log.tasks_left_behind, "left running", scenarios=made.left_behind),
+    Mistake(log.emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", scenarios=made.told_to_stop),
+    Mistake(log.living_sessions_swept, "cancelled by nobody", scenarios=made.long_lived),
+    Mistake(log.orphans_left_alone, "runs for ever", scenarios=made.orphaned),
+    Mistake(log.cancellation_in_the_log_overlooked, "it goes on, cancelled", scenarios=made.cancelled_elsewhere),
+    Mistake(log.cancellation_lost_with_the_log, "it goes on, cancelled", scenarios=made.cancelled_elsewhere_and_lost),
+    Mistake(log.deleted_session_written_again, "that was deleted is written", scenarios=made.deleted_elsewhere),
+    Mistake(
+        log.deadline_forgotten_by_the_next_owner,
+        "goes on after its deadline",
+        scenarios=made.passed_on_before_its_deadline,
+    ),
+    Mistake(
+        log.cancellation_acknowledged_without_the_log, "it goes on, cancelled", scenarios=made.cancelled_in_an_outage
+    ),
+    Mistake(
+        log.promise_dropped_while_the_log_is_silent, "it goes on, cancelled", scenarios=made.cancelled_before_an_outage
+    ),
+    Mistake(log.deletion_not_promised, "it goes on, deleted", scenarios=made.deleted_before_a_loss),
+    Mistake(log.cut_off_counted_by_attempts, "had ended runs again", scenarios=made.ended_elsewhere_and_forgotten),
+    Mistake(log.hidden_by_a_clock_set_back, "had ended runs again", scenarios=made.forgotten_by_a_clock),
+    Mistake(log.damaged_log_claimed, "was refused, and has changed", scenarios=made.damaged_and_taken),
+    Mistake(log.fences_by_the_log_s_clock_alone, "was granted before", scenarios=made.failed_over),
+    Mistake(log.stale_at_the_verifier_for_good, "superseded", scenarios=made.failed_over_without_the_claimer),
+    Mistake(
+        log.living_sessions_swept_after_a_jump_of_the_clock, "cancelled by nobody", scenarios=made.long_lived_and_a_jump
+    ),
+    Mistake(log.ready_without_a_log, "it is ready, and its log", scenarios=made.cancelled_in_an_outage),
+    Mistake(log.session_begun_without_memory, "that cannot be logged", scenarios=made.out_of_memory),
+    # Requests, and what clients are told
+    Mistake(requests.stop_string_overlooked_at_an_append_s_end, "the log ends"),
+    Mistake(
+        requests.tokens_after_the_end_of_an_accepted_run,
+        "a verifier decided what cannot be",
+        scenarios=made.short_and_well_drafted,
+    ),
+    Mistake(requests.reader_s_place_off_by_the_withheld_text, "a client reads", made.LINK_LOST),
+    Mistake(requests.library_s_hash_a_token_behind, "prefix_hash", scenarios=made.taken_over),
+    Mistake(
+        requests.begins_sessions_while_it_stops, "was begun by an orchestrator that stops", scenarios=made.told_to_stop
+    ),
+    Mistake(requests.parent_of_another_tenant_taken, "another tenant's session", scenarios=made.two_tenants),
+    Mistake(requests.request_id_joined_across_tenants, "a client reads a session of", scenarios=made.two_tenants),
+    Mistake(requests.cache_shared_across_tenants, "cached, and never had", scenarios=made.two_tenants),
+    Mistake(requests.request_id_joined_with_another_body, "the prompt, asked for", scenarios=made.two_bodies),
+    Mistake(requests.parent_s_last_token_left_out, "the prompt, asked for", scenarios=made.next_turns),
+    Mistake(requests.completions_without_a_number, "sampling, asked for", scenarios=made.several_completions),
+    Mistake(
+        requests.completions_share_their_noise, "a verifier decided what cannot be", scenarios=made.several_completions
+    ),
+    Mistake(requests.lossy_not_marked, "lossy, by rule", scenarios=made.lossy),
+    Mistake(
+        requests.log_probabilities_lost_in_a_replay, "log-probabilities, due", scenarios=made.reported_and_taken_over
+    ),
+    Mistake(requests.ends_too_early, "a verifier decided what cannot be", scenarios=made.not_to_end_early),
+    Mistake(
+        requests.stop_string_cut_on_the_wrong_side_after_a_takeover,
+        "text, of tokens",
+        scenarios=made.stopped_by_strings_and_taken_over,
+    ),
+    Mistake(requests.end_of_a_replay_cut_elsewhere, "text, of tokens", scenarios=made.taken_over),
+    Mistake(
+        requests.text_made_by_the_latest_tokenizer, "text, of tokens|a client reads", scenarios=made.unequal_tokenizers
+    ),
+    # Verifiers and drafters
+    Mistake(peers.stale_opening_accepted, "generation served", scenarios=made.late_openings),
+    Mistake(peers.verifier_s_rollback_off_by_one, "cache", made.drafted),
+    Mistake(peers.resumed_beyond_the_log, "the verifier decided", scenarios=made.away_and_back),
+    Mistake(peers.drafter_s_cache_not_rolled_back, "cache is not its text's", made.drafted),
+    Mistake(peers.run_ahead_ignored, "drafted ahead", made.drafted),
+    Mistake(peers.lost_verifier_not_told, "nothing more has happened", scenarios=made.links_cut_and_a_slow_log),
+    Mistake(
+        peers.opens_sessions_while_it_stops, "was opened at a verifier that stops", scenarios=made.verifier_told_to_stop
+    ),
+    Mistake(peers.penalties_forget_the_log, "a verifier decided what cannot be", scenarios=made.penalised_and_moved),
+    Mistake(
+        peers.refused_draft_token_accepted,
+        "a verifier decided what cannot be",
+        scenarios=made.weighed_and_badly_drafted,
+    ),
+    Mistake(peers.copied_prefix_too_long, "cache", scenarios=made.shared_prompts),
+    Mistake(peers.urgent_sessions_passed_over, "whose turn it was", scenarios=made.a_queue),
+    Mistake(
+        peers.verifiers_compared_by_weights_alone,
+        "cannot be|the log ends|a client reads",
+        scenarios=made.unequal_somehow,
+    ),
+    Mistake(
+        peers.end_of_sequence_of_the_new_verifier, "decided what cannot be|the log ends", scenarios=made.unequal_ends
+    ),
+    Mistake(peers.context_of_the_new_verifier, "the log ends|INVALID_ARGUMENT", scenarios=made.unequal_contexts),
+    Mistake(peers.former_verifier_trusted, "decided what cannot be|the log ends", scenarios=made.swapped),
 ]

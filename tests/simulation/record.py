@@ -11,8 +11,8 @@ from typing import Any
 from bench import machine
 from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
+from scripts.simulated import summary
 from tests.simulation.run import Outcome
-from tests.simulation.summary import summary
 
 # Where a whole run is kept, and of how many seeds that is, from 0 on.
 OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "simulation.json"
@@ -39,8 +39,8 @@ class Totals:
         self.callbacks += outcome.steps
         self.checks += outcome.checked
         self.seconds += outcome.seconds
-        self.tokens += sum(len(heard.tokens) for heard in outcome.heard)
-        self.reconnections += sum(max(0, heard.attempts - 1) for heard in outcome.heard)
+        self.tokens += sum(len(answer.tokens) for answer in outcome.answers)
+        self.reconnections += sum(max(0, answer.attempts - 1) for answer in outcome.answers)
         self.ends += outcome.ends
         self.reached += outcome.reached
         self.faults += Counter(fault.kind for fault in outcome.scenario.faults)

@@ -15,15 +15,12 @@ from orchestrator.tenants import Access
 from specwire.core.law.sampling import Rule
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
-from tests.simulation.asking import Asking, tenant_name, token_of
 from tests.simulation.checks import Checks
-from tests.simulation.client import SimClient
+from tests.simulation.clients import LibraryClient, SimAnswer, SimClient, SimTurn, tenant_name, token_of
 from tests.simulation.clock import simulated
 from tests.simulation.ends import Judge
 from tests.simulation.facts import Facts
 from tests.simulation.faults import Faults
-from tests.simulation.hearing import Heard
-from tests.simulation.library import LibraryClient
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.network import Network
 from tests.simulation.parties import DrafterParty, Hardware, OrchestratorParty, Party, VerifierParty, World
@@ -56,7 +53,7 @@ class Outcome:
 
     scenario: Scenario
     found: list[str]
-    heard: list[Heard]
+    answers: list[SimAnswer]
     steps: int
     checked: int
     seconds: float
@@ -65,7 +62,7 @@ class Outcome:
 
     @property
     def trace(self) -> tuple[object, ...]:
-        told = tuple((tuple(h.tokens), h.text, str(h.error), h.attempts, h.session_id) for h in self.heard)
+        told = tuple((tuple(h.tokens), h.text, str(h.error), h.attempts, h.session_id) for h in self.answers)
         return self.steps, self.checked, self.seconds, told
 
 
@@ -107,19 +104,19 @@ def run(scenario: Scenario) -> Outcome:
     with listening() as errors, simulated(loop, network, store, random, scenario.versions) as clock:
         simulation = Simulation(scenario, World(loop, network, clock, store, play), random)
         found = simulation.run(errors)
-    facts, heard = simulation.facts, simulation.hearings
-    outcome = Outcome(scenario, found, heard, loop.steps, facts.checked, loop.time(), facts.reached)
-    for each in heard:
+    facts, answers = simulation.facts, simulation.answers
+    outcome = Outcome(scenario, found, answers, loop.steps, facts.checked, loop.time(), facts.reached)
+    for each in answers:
         outcome.ends["left" if each.left else end_of(each)] += 1
     return outcome
 
 
-def end_of(heard: Heard) -> str:
-    if heard.end is not None:
-        return heard.end.reason.name
-    if heard.unasked:
+def end_of(answer: SimAnswer) -> str:
+    if answer.end is not None:
+        return answer.end.reason.name
+    if answer.unasked:
         return "unasked"
-    return "none" if heard.error is None else heard.error.name
+    return "none" if answer.error is None else answer.error.name
 
 
 def check(scenario: Scenario) -> Outcome:
@@ -149,19 +146,19 @@ class Simulation:
         world.store.report = self.facts.report
         world.store.on_written = self.checks.readers.log_written
         self.clients = self._clients()
-        self.hearings: list[Heard] = [heard for client in self.clients for heard in client.hearings]
+        self.answers: list[SimAnswer] = [answer for client in self.clients for answer in client.answers]
         self.parties: dict[str, Party] = {name: self._party(name) for name in scenario.parties}
         hosts = world.network, world.store, world.clock, self.parties
         self.faults = Faults(world.loop, *hosts, random, scenario.vocabulary)
 
     def _clients(self) -> list[SimClient | LibraryClient]:
-        """One for each ask, in their order."""
+        """One for each request, in their order."""
         clients: list[SimClient | LibraryClient] = []
-        for ask in self.scenario.asks:
-            before = None if ask.follows is None else clients[ask.follows].hearings[0]
-            asking = Asking(ask, self.facts, self.scenario.tenants, before)
-            raw = self.world.network, self._orchestrators, asking
-            clients.append(LibraryClient(self._orchestrators, asking) if ask.library else SimClient(*raw))
+        for request in self.scenario.requests:
+            before = None if request.follows is None else clients[request.follows].answers[0]
+            turn = SimTurn(request, self.facts, self.scenario.tenants, before)
+            raw = self.world.network, self._orchestrators, turn
+            clients.append(LibraryClient(self._orchestrators, turn) if request.library else SimClient(*raw))
         return clients
 
     def _party(self, name: str) -> Party:
@@ -236,10 +233,10 @@ class Simulation:
             self.loop.bury(LIMIT)
 
     def _settled(self) -> bool:
-        return bool(self.facts.found) or all(heard.done for heard in self.hearings)
+        return bool(self.facts.found) or all(answer.done for answer in self.answers)
 
     def _judged(self) -> list[str]:
-        return [] if self.facts.found else list(Judge(self.scenario, self.facts, self.hearings).all())
+        return [] if self.facts.found else list(Judge(self.scenario, self.facts, self.answers).all())
 
     def _orphans(self) -> list[str]:
         """Nobody reads any more, and nothing goes wrong: whatever runs in the log comes to an end there.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from specwire.lm.scripted import SPREAD
-from tests.simulation.asks import Ask, random_asks
+from tests.simulation.requests import SimRequest, random_requests
 from tests.simulation.services import CONFIGS, VOCABULARY
 
 # Of a party or of two parties' line. The log's own: see `LOG_FAULTS`.
@@ -77,7 +77,7 @@ class Scenario:
     versions: bool = False
     session_ttl: float = 3600.0
     retention: float = 3600.0
-    asks: tuple[Ask, ...] = field(default=())
+    requests: tuple[SimRequest, ...] = field(default=())
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -113,7 +113,7 @@ class Scenario:
     @property
     def sessions(self) -> int:
         """How many there may be at once."""
-        return sum(ask.n for ask in self.asks)
+        return sum(request.n for request in self.requests)
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -141,8 +141,10 @@ def random_scenario(seed: int) -> Scenario:
         spread=random.choice((SPREAD, SPREAD, 4.0)),
     )
     common = COMMON if bare.drafters_per_session == 1 else 0
-    asks = random_asks(random, bare.orchestrators, bare.tenants, bare.vocabulary, common)
-    return with_hardship(Random(f"hardship of {seed}"), replace(bare, asks=asks, faults=random_faults(random, bare)))
+    requests = random_requests(random, bare.orchestrators, bare.tenants, bare.vocabulary, common)
+    return with_hardship(
+        Random(f"hardship of {seed}"), replace(bare, requests=requests, faults=random_faults(random, bare))
+    )
 
 
 # What is unequal, long, partial or hostile
@@ -185,20 +187,26 @@ def rolling_update(random: Random, scenario: Scenario) -> Scenario:
 def long_outage(random: Random, scenario: Scenario) -> Scenario:
     """The log is down for longer than anybody waits for it. Meanwhile somebody cancels."""
     start, seconds = _when(random), round(random.uniform(25.0, 50.0), 3)
-    asks = tuple(
-        replace(ask, cancel_after=random.randrange(min(ask.max_tokens, 8))) if random.random() < 0.5 else ask
-        for ask in scenario.asks
+    requests = tuple(
+        replace(request, cancel_after=random.randrange(min(request.max_tokens, 8)))
+        if random.random() < 0.5
+        else request
+        for request in scenario.requests
     )
-    return replace(scenario, asks=asks, faults=(*scenario.faults, Fault(start, "log_down", "", seconds)))
+    return replace(scenario, requests=requests, faults=(*scenario.faults, Fault(start, "log_down", "", seconds)))
 
 
 def cut_off_for_long(random: Random, scenario: Scenario) -> Scenario:
     """One orchestrator does not reach the log for longer than that keeps what has ended elsewhere meanwhile."""
-    asks = [ask for ask in scenario.asks if ask.request_id]
-    again = [replace(ask, at=1 - ask.at % 2, start=ask.start + 0.3) for ask in asks if ask.follows is None]
+    requests = [request for request in scenario.requests if request.request_id]
+    again = [
+        replace(request, at=1 - request.at % 2, start=request.start + 0.3)
+        for request in requests
+        if request.follows is None
+    ]
     cut = Fault(_when(random), "log_cut", f"orchestrator-{random.randrange(2)}", round(random.uniform(12.0, 45.0), 3))
     hard = replace(scenario, session_ttl=random.choice((20.0, 60.0)), retention=random.choice((1.0, 5.0)))
-    return replace(hard, orchestrators=2, asks=(*scenario.asks, *again[:2]), faults=(*scenario.faults, cut))
+    return replace(hard, orchestrators=2, requests=(*scenario.requests, *again[:2]), faults=(*scenario.faults, cut))
 
 
 def _wrong_by(random: Random) -> float:
@@ -214,14 +222,14 @@ def wrong_clocks(random: Random, scenario: Scenario) -> Scenario:
 
 def failover(random: Random, scenario: Scenario) -> Scenario:
     """Replicas take the log over, once or twice, while sessions change hands."""
-    asks = tuple(replace(ask, at=0) for ask in scenario.asks)
+    requests = tuple(replace(request, at=0) for request in scenario.requests)
     start = _when(random)
     moved = [Fault(round(start + random.uniform(-0.2, 1.0), 3), "cut", f"orchestrator-{n}-client") for n in (0, 1, 0)]
     overs = [
         Fault(round(start + n * random.uniform(0.5, 2.0), 3), "log_failover", "", -abs(_wrong_by(random)))
         for n in (0, 1)
     ]
-    return replace(scenario, orchestrators=2, asks=asks, faults=(*scenario.faults, *moved, *overs))
+    return replace(scenario, orchestrators=2, requests=requests, faults=(*scenario.faults, *moved, *overs))
 
 
 def late_effects(random: Random, scenario: Scenario) -> Scenario:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from tests.simulation.asks import Ask
+from tests.simulation.requests import SimRequest
 from tests.simulation.run import Outcome, Violation, run
 from tests.simulation.scenario import Fault, Scenario
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 MOST_RUNS = 400
 # And seconds, in a test, which is ended after a minute: less is left out then.
 IN_A_TEST_S = 20.0
-PLAIN_ASK = Ask(0.0, 0, (), 0)
+PLAIN_REQUEST = SimRequest(0.0, 0, (), 0)
 PLAIN = Scenario(0)
 # What a scenario is, apart from its script.
 SETTINGS = (
@@ -54,16 +54,16 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
     """Smaller ones, those that leave out most first."""
     for faults in without(scenario.faults):
         yield replace(scenario, faults=faults)
-    for numbers in without(range(len(scenario.asks))):
+    for numbers in without(range(len(scenario.requests))):
         if numbers:
-            yield replace(scenario, asks=kept(scenario.asks, numbers))
+            yield replace(scenario, requests=kept(scenario.requests, numbers))
     for name in SETTINGS:
         plain = getattr(PLAIN, name)
         if getattr(scenario, name) != plain and possible(smaller := replace(scenario, **{name: plain})):
             yield smaller
-    for number, ask in enumerate(scenario.asks):
-        for plainer in filter(_is_possible, plainer_asks(ask)):
-            yield replace(scenario, asks=(*scenario.asks[:number], plainer, *scenario.asks[number + 1 :]))
+    for number, request in enumerate(scenario.requests):
+        for plainer in filter(_is_possible, plainer_requests(request)):
+            yield replace(scenario, requests=(*scenario.requests[:number], plainer, *scenario.requests[number + 1 :]))
 
 
 def without(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
@@ -75,30 +75,30 @@ def without(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
         size //= 2
 
 
-def kept(asks: Sequence[Ask], numbers: Sequence[int]) -> tuple[Ask, ...]:
+def kept(requests: Sequence[SimRequest], numbers: Sequence[int]) -> tuple[SimRequest, ...]:
     """Those of these numbers. One whose turn before is left out begins a conversation."""
     places: dict[int | None, int] = {number: place for place, number in enumerate(numbers)}
-    return tuple(replace(asks[number], follows=places.get(asks[number].follows)) for number in numbers)
+    return tuple(replace(requests[number], follows=places.get(requests[number].follows)) for number in numbers)
 
 
-def _is_possible(ask: Ask) -> bool:
-    return ask.possible
+def _is_possible(request: SimRequest) -> bool:
+    return request.possible
 
 
-def plainer_asks(ask: Ask) -> Iterator[Ask]:
-    for each in fields(Ask):
-        plain = getattr(PLAIN_ASK, each.name)
-        if each.name not in ("start", "prompt", "max_tokens", "at") and getattr(ask, each.name) != plain:
-            yield replace(ask, **{each.name: plain})
-    if ask.max_tokens > 1:
-        most = ask.max_tokens // 2
-        yield replace(ask, max_tokens=most, min_tokens=min(most, ask.min_tokens))
+def plainer_requests(request: SimRequest) -> Iterator[SimRequest]:
+    for each in fields(SimRequest):
+        plain = getattr(PLAIN_REQUEST, each.name)
+        if each.name not in ("start", "prompt", "max_tokens", "at") and getattr(request, each.name) != plain:
+            yield replace(request, **{each.name: plain})
+    if request.max_tokens > 1:
+        most = request.max_tokens // 2
+        yield replace(request, max_tokens=most, min_tokens=min(most, request.min_tokens))
 
 
 def possible(scenario: Scenario) -> bool:
     """Whether all that the script names is there."""
     named = {fault.target for fault in scenario.faults if fault.target}
-    tenants = {ask.tenant for ask in scenario.asks}
+    tenants = {request.tenant for request in scenario.requests}
     there = named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
     return there and len(scenario.configs) in (0, scenario.verifiers)
 
@@ -114,7 +114,7 @@ def report(outcome: Outcome, smaller: Scenario) -> str:
     """What did not hold, and a program that shows it."""
     script = "\n".join(
         [
-            "from tests.simulation.asks import Ask",
+            "from tests.simulation.requests import SimRequest",
             "from tests.simulation.run import check",
             "from tests.simulation.scenario import Fault, Scenario",
             "",
@@ -125,13 +125,13 @@ def report(outcome: Outcome, smaller: Scenario) -> str:
 
 
 def formatted(scenario: Scenario) -> str:
-    """Its repr, without what is as usual, an ask and a fault a line."""
+    """Its repr, without what is as usual, a request and a fault a line."""
     parts = [f"    {scenario.seed},"]
     for each in fields(Scenario)[1:]:
         value = getattr(scenario, each.name)
         if value == getattr(PLAIN, each.name):
             continue
-        if each.name in ("asks", "faults"):
+        if each.name in ("requests", "faults"):
             lines = "".join(f"        {item(part)},\n" for part in value)
             parts.append(f"    {each.name}=(\n{lines}    ),")
         else:
@@ -139,7 +139,7 @@ def formatted(scenario: Scenario) -> str:
     return "Scenario(\n" + "\n".join(parts) + "\n)"
 
 
-def item(part: Ask | Fault) -> str:
+def item(part: SimRequest | Fault) -> str:
     usual = {each.name: each.default for each in fields(part)}
     shown = [f"{name}={getattr(part, name)!r}" for name in usual if getattr(part, name) != usual[name]]
     return f"{type(part).__name__}({', '.join(shown)})"

@@ -11,7 +11,7 @@ from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.messages import Outcome
 from specwire.core.session import Session
-from tests.simulation.asks import Ask
+from tests.simulation.requests import SimRequest
 from tests.simulation.run import check
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.services import Play
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.timeout(240)  # seconds of computing, on a machine with
 def scenario(rule: str, number: int) -> Scenario:
     """Two verifiers, which die at one time or other; the log is slow, so that much is not durable by then."""
     random = Random(number)
-    asks = tuple(
-        Ask(0.5, 0, PROMPT, TOKENS, 1.0, random.randrange(1 << 32), request_id=f"{index}", rule=rule)
+    requests = tuple(
+        SimRequest(0.5, 0, PROMPT, TOKENS, 1.0, random.randrange(1 << 32), request_id=f"{index}", rule=rule)
         for index in range(AT_ONCE)
     )
     times = (round(random.uniform(0.7, 1.6), 3) for _ in range(6))
@@ -48,15 +48,15 @@ def scenario(rule: str, number: int) -> Scenario:
         plan="stream:1,4",
         vocabulary=TARGET.vocabulary,
         spread=TARGET.spread,
-        asks=asks,
+        requests=requests,
         faults=faults,
     )
 
 
 def p_value(rule: str, deployments: int) -> float:
     """Of what clients read, by its first, its first two and its first three tokens; every invariant holds meanwhile."""
-    heard = [each for number in range(deployments) for each in check(scenario(rule, number)).heard]
-    texts = [tuple(each.tokens) for each in heard]
+    answers = [each for number in range(deployments) for each in check(scenario(rule, number)).answers]
+    texts = [tuple(each.tokens) for each in answers]
     assert len(texts) == deployments * AT_ONCE
     values = [p_of_firsts(TARGET.target, PROMPT, texts, length) for length in range(1, FIRSTS + 1)]
     return min(1.0, FIRSTS * min(values))

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.asks import Ask
-from tests.simulation.further_mistakes import FURTHER_MISTAKES
 from tests.simulation.loop import SimLoop, Stuck, in_strand
 from tests.simulation.mistakes import MISTAKES, Mistake
+from tests.simulation.requests import SimRequest
 from tests.simulation.run import Violation, check, run
 from tests.simulation.scenario import Fault, Scenario, random_scenario
 from tests.simulation.shrink import check_and_shrink, formatted
@@ -33,7 +32,7 @@ def test_a_seed_runs_in_the_same_way_every_time(seed: int) -> None:
     assert run(scenario).trace == run(scenario).trace
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *FURTHER_MISTAKES], ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_caught(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake.make(monkeypatch)
     scenarios = (mistake.scenarios(seed) for seed in range(CAUGHT_WITHIN))
@@ -72,34 +71,34 @@ def test_a_failure_is_made_small_and_can_be_run_again(monkeypatch: pytest.Monkey
         exec(program, names)
     small = eval(str(again.value).splitlines()[-1], names)
     assert 1 <= len(small.faults) <= 2
-    assert len(small.asks) == 1
+    assert len(small.requests) == 1
     assert program.endswith(f"check({formatted(small)})")
 
 
 def test_a_session_that_is_followed_may_end_while_its_follower_stops() -> None:
     """Found by seed 1144: it had been taken for one that the follower began."""
-    same = Ask(0.536, 1, (9, 5, 11, 2, 6, 11), 17, stop=("7 3",), request_id="a", drafting=2)
-    asks = (same, Ask(0.573, 0, (9,), 1), replace(same, start=0.562, at=0))
+    same = SimRequest(0.536, 1, (9, 5, 11, 2, 6, 11), 17, stop=("7 3",), request_id="a", drafting=2)
+    requests = (same, SimRequest(0.573, 0, (9,), 1), replace(same, start=0.562, at=0))
     stop = Fault(0.599, "stop", "orchestrator-0", 14.154)
-    check(Scenario(1144, orchestrators=2, forward=0.2, draft=0.002, agree=0.0, asks=asks, faults=(stop,)))
+    check(Scenario(1144, orchestrators=2, forward=0.2, draft=0.002, agree=0.0, requests=requests, faults=(stop,)))
 
 
 def test_an_orchestrator_that_comes_back_without_its_drafter_ends_its_orphans() -> None:
     """Found by seed 7145: it waited for the drafter for as long as for a verifier, and served nobody meanwhile."""
-    ask = Ask(start=0.538, at=0, prompt=(4, 6, 3, 10, 10), max_tokens=1, timeout=0.95, library=True)
+    request = SimRequest(start=0.538, at=0, prompt=(4, 6, 3, 10, 10), max_tokens=1, timeout=0.95, library=True)
     faults = (
         Fault(start=0.608, kind="crash", target="orchestrator-0", seconds=0.3),
         Fault(start=0.9, kind="stop", target="drafter-0", seconds=12.995),
     )
-    check(Scenario(7145, forward=0.05, draft=0.002, agree=0.9, asks=(ask,), faults=faults))
+    check(Scenario(7145, forward=0.05, draft=0.002, agree=0.9, requests=(request,), faults=faults))
 
 
 def test_a_session_may_end_because_its_reader_was_cut_off_for_too_long() -> None:
     """Found by seed 4721: the library comes back after 15.7 s, and is told that readers may be away for 12 s."""
-    ask = Ask(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=40, library=True)
+    request = SimRequest(start=0.536, at=0, prompt=(1, 1, 1, 9), max_tokens=40, library=True)
     fault = Fault(start=1.433, kind="close", target="orchestrator-0-client", seconds=15.718)
     for grace, reason in ((12.0, "CANCELLED"), (30.0, "LENGTH")):
-        outcome = run(Scenario(4721, forward=0.05, buffer=2, detach_grace=grace, asks=(ask,), faults=(fault,)))
+        outcome = run(Scenario(4721, forward=0.05, buffer=2, detach_grace=grace, requests=(request,), faults=(fault,)))
         assert not outcome.found
         assert dict(outcome.ends) == {reason: 1}
 

@@ -15,6 +15,7 @@ from specwire.rpc.server import ListenError
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
 from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram, process_families
 from tests.certificates import Authority
+from tests.wait import until
 
 
 def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() -> None:
@@ -173,9 +174,8 @@ async def test_who_asks_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPa
     _, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await until(lambda: listener._connections)
         async with asyncio.timeout(60.0):
-            while not listener._connections:  # noqa: ASYNC110 # nothing tells of it
-                await asyncio.sleep(0.01)
             await asyncio.gather(*listener._connections)
     finally:
         writer.close()

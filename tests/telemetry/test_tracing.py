@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, stack
 from tests.telemetry.stack import Observed, ask, observed
+from tests.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"specwire.generate", "specwire.verify", "specwire.draft"}
@@ -53,9 +53,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 async def spans_of(exporter: InMemorySpanExporter, names: set[str]) -> dict[str, ReadableSpan]:
     """By name, once all of them have ended: services hear of the end a moment after the client."""
-    async with asyncio.timeout(60.0):
-        while not names <= {span.name for span in exporter.get_finished_spans()}:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: names <= {span.name for span in exporter.get_finished_spans()})
     return {span.name: span for span in exporter.get_finished_spans()}
 
 

@@ -20,7 +20,7 @@ from specwire.core.limits import Stopping
 from specwire.core.messages import Draft, FinishReason, TokenLogprobs, Weights
 from specwire.core.verify.session import Allowance
 from specwire.lm.scripted import Script
-from tests.alone import Told, alone, close
+from tests.reference_target import Told, alone, close
 from tests.verify_service.rig import FAR, Rig, chain, opening
 
 VOCABULARY = 12

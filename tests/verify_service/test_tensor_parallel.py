@@ -15,8 +15,8 @@ from deploy.stack.processes import descendants
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import verify_pb2
-from tests.integration.test_tensor_parallel import until_gone
 from tests.verify_service.peer import connected
+from tests.wait import lives, until
 from verify_service.ranks import Ranks
 from verify_service.server import start
 
@@ -45,7 +45,7 @@ async def test_a_rank_that_dies_ends_the_verifier(llama: Path) -> None:
             await stopping
     finally:
         await running.stop()
-    await until_gone(other)
+    await until(lambda: not lives(other))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_ranks_that_hang_are_killed(idle: tuple[Ranks, set[int]]) -> None:
     for pid in others:
         os.kill(pid, signal.SIGSTOP)
     await asyncio.to_thread(ranks.close)
-    await until_gone(*others)
+    await until(lambda: not any(map(lives, others)))
     assert not ranks.lost.done()
 
 

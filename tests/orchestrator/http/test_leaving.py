@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,16 +18,10 @@ from specwire.client import Client
 from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.wait import eventually
 
 IDS = list(PROMPT)
 LONG: dict[str, Any] = {"prompt": IDS, "temperature": 0, "ignore_eos": True, "max_tokens": 4000, "stream": True}
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LIMIT_S
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from orchestrator.http import bodies, connection
 from orchestrator.http.answers import EventStream
 from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
-from tests.orchestrator.http.test_leaving import eventually, not_reading
+from tests.orchestrator.http.test_leaving import not_reading
 from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.wait import eventually
 
 WISH: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 SOON_S = 0.5

@@ -14,8 +14,8 @@ from orchestrator.tenants import Access
 from specwire.client import Client, SpecwireError
 from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
-from tests.orchestrator.http.test_leaving import eventually
 from tests.orchestrator.stack import PROMPT
+from tests.wait import eventually
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
 KEYS = Keys({ADA: "ada", BOB: "bob"})

@@ -15,7 +15,8 @@ from orchestrator.http import templates
 from orchestrator.http.templates import ChatTemplate, RemoteTemplate, Renderer, TemplateInvalid
 from specwire.core.invalid import InvalidParameter
 from specwire.text.forkserver import Busy
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, another
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another
+from tests.wait import LIMIT_S, until
 
 TALK = [
     {"role": "system", "content": 'be <brief> & "kind"'},
@@ -152,9 +153,7 @@ async def test_a_process_that_has_died_is_replaced(renderer: Renderer) -> None:
         assert await template.render(HELLO, True, {}) == "5"
         await asyncio.to_thread(renderer._forks.stop)
         (process,) = template._idle
-        async with asyncio.timeout(LIMIT_S):
-            while not process.gone:  # noqa: ASYNC110  # its end tells nobody
-                await asyncio.sleep(0.01)
+        await until(lambda: process.gone)
         assert await template.render(HELLO, True, {}) == "5"
     finally:
         template.close()

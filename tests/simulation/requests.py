@@ -16,7 +16,7 @@ from tests.simulation.services import CONTEXT
 STOPS = ((), (), ("7 3",), ("5", "9 9"), ("1 ", "4 2"), tuple(f"{digit} 0" for digit in range(10)))
 RULES = ("rejection", "rejection", "block", "block", "threshold(0.3)", "typical(0.3,0.09)")
 WEIGHED = ("rejection", "block")
-# By Ask.drafting: whether drafters may propose, and whether the verifier may.
+# By SimRequest.drafting: whether drafters may propose, and whether the verifier may.
 DRAFTING = {2: (False, False), 3: (True, False), 4: (False, True)}
 # How often a request id is used for two different things.
 OTHER_BODY = 0.1
@@ -25,11 +25,11 @@ LEAST_TURN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SimRequest:
     """A client's request. times in seconds, counts in tokens; None: never.
 
     at: where it asks first, by number. reading: seconds that it takes for each message. library: through the
-    project's own client. tenant, follows: by number; the ask that is followed is the conversation's turn before.
+    project's own client. tenant, follows: by number; the request that is followed is the conversation's turn before.
     predicted: how much of the right output it predicts. processed: what log-probabilities are of.
     delete_after: it has the session deleted then; at 0 as soon as it has begun.
     """
@@ -77,11 +77,11 @@ class Ask:
         several = self.n > 1 and (self.request_id or self.library)
         return not weighed and not several and self.min_tokens <= self.max_tokens
 
-    def same_id(self, other: Ask) -> bool:
+    def same_id(self, other: SimRequest) -> bool:
         """The two stand for one session, if what they ask for is the same."""
         return bool(self.request_id) and (self.tenant, self.request_id) == (other.tenant, other.request_id)
 
-    def same_body(self, other: Ask) -> bool:
+    def same_body(self, other: SimRequest) -> bool:
         """They ask for the same, whatever becomes of their calls."""
         return replace(self, **CALL) == replace(other, **CALL)
 
@@ -116,7 +116,7 @@ class Ask:
         return cast(RequestOptions, {**wanted, "parent": parent, "prediction": tuple(prediction)})
 
 
-# What of an ask is about one call.
+# What of a request is about one call.
 CALL: dict[str, Any] = {
     "start": 0.0, "at": 0, "reading": 0.0, "library": False, "provisional": False, "timeout": None,
     "cancel_after": None, "leave_after": None, "delete_after": None,
@@ -129,42 +129,50 @@ NAMES = (
 )  # fmt: skip
 
 
-def random_asks(random: Random, orchestrators: int, tenants: int, vocabulary: int, common: int) -> tuple[Ask, ...]:
+def random_requests(
+    random: Random, orchestrators: int, tenants: int, vocabulary: int, common: int
+) -> tuple[SimRequest, ...]:
     """Those of one tenant's request id ask for the same, at any time and place; now and then for something else.
 
     common: of their first tokens, so many are the same for all.
     """
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for number in range(random.choice((1, 2, 3, 3, 5))):
-        ask = _followed(random, asks, _random_ask(random, orchestrators, tenants, vocabulary, common, number))
-        first = next((each for each in asks if each.same_id(ask)), ask)
+        request = _followed(
+            random, requests, _random_request(random, orchestrators, tenants, vocabulary, common, number)
+        )
+        first = next((each for each in requests if each.same_id(request)), request)
         if random.random() < OTHER_BODY:
-            first = ask
-        asks.append(replace(first, start=ask.start, at=ask.at, reading=ask.reading, library=ask.library))
-    return tuple(asks)
+            first = request
+        requests.append(
+            replace(first, start=request.start, at=request.at, reading=request.reading, library=request.library)
+        )
+    return tuple(requests)
 
 
-def _followed(random: Random, asks: Sequence[Ask], ask: Ask) -> Ask:
+def _followed(random: Random, requests: Sequence[SimRequest], request: SimRequest) -> SimRequest:
     """Perhaps a turn behind an earlier one, if the context holds both; now and then behind another tenant's."""
-    if not asks or random.random() > 0.25:
-        return ask
-    before = random.randrange(len(asks))
-    room = CONTEXT - length_of(asks, before) - len(ask.prompt)
+    if not requests or random.random() > 0.25:
+        return request
+    before = random.randrange(len(requests))
+    room = CONTEXT - length_of(requests, before) - len(request.prompt)
     if room < LEAST_TURN:
-        return ask
-    tenant = asks[before].tenant if random.random() < 0.9 else ask.tenant
-    most = min(ask.max_tokens, room)
-    return replace(ask, follows=before, tenant=tenant, max_tokens=most, min_tokens=min(ask.min_tokens, most))
+        return request
+    tenant = requests[before].tenant if random.random() < 0.9 else request.tenant
+    most = min(request.max_tokens, room)
+    return replace(request, follows=before, tenant=tenant, max_tokens=most, min_tokens=min(request.min_tokens, most))
 
 
-def length_of(asks: Sequence[Ask], number: int) -> int:
-    """How long the whole conversation is at most, in tokens, once the ask is answered."""
-    ask = asks[number]
-    before = 0 if ask.follows is None else length_of(asks, ask.follows)
-    return before + len(ask.prompt) + ask.max_tokens
+def length_of(requests: Sequence[SimRequest], number: int) -> int:
+    """How long the whole conversation is at most, in tokens, once the request is answered."""
+    request = requests[number]
+    before = 0 if request.follows is None else length_of(requests, request.follows)
+    return before + len(request.prompt) + request.max_tokens
 
 
-def _random_ask(random: Random, orchestrators: int, tenants: int, vocabulary: int, common: int, number: int) -> Ask:
+def _random_request(
+    random: Random, orchestrators: int, tenants: int, vocabulary: int, common: int, number: int
+) -> SimRequest:
     length = random.choice((random.randint(1, 8), random.randint(9, 40), random.randint(9, 120)))
     drawn = random.random() < 0.4
     rule = random.choice(RULES) if random.random() < (0.35 if drawn else 0.05) else ""
@@ -172,7 +180,7 @@ def _random_ask(random: Random, orchestrators: int, tenants: int, vocabulary: in
     shared = (1 + 5 * index % (vocabulary - 1) for index in range(common))
     several = random.choice((2, 3)) if random.random() < 0.1 else 1
     named = several == 1 and random.random() < 0.75
-    ask = Ask(
+    request = SimRequest(
         start=round(random.uniform(0.5, 0.9), 3),
         at=random.randrange(orchestrators),
         prompt=(*shared, *(random.randrange(1, vocabulary) for _ in range(random.randint(1, 6)))),
@@ -195,7 +203,7 @@ def _random_ask(random: Random, orchestrators: int, tenants: int, vocabulary: in
         predicted=random.randrange(length) if random.random() < 0.15 else 0,
         delete_after=random.randrange(length) if random.random() < 0.06 else None,
     )
-    return replace(ask, **_random_options(random, vocabulary, length)) if random.random() < 0.35 else ask
+    return replace(request, **_random_options(random, vocabulary, length)) if random.random() < 0.35 else request
 
 
 def _random_options(random: Random, vocabulary: int, length: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`specwire verify`, which keeps a kibibyte of each session for ever: python -m tests.faults.leaking verify ..."""
+"""`specwire verify`, keeping a kibibyte of each session for ever: python -m tests.faults.leaky_verifier verify ..."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bench.cluster.site import Site
@@ -71,12 +70,3 @@ def running(addresses: str | Sequence[str], prompt: Sequence[int] = PROMPT) -> I
         stream.until_accepted()
         yield stream
     assert stream.tokens == plain(MODEL, len(stream.tokens), prompt)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1.0)
-    return True

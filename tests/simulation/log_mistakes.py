@@ -1,0 +1,229 @@
+"""Mistakes of the session log and of those who own its sessions: what is written, who may, and how a session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from orchestrator.log_health import LogHealth
+from orchestrator.ownership import ownership, sweeper
+from orchestrator.ownership.ownership import Cancellations
+from orchestrator.ownership.sweeper import Sweeper
+from orchestrator.session.driver import SessionDriver
+from orchestrator.session.log import Appender
+from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
+from orchestrator.store.memory import MemoryStore
+from specwire.core import messages as fx
+from specwire.core.messages import FinishReason
+from tests.patches import Patch, always_awaited, always_returning, with_awaited
+from tests.simulation.store import SimStore
+
+# What is written
+
+
+def fence_not_checked(patch: Patch) -> None:
+    patch.setattr(MemoryStore, "_owned", lambda self, session_id, fence: self._log(session_id))
+
+
+def append_repeated(patch: Patch) -> None:
+    """What the log holds already is not compared: it is appended again."""
+    original = MemoryStore._write
+
+    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any, logprobs: Any) -> None:
+        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes, logprobs)
+
+    patch.setattr(MemoryStore, "_write", repeating)
+
+
+def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
+    original = Appender._write_once
+
+    async def believing(self: Appender, effect: fx.Append) -> AppendReply:
+        try:
+            return await original(self, effect)
+        except refusal:
+            return AppendReply(effect.position + len(effect.tokens), False)
+
+    patch.setattr(Appender, "_write_once", believing)
+
+
+def unknown_outcome_taken_for_success(patch: Patch) -> None:
+    taken_for_success(patch, StoreUnavailable)
+
+
+def fenced_owner_goes_on(patch: Patch) -> None:
+    taken_for_success(patch, Fenced)
+
+
+def lost_log_begun_anew(patch: Patch) -> None:
+    """What a restarted store lacks is written again without what was acknowledged since."""
+    original: Callable[..., Any] = MemoryStore.recreate
+
+    async def shorter(self: MemoryStore, record: Any, tokens: Any, outcomes: Any, *rest: Any) -> None:
+        *others, logprobs, cancelled = rest
+        await original(self, record, tokens[:-1], outcomes[:-1], *others, logprobs[:-1], cancelled)
+
+    patch.setattr(MemoryStore, "recreate", shorter)
+
+
+def damaged_log_claimed(patch: Patch) -> None:
+    """As a script does that takes the fence before anybody has read the log."""
+    original = SimStore.check
+
+    def careless(self: SimStore, name: str, args: tuple[Any, ...]) -> None:
+        log = self.memory._logs.get(str(args[0])) if args else None
+        if name == "claim" and log is not None:
+            log.fence = self.memory._next_fence(log.fence)
+        original(self, name, args)
+
+    patch.setattr(SimStore, "check", careless)
+
+
+def session_begun_without_memory(patch: Patch) -> None:
+    """As a script does whose first write frees some."""
+    original = SimStore.check
+
+    def careless(self: SimStore, name: str, args: tuple[Any, ...]) -> None:
+        if name != "create":
+            original(self, name, args)
+
+    patch.setattr(SimStore, "check", careless)
+
+
+def ready_without_a_log(patch: Patch) -> None:
+    always_awaited(patch, LogHealth, "_note", None)
+
+
+# Fences
+
+
+def same_fence_granted_twice(patch: Patch) -> None:
+    """Nor does it count what the claimer knows."""
+    original = MemoryStore.claim
+
+    async def deaf(self: MemoryStore, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+        return await original(self, session_id, owner)
+
+    patch.setattr(MemoryStore, "claim", deaf)
+    patch.setattr(MemoryStore, "_next_fence", lambda self, old: max(1, old))
+
+
+def fences_by_the_log_s_clock_alone(patch: Patch) -> None:
+    always_returning(patch, ownership, "floor", 0)
+
+
+def stale_at_the_verifier_for_good(patch: Patch) -> None:
+    fences_by_the_log_s_clock_alone(patch)
+
+    def hopeless(self: SessionDriver, fence: int) -> None:
+        self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}")
+
+    patch.setattr(SessionDriver, "on_newer_fence", hopeless)
+
+
+# Owners that stop, or were cut off
+
+
+def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
+    original = SessionDriver.leave
+
+    def hasty(self: SessionDriver) -> None:
+        in_flight = self.session.in_flight
+        if in_flight is not None and in_flight.emit is not None:
+            self.output.add(in_flight.emit)
+        original(self)
+
+    patch.setattr(SessionDriver, "leave", hasty)
+
+
+def tasks_left_behind(patch: Patch) -> None:
+    async def careless(self: SessionDriver) -> None:
+        self._timers.cancel_all()
+
+    patch.setattr(SessionDriver, "close", careless)
+
+
+def cut_off_counted_by_attempts(patch: Patch) -> None:
+    """Whoever attempts something is awake, but what it has may be old."""
+    patch.setattr(Appender, "_may_be_forgotten", property(lambda self: False))
+
+
+def hidden_by_a_clock_set_back(patch: Patch) -> None:
+    patch.setattr(Appender, "_since", lambda self, moment: self._clock() - moment[1])
+
+
+# Ends
+
+
+def living_sessions_swept(patch: Patch) -> None:
+    async def everybody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
+        return list(self._rolls.get(roll, {}))
+
+    patch.setattr(MemoryStore, "missed", everybody)
+    always_returning(patch, Sweeper, "due", FinishReason.CANCELLED)
+
+
+def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
+    patch.setattr(sweeper, "CONFIRM_S", 0.0)
+
+
+def orphans_left_alone(patch: Patch) -> None:
+    always_awaited(patch, MemoryStore, "missed", [])
+
+
+def cancellation_in_the_log_overlooked(patch: Patch) -> None:
+    with_awaited(patch, Appender, "_attempt", lambda _: False)
+
+
+def cancellation_lost_with_the_log(patch: Patch) -> None:
+    always_awaited(patch, Cancellations, "repeat", None)
+
+
+def cancellation_acknowledged_without_the_log(patch: Patch) -> None:
+    original: Any = Cancellations.ask
+
+    async def hasty(self: Cancellations, session_id: str, driven: Any = None) -> None:
+        if driven is None:
+            await original(self, session_id)
+            return
+        with suppress(StoreError):
+            await self._store.cancel(session_id)
+
+    patch.setattr(Cancellations, "ask", hasty)
+
+
+def promise_dropped_while_the_log_is_silent(patch: Patch) -> None:
+    async def impatient(self: Cancellations, session_id: str, promise: Any) -> None:
+        with suppress(StoreError):
+            await promise.say(session_id)
+
+    patch.setattr(Cancellations, "_repeat", impatient)
+
+
+def deletion_not_promised(patch: Patch) -> None:
+    async def brief(self: Cancellations, session_id: str, driven: Any = None) -> None:
+        await self._store.delete(session_id)
+
+    patch.setattr(Cancellations, "delete", brief)
+
+
+def deleted_session_written_again(patch: Patch) -> None:
+    """What is deleted leaves no trace, not even that it was deleted."""
+    original = MemoryStore.delete
+
+    async def thorough(self: MemoryStore, session_id: str) -> None:
+        await original(self, session_id)
+        self._deleted.clear()
+
+    patch.setattr(MemoryStore, "delete", thorough)
+
+
+def deadline_forgotten_by_the_next_owner(patch: Patch) -> None:
+    def endless(log: StoredSession) -> StoredSession:
+        return replace(log, record=replace(log.record, deadline=0.0))
+
+    with_awaited(patch, MemoryStore, "claim", endless)

@@ -1,0 +1,134 @@
+"""Mistakes of verifiers and drafters, and of who takes one verifier for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator import pool
+from orchestrator.peers import models
+from orchestrator.peers.models import identity_of as of_a_session
+from orchestrator.peers.peer import Peer, VerifierPeer
+from specwire.core import placement
+from specwire.core.draft import DraftSession
+from specwire.core.law import acceptance
+from specwire.core.law.sampling import History
+from specwire.core.messages import Pace, Verdict
+from specwire.core.placement import Waiting
+from specwire.core.verify.session import Allowance, VerifySession
+from specwire.lm.scripted import ScriptedLM
+from specwire.rpc.model_service import Identity
+from tests.patches import Patch, always_returning
+from verify_service import service
+from verify_service.engine import seating
+from verify_service.engine.reception import Reception
+from verify_service.engine.seating import Slots
+
+# The verifier
+
+
+def stale_opening_accepted(patch: Patch) -> None:
+    always_returning(patch, Reception, "_stale", None)
+
+
+def resumed_beyond_the_log(patch: Patch) -> None:
+    """A verifier that holds less than the log says goes on where it stands."""
+    original = VerifySession.resume
+
+    def hasty(self: VerifySession, tokens: Sequence[int], allowance: Allowance, epoch: int) -> Sequence[Verdict] | None:
+        known = tokens[: self.position]
+        return original(self, known, allowance, epoch) if self.text.common_prefix(0, known) == len(known) else None
+
+    patch.setattr(VerifySession, "resume", hasty)
+
+
+def verifier_s_rollback_off_by_one(patch: Patch) -> None:
+    original = ScriptedLM.rollback
+
+    def sloppy(self: ScriptedLM, slot: int, length: int) -> None:
+        original(self, slot, min(self.cached(slot), length + 1))
+
+    patch.setattr(ScriptedLM, "rollback", sloppy)
+
+
+def refused_draft_token_accepted(patch: Patch) -> None:
+    always_returning(patch, acceptance, "_replacement", None)
+
+
+def copied_prefix_too_long(patch: Patch) -> None:
+    def careless(self: Slots, source: int, target: int, length: int) -> None:
+        self._lm.copy(source, target, min(length + 1, self._lm.cached(source)))
+
+    patch.setattr(Slots, "copy", careless)
+
+
+def penalties_forget_the_log(patch: Patch) -> None:
+    """A verifier that takes a session over counts its own tokens only."""
+    original = History.__init__
+
+    def forgetful(self: History, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        original(self, prompt)
+
+    patch.setattr(History, "__init__", forgetful)
+
+
+def urgent_sessions_passed_over(patch: Patch) -> None:
+    def latest(rooms: Any, places: Any, turns: Any) -> Waiting | None:
+        return max(rooms, key=lambda each: each.arrival, default=None)
+
+    patch.setattr(seating, "next_in_turn", latest)
+
+
+def opens_sessions_while_it_stops(patch: Patch) -> None:
+    always_returning(patch, service, "turned_away", [])
+
+
+# The drafter
+
+
+def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
+    original = DraftSession.advance
+
+    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int) -> int:
+        original(self, position, tokens, pace, epoch)
+        return len(self.text)
+
+    patch.setattr(DraftSession, "advance", sloppy)
+
+
+def run_ahead_ignored(patch: Patch) -> None:
+    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.pace.run_ahead + 2))
+
+
+# Which verifier
+
+
+def lost_verifier_not_told(patch: Patch) -> None:
+    patch.setattr(Peer, "on_down", lambda self: self._on_change())
+
+
+def former_verifier_trusted(patch: Patch) -> None:
+    always_returning(patch, VerifierPeer, "serves", True)
+
+
+def unlike(patch: Patch, **same: Any) -> None:
+    """Parts of what makes models equal are not looked at: they are the same for all."""
+    of_a_verifier = Identity.of
+    patch.setattr(Identity, "of", staticmethod(lambda info: replace(of_a_verifier(info), **same)))
+    for module in (models, pool):
+        patch.setattr(module, "identity_of", lambda record: replace(of_a_session(record), **same))
+
+
+def verifiers_compared_by_weights_alone(patch: Patch) -> None:
+    unlike(patch, tokenizer="", eos_ids=())
+
+
+def end_of_sequence_of_the_new_verifier(patch: Patch) -> None:
+    unlike(patch, eos_ids=())
+
+
+def context_of_the_new_verifier(patch: Patch) -> None:
+    patch.setattr(
+        placement, "_fits", lambda candidate, wish: candidate.up and candidate.fingerprint == wish.fingerprint
+    )

@@ -1,0 +1,41 @@
+"""Waiting until something holds, with a deadline: for what no event tells of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from inspect import isawaitable
+from pathlib import Path
+
+# Seconds: until a test gives up on a machine that is busy with other work, and between two looks.
+LIMIT_S = 120.0
+PAUSE_S = 0.01
+
+
+async def until(holds: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Raise TimeoutError at the deadline. holds: what it returns may be awaitable."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            answer = holds()
+            if await answer if isawaitable(answer) else answer:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+
+def eventually(holds: Callable[[], object], limit_s: float = LIMIT_S, pause_s: float = PAUSE_S) -> bool:
+    """Whether it holds before the deadline. Blocks its thread."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause_s)
+    return True
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs. A zombie that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
