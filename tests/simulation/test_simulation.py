@@ -144,3 +144,23 @@ def test_what_nobody_will_wake_is_found_stuck() -> None:
     assert loop.left_of("a")
     loop.bury(10.0)
     assert waiting.cancelled()
+
+
+def test_a_session_whose_last_token_is_in_its_slot_already_goes_on() -> None:
+    """Seed 1300: a session that was taken over had nothing left to feed, and was given no row for ever."""
+    check(
+        Scenario(
+            1300,
+            orchestrators=2,
+            forward=0.2,
+            draft=0.002,
+            agree=0.9,
+            delay=(0.0002, 0.02),
+            buffer=2,
+            requests=(
+                SimRequest(0.677, at=0, prompt=(4, 9, 6, 6, 2), max_tokens=31, temperature=0.5, request_id="request-0"),
+                SimRequest(0.686, at=0, prompt=(5, 7, 11), max_tokens=4, drafting=4),
+            ),
+            faults=(Fault(2.207, "cut", "orchestrator-0-client"),),
+        )
+    )
