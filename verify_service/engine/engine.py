@@ -132,10 +132,6 @@ class Engine:
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
-        for slot, held in runnable.items():
-            # A window cut short may have left its last token fed. What comes next comes from that token's row.
-            if self.lm.cached(slot) >= held.session.position:
-                self.lm.rollback(slot, held.session.position - 1)
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         shown = [
@@ -343,7 +339,9 @@ class Engine:
         window = session.clipped(part.tokens)
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
-        self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(part.window)))
+        # What was decided behind the window is not fed, also where the window was clipped before it: what comes next
+        # comes from its row.
+        self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(window)))
         self.tally.verdict(verdict)
         if verdict.tokens:
             self._report(held, verdict, charged, plain_us, timings)
