@@ -28,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -143,7 +143,7 @@ soak-demo: $(STAMP) ## the same with the demo pair
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
 	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
 
-fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30; then scripts.security --write)
+fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
 SESSIONS ?= 50000
@@ -172,14 +172,14 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
-	$(BIN)/python -m scripts.reliability --check
-	$(BIN)/python -m scripts.security --check
-	$(BIN)/python -m scripts.simulated --check
 	echo "lint: generated references"
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
 	echo "lint: files of deploy/"
 	$(PYTEST) tests/deploy/test_files.py
+
+results: $(STAMP) ## print the table of every recorded run (python -m scripts.figures NAME prints one)
+	$(BIN)/python -m scripts.figures
 
 docs: $(STAMP) ## write the references of the API and of all options into build/docs/
 	$(BIN)/python -m scripts.api --write

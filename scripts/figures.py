@@ -1,9 +1,12 @@
-"""Keeps the tables of figures in README.md, docs/ and demo_pair/README.md equal to the recorded results.
+"""Prints the tables of the recorded results, and keeps those that stand in pages equal to their sources.
 
-python -m scripts.figures --write    put them in
-python -m scripts.figures --check    exit 1 if one that is there differs
+python -m scripts.figures              print every table that bench/results has
+python -m scripts.figures laws wan     print these
+python -m scripts.figures --write      put README's figures, the failover matrix and the demo pair's into their pages
+python -m scripts.figures --check      exit 1 if one that is there differs
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -13,24 +16,15 @@ from typing import Any
 
 from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress_table
 from scripts.exact_figures import deterministic_table, dtypes_table, laws_table, peers_table
-from scripts.pages import asked_to_write, grid, interval, with_table
+from scripts.fuzz_figures import fuzz_table, simulation_table
+from scripts.pages import grid, interval, with_table
+from scripts.reliability import load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCH = ROOT / "bench" / "results" / "main.json"
-WAN = ROOT / "bench" / "results" / "wan.json"
-COPY = ROOT / "bench" / "results" / "copy.json"
-BATCH = ROOT / "bench" / "results" / "batch.json"
-CONSTRAINED = ROOT / "bench" / "results" / "constrained.json"
-LAWS = ROOT / "bench" / "results" / "laws.json"
-PEERS = ROOT / "bench" / "results" / "laws_peers.json"
-DETERMINISTIC = ROOT / "bench" / "results" / "deterministic.json"
-DTYPES = ROOT / "bench" / "results" / "dtypes.json"
-GPU = ROOT / "bench" / "results" / "gpu.json"
-CLUSTER = ROOT / "bench" / "results" / "cluster.json"
-INGRESS = ROOT / "bench" / "results" / "ingress.json"
-CLUSTER_FAULTS = ROOT / "bench" / "results" / "cluster_faults.json"
-STEP = ROOT / "bench" / "results" / "step.json"
-PAIR = ROOT / "demo_pair" / "figures.json"
+RESULTS = ROOT / "bench" / "results"
+WAN = RESULTS / "wan.json"
+COPY = RESULTS / "copy.json"
+BATCH = RESULTS / "batch.json"
 
 
 def speed_table(results: dict[str, Any]) -> str:
@@ -244,41 +238,80 @@ def pair_table(figures: dict[str, Any]) -> str:
     return grid(rows)
 
 
-TABLES: list[tuple[Path, str, Path, Callable[[dict[str, Any]], str]]] = [
-    (ROOT / "README.md", "headline", BENCH, headline_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "speed", BENCH, speed_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "bars", BENCH, bars_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "step", STEP, step_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "wan", WAN, wan_table),
-    (ROOT / "docs" / "CHOOSING_A_PAIR.md", "pairs", WAN, pairs_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "copy", COPY, copy_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "batch", BATCH, batch_table),
-    (ROOT / "docs" / "PERFORMANCE.md", "gpu", GPU, gpu_table),
-    (ROOT / "docs" / "CONSTRAINED.md", "constrained", CONSTRAINED, constrained_table),
-    (ROOT / "docs" / "EXACTNESS.md", "laws", LAWS, laws_table),
-    (ROOT / "docs" / "EXACTNESS.md", "peers", PEERS, peers_table),
-    (ROOT / "docs" / "MODELS.md", "deterministic", DETERMINISTIC, deterministic_table),
-    (ROOT / "docs" / "MODELS.md", "dtypes", DTYPES, dtypes_table),
-    (ROOT / "docs" / "SCALE.md", "cluster", CLUSTER, cluster_table),
-    (ROOT / "docs" / "DEPLOY.md", "ingress", INGRESS, ingress_table),
-    (ROOT / "docs" / "DEPLOY.md", "cluster faults", CLUSTER_FAULTS, cluster_faults_table),
-    (ROOT / "demo_pair" / "README.md", "pair", PAIR, pair_table),
-]
+# By name: the record in bench/results, the command that makes it, and what renders it.
+Render = Callable[[dict[str, Any]], str]
+RECORDS: dict[str, tuple[str, str, Render]] = {
+    "headline": ("main.json", "make bench", headline_table),
+    "speed": ("main.json", "make bench", speed_table),
+    "bars": ("main.json", "make bench", bars_table),
+    "step": ("step.json", "make bench-step", step_table),
+    "batch": ("batch.json", "make bench-batch", batch_table),
+    "copy": ("copy.json", "make bench-copy", copy_table),
+    "wan": ("wan.json", "make bench-wan", wan_table),
+    "pairs": ("wan.json", "make bench-wan", pairs_table),
+    "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
+    "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
+    "constrained": ("constrained.json", "make bench-constrained", constrained_table),
+    "gpu": ("gpu.json", "make bench-gpu", gpu_table),
+    "laws": ("laws.json", "make statistics", laws_table),
+    "peers": ("laws_peers.json", "python -m bench.laws.peer", peers_table),
+    "cluster": ("cluster.json", "make bench-cluster", cluster_table),
+    "ingress": ("ingress.json", "make bench-ingress", ingress_table),
+    "cluster-faults": ("cluster_faults.json", "make test-cluster", cluster_faults_table),
+    "failover": ("failover.json", "make bench-failover", pauses_table),
+    "played": ("faults.json", "make test-faults-all", played_line),
+    "soak": ("soak.json", "make soak", soak_table),
+    "soak-demo": ("soak_demo.json", "make soak-demo", soak_table),
+    "load": ("load.json", "make soak-load", load_table),
+    "simulation": ("simulation.json", "make soak-sim", simulation_table),
+    "fuzz": ("fuzz.json", "make fuzz MINUTES=30", fuzz_table),
+    "pair": ("../../demo_pair/figures.json", "python -m demo_pair.train.evaluate", pair_table),
+}
+# Without a record: made from the tests themselves.
+MADE: dict[str, Callable[[], str]] = {"matrix": matrix_table, "tests": tests_table}
+PLACES = {
+    "headline": ROOT / "README.md",
+    "matrix": ROOT / "docs" / "RELIABILITY.md",
+    "pair": ROOT / "demo_pair" / "README.md",
+}
 
 
-def main() -> int:
+def table(name: str) -> str:
+    """Render the table of that name."""
+    if name in MADE:
+        return MADE[name]()
+    file, command, render = RECORDS[name]
+    source = RESULTS / file
+    return render(json.loads(source.read_text())) if source.exists() else f"Not recorded yet: `{command}`."
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    write = asked_to_write(__doc__)
+    known = [*RECORDS, *MADE]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"tables to print: {', '.join(known)}")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--write", action="store_true", help="write those that stand in pages")
+    mode.add_argument("--check", action="store_true", help="write nothing; exit 1 where one of those differs")
+    asked = parser.parse_args(arguments)
+    if unknown := [name for name in asked.names if name not in known]:
+        parser.error(f"no table is named {', '.join(unknown)}; there are {', '.join(known)}")
+    if asked.write or asked.check:
+        return _keep(write=asked.write)
+    print("\n\n".join(f"## {name}\n\n{table(name)}" for name in asked.names or known))
+    return 0
+
+
+def _keep(*, write: bool) -> int:
+    """Write or check the tables that stand in pages; the exit code."""
     stale = 0
-    for page, name, source, render in TABLES:
-        if not source.exists():  # not measured yet
-            continue
+    for name, page in PLACES.items():
         have = page.read_text()
-        want = with_table(have, name, "figures", render(json.loads(source.read_text())))
+        want = with_table(have, name, "figures", table(name))
         if write:
             page.write_text(want)
         elif have != want:
-            print(f"{page.name}: the figures differ from {source.name}: run python -m scripts.figures --write")
+            print(f"{page.name}: {name} differs from its source: run python -m scripts.figures --write")
             stale = 1
     return stale
 

@@ -1,34 +1,11 @@
-"""Keeps the tables of docs/RELIABILITY.md equal to the failover matrix, and to what was measured of it and by soaks.
+"""The failover matrix, and the tables of what was measured of it and by soaks, for scripts/figures.py."""
 
-python -m scripts.reliability --write    put them in
-python -m scripts.reliability --check    exit 1 if one that is there differs
-"""
-
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from scripts.pages import asked_to_write, with_table
+from scripts.pages import grid
 from tests.faults.cells import Cell
 from tests.faults.matrix import CELLS, shown_by
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "RELIABILITY.md"
-RECORDS = ROOT / "bench" / "results"
-RESULTS = RECORDS / "failover.json"
-# By the target of make that records them.
-SOAKS = {"soak": RECORDS / "soak.json", "soak-demo": RECORDS / "soak_demo.json"}
-LOAD = RECORDS / "load.json"
-PLAYED = RECORDS / "faults.json"
-UNMEASURED = "Not measured yet: `make bench-failover`."
-UNRECORDED = "Not recorded yet:"
-
-
-def grid(rows: list[list[str]]) -> str:
-    rows.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def matrix_table() -> str:
@@ -81,13 +58,10 @@ def played_line(results: dict[str, Any]) -> str:
     )
 
 
-def soaks_table(results: dict[str, dict[str, Any]]) -> str:
-    """Render what the soaks met and what they found, a run a column."""
-    rows = [["", *(f"`make {name}`" for name in results)]]
-    runs = list(results.values())
-    rows += [[name, *map(shown, runs)] for name, shown in OF_SOAKS.items()]
-    names = dict.fromkeys(bar["name"] for run in runs for bar in run["bars"])
-    rows += [[name, *(_bar(name, run) for run in runs)] for name in names if name not in OF_SOAKS]
+def soak_table(results: dict[str, Any]) -> str:
+    """Render what a soak met and what it found."""
+    rows = [["", "found"], *([name, shown(results)] for name, shown in OF_SOAKS.items())]
+    rows += [[bar["name"], _bar(bar)] for bar in results["bars"] if bar["name"] not in OF_SOAKS]
     return grid(rows)
 
 
@@ -104,16 +78,9 @@ def _pauses(results: dict[str, Any]) -> str:
     return f"{found['p50']:.2f}, {found['p99']:.1f}, {found['max']:.1f}"
 
 
-def _bar(name: str, results: dict[str, Any]) -> str:
-    """What was counted; "-" in a run that did not look for it."""
-    found = next((bar for bar in results["bars"] if bar["name"] == name), None)
-    if found is None:
-        return "-"
-    return (
-        f"{found['value']:g}"
-        if found["holds"]
-        else f"**{found['value']:g}** (needed {found['sense']} {found['needed']:g})"
-    )
+def _bar(bar: dict[str, Any]) -> str:
+    value = f"{bar['value']:g}"
+    return value if bar["holds"] else f"**{value}** (needed {bar['sense']} {bar['needed']:g})"
 
 
 def _where(results: dict[str, Any]) -> str:
@@ -154,35 +121,3 @@ def load_table(results: dict[str, Any]) -> str:
         f"{min(results['unread_decided']):,} to {max(results['unread_decided']):,} tokens.",
     )
     return f"{grid(rows)}\n\n{' '.join(said)}"
-
-
-def _soaks() -> str:
-    found = {name: json.loads(path.read_text()) for name, path in SOAKS.items() if path.exists()}
-    return soaks_table(found) if found else f"{UNRECORDED} `make soak`."
-
-
-def tables() -> dict[str, str]:
-    """By the name of their place in the page."""
-    pauses = pauses_table(json.loads(RESULTS.read_text())) if RESULTS.exists() else UNMEASURED
-    load = load_table(json.loads(LOAD.read_text())) if LOAD.exists() else f"{UNRECORDED} `make soak-load`."
-    played = played_line(json.loads(PLAYED.read_text())) if PLAYED.exists() else f"{UNRECORDED} `make test-faults-all`."
-    parts = {"matrix": matrix_table(), "tests": tests_table(), "played": played}
-    return parts | {"pauses": pauses, "soaks": _soaks(), "load": load}
-
-
-def main() -> int:
-    """Run the command line."""
-    write = asked_to_write(__doc__)
-    have = want = PAGE.read_text()
-    for name, table in tables().items():
-        want = with_table(want, name, "reliability", table)
-    if write:
-        PAGE.write_text(want)
-    elif have != want:
-        print(f"{PAGE.name}: tables differ from their sources: run python -m scripts.reliability --write")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What is made of a long run: its bars, its form on disk, and the table of docs/SECURITY.md."""
+"""What is made of a long run: its bars, its form on disk, and the table that is printed of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from scripts.security import fuzz_table
+from scripts.fuzz_figures import fuzz_table
 from tests.fuzz.record import MIB, MINUTES, MOST_GROWTH_MIB, Record, lines
 
 MACHINE: dict[str, object] = {"cpu": "a CPU", "cores": 2}
@@ -36,7 +36,7 @@ def test_findings_and_growth_count() -> None:
     assert "FOUND: x: AssertionError: no" in lines(found)
 
 
-def test_the_page_s_table(tmp_path: Path) -> None:
+def test_its_table(tmp_path: Path) -> None:
     out = tmp_path / "results" / "fuzz.json"
     run(grown_mib=5).write(out, MACHINE, "0123456789abcdef")
     table = fuzz_table(json.loads(out.read_text())).splitlines()

@@ -11,7 +11,7 @@ from typing import Any
 from bench import machine
 from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
-from scripts.simulated import summary
+from scripts.fuzz_figures import simulation_summary
 from tests.simulation.run import Outcome
 
 # Where a whole run is kept, and of how many seeds that is, from 0 on.
@@ -87,7 +87,7 @@ class Totals:
         path.write_text(json.dumps(self.results(), indent=1) + "\n")
 
     def shown(self) -> str:
-        return summary(self.results())
+        return simulation_summary(self.results())
 
 
 def _just(value: float) -> Estimate:

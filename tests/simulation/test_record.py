@@ -1,4 +1,4 @@
-"""What is made of many seeds: exit codes, what is kept on disk, and what docs/SIMULATION.md shows of it."""
+"""What is made of many seeds: exit codes, what is kept on disk, and the table that is printed of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.simulated import recorded
+from scripts.fuzz_figures import simulation_table
 from tests.simulation import __main__ as command
 from tests.simulation import record
 from tests.simulation.record import WHOLE, Totals
@@ -47,12 +47,12 @@ def test_what_fails_is_told_by_its_seed(
     assert "5 failed (0, 1, 2, 3, 4)" in said
 
 
-def test_a_whole_run_is_what_the_page_shows(tmp_path: Path) -> None:
+def test_a_whole_run_is_what_the_table_shows(tmp_path: Path) -> None:
     totals = Totals(range(WHOLE))
     assert totals.whole
     assert not Totals(range(1, WHOLE + 1)).whole
     totals.add(run(random_scenario(0)))
     assert not totals.clean  # the others are missing
     totals.write(tmp_path / record.OUT.name)
-    shown = recorded(json.loads((tmp_path / record.OUT.name).read_text()))
+    shown = simulation_table(json.loads((tmp_path / record.OUT.name).read_text()))
     assert f"```text\n{totals.shown()}\n```" in shown
