@@ -1,16 +1,16 @@
-"""The client for asyncio; method by method as the blocking one."""
+"""The client for asyncio, from which scripts/blocking_client.py writes the blocking one."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
-import grpc.aio
 
+from specwire.client.concurrency import AsyncStream, AsyncUnary, EventLoop
 from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
 from specwire.client.requests import (
@@ -24,7 +24,7 @@ from specwire.client.requests import (
     watch_request,
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
-from specwire.client.wire import Response, event_from_wire, session_from_wire
+from specwire.client.wire import event_from_wire, session_from_wire
 from specwire.rpc.channel import READ_AHEAD_BYTES, open_channel
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import Side, begin, metadata_of
@@ -36,20 +36,8 @@ FAREWELL_S = 2.0
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Stub = generation_pb2_grpc.GenerationServiceStub
-Q = TypeVar("Q", contravariant=True)
-A = TypeVar("A", covariant=True)
-
-
-class AsyncStream(Protocol):
-    """A server stream as gRPC gives it."""
-
-    def __aiter__(self) -> AsyncIterator[Response]: ...
-
-    def cancel(self) -> object: ...
-
-
-class AsyncUnary(Protocol[Q, A]):
-    def __call__(self, request: Q, *, timeout: float) -> Awaitable[A]: ...
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class _AsyncEndpoint:
@@ -87,11 +75,6 @@ class _AsyncEndpoint:
             raise from_rpc(error, self.address, tls=self._tls) from None
 
 
-def _now() -> float:
-    """Seconds by the event loop's clock."""
-    return asyncio.get_running_loop().time()
-
-
 class AsyncClient:
     """Calls GenerationService at one HOST:PORT, or at any of several that share a log. Calls end within `timeout` s.
 
@@ -123,7 +106,7 @@ class AsyncClient:
         self._patience = patience
         self._closed = False
         self._owned: set[Resumption] = set()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._loop = EventLoop()
 
     @property
     def address(self) -> str:
@@ -180,16 +163,10 @@ class AsyncClient:
     ) -> list[Completion]:
         """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
 
-        Where one fails, so does the call.
+        Where one fails, so does the call, once the others have ended.
         """
         wanted = single_options(n, options)
-        tasks = [asyncio.ensure_future(self.complete(prompt, timeout=timeout, **each)) for each in wanted]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await self._loop.gather([partial(self.complete, prompt, timeout=timeout, **each) for each in wanted])
 
     def watch(
         self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S
@@ -224,7 +201,7 @@ class AsyncClient:
         for resumption in list(self._owned):
             self._say_farewell(resumption)
         self._closed = True
-        await asyncio.gather(*self._farewells, return_exceptions=True)
+        await self._loop.ended()
         for endpoint in self._endpoints:
             await endpoint.channel.close(None)
 
@@ -241,7 +218,7 @@ class AsyncClient:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                async with aclosing(endpoint.events(resumption.request, attempts.left(_now()))) as events:
+                async with aclosing(endpoint.events(resumption.request, attempts.left(self._loop.now()))) as events:
                     async for event in events:
                         shown = resumption.take(event)
                         self._heard(attempts, shown is not None)
@@ -254,7 +231,7 @@ class AsyncClient:
                 if self._closed:
                     raise
                 resumption.broke(error, self._patience)
-                wait = attempts.after(error, _now())
+                wait = attempts.after(error, self._loop.now())
             await self._pause(wait)
 
     async def _ask(self, method: Callable[[Stub], AsyncUnary[Q, A]], request: Q, timeout: float) -> A:
@@ -262,36 +239,33 @@ class AsyncClient:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                answer = await endpoint.ask(method(endpoint.stub), request, attempts.left(_now()))
+                answer = await endpoint.ask(method(endpoint.stub), request, attempts.left(self._loop.now()))
             except SpecwireError as error:
                 if self._closed:
                     raise
-                wait = attempts.after(error, _now())
+                wait = attempts.after(error, self._loop.now())
             else:
                 self._heard(attempts, True)
                 return answer
             await self._pause(wait)
 
     async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await self._loop.sleep(seconds)
         if self._closed:
             raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
-        deadline = _now() + timeout
+        deadline = self._loop.now() + timeout
         return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
     def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(_now(), news)
+        attempts.heard(self._loop.now(), news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:
         """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
-        if self._closed or not resumption.session_id:
-            return
-        task = asyncio.get_running_loop().create_task(self._cancel_quietly(resumption.session_id))
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        if resumption.session_id and not self._closed:
+            self._loop.start(partial(self._cancel_quietly, resumption.session_id))
 
     async def _cancel_quietly(self, session_id: str) -> None:
         with suppress(SpecwireError):

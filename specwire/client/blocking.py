@@ -1,16 +1,17 @@
+# Written by scripts/blocking_client.py from aio.py; do not edit.
 """The blocking client."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
+from specwire.client.concurrency import Stream, Threads, Unary
 from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
 from specwire.client.requests import (
@@ -24,7 +25,7 @@ from specwire.client.requests import (
     watch_request,
 )
 from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
-from specwire.client.wire import Response, event_from_wire, session_from_wire
+from specwire.client.wire import event_from_wire, session_from_wire
 from specwire.rpc.channel import READ_AHEAD_BYTES, open_blocking_channel
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import Side, begin, metadata_of
@@ -36,26 +37,8 @@ FAREWELL_S = 2.0
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Stub = generation_pb2_grpc.GenerationServiceStub
-Q = TypeVar("Q", contravariant=True)
-A = TypeVar("A", covariant=True)
-
-
-class Stream(Protocol):
-    """A server stream as gRPC gives it."""
-
-    def __iter__(self) -> Iterator[Response]: ...
-
-    def cancel(self) -> object: ...
-
-
-class Unary(Protocol[Q, A]):
-    def __call__(self, request: Q, *, timeout: float) -> A: ...
-
-
-class Farewell(Protocol):
-    """A call under way."""
-
-    def exception(self) -> BaseException | None: ...
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class _Endpoint:
@@ -124,7 +107,7 @@ class Client:
         self._patience = patience
         self._closed = False
         self._owned: set[Resumption] = set()
-        self._farewells: set[Farewell] = set()
+        self._threads = Threads()
 
     @property
     def address(self) -> str:
@@ -182,9 +165,7 @@ class Client:
         Where one fails, so does the call, once the others have ended.
         """
         wanted = single_options(n, options)
-        with ThreadPoolExecutor(n, thread_name_prefix="specwire-completion") as pool:
-            pending = [pool.submit(self.complete, prompt, timeout=timeout, **each) for each in wanted]
-            return [each.result() for each in pending]
+        return self._threads.gather([partial(self.complete, prompt, timeout=timeout, **each) for each in wanted])
 
     def watch(
         self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S
@@ -219,8 +200,7 @@ class Client:
         for resumption in list(self._owned):
             self._say_farewell(resumption)
         self._closed = True
-        for farewell in list(self._farewells):
-            farewell.exception()
+        self._threads.ended()
         for endpoint in self._endpoints:
             endpoint.channel.close()
 
@@ -237,7 +217,7 @@ class Client:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                with closing(endpoint.events(resumption.request, attempts.left(time.monotonic()))) as events:
+                with closing(endpoint.events(resumption.request, attempts.left(self._threads.now()))) as events:
                     for event in events:
                         shown = resumption.take(event)
                         self._heard(attempts, shown is not None)
@@ -250,7 +230,7 @@ class Client:
                 if self._closed:
                     raise
                 resumption.broke(error, self._patience)
-                wait = attempts.after(error, time.monotonic())
+                wait = attempts.after(error, self._threads.now())
             self._pause(wait)
 
     def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
@@ -258,34 +238,34 @@ class Client:
         while True:
             endpoint = self._endpoints[attempts.current]
             try:
-                answer = endpoint.ask(method(endpoint.stub), request, attempts.left(time.monotonic()))
+                answer = endpoint.ask(method(endpoint.stub), request, attempts.left(self._threads.now()))
             except SpecwireError as error:
                 if self._closed:
                     raise
-                wait = attempts.after(error, time.monotonic())
+                wait = attempts.after(error, self._threads.now())
             else:
                 self._heard(attempts, True)
                 return answer
             self._pause(wait)
 
     def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self._threads.sleep(seconds)
         if self._closed:
             raise closed()
 
     def _attempts(self, timeout: float) -> Attempts:
-        deadline = time.monotonic() + timeout
+        deadline = self._threads.now() + timeout
         return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
     def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(time.monotonic(), news)
+        attempts.heard(self._threads.now(), news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:
         """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
-        if self._closed or not resumption.session_id:
-            return
-        request = generation_pb2.CancelRequest(session_id=resumption.session_id)
-        farewell = self._endpoints[self._current].stub.Cancel.future(request, timeout=FAREWELL_S)
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
+        if resumption.session_id and not self._closed:
+            self._threads.start(partial(self._cancel_quietly, resumption.session_id))
+
+    def _cancel_quietly(self, session_id: str) -> None:
+        with suppress(SpecwireError):
+            self.cancel(session_id, timeout=FAREWELL_S)
