@@ -13,8 +13,8 @@ CUT_S = 5.0
 # What the matrix's HTTP client waits for an event; comments on a silent stream (`--sse-keep-alive`) come later.
 HTTP_SILENT_S = 5.0
 
-NOTHING = "nothing: at most one step takes longer"
-PAUSE = "a pause"
+NOTHING = "nothing"
+PAUSE = "pause"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Notice:
 
 
 # The end of a connection is noticed at once; the second is for processes that have no core just then.
-ENDED = Notice(1.0, "the connection ends")
-SILENT = Notice(11.0, "keepalive, 10 s (ping every 5 s, answered within 5 s)")
-NO_ANSWER = Notice(3.0, "a round trip that is not answered within 2 s")
-NO_EVENT = Notice(HTTP_SILENT_S + 1.0, f"the client's own read timeout, here {HTTP_SILENT_S:g} s")
-LOOK = Notice(2.0, "the next look at it, within 1 s")
-NO_LOOK = Notice(6.0, "a look, within 1 s, that is not answered within 2 s, twice")
+ENDED = Notice(1.0, "connection ends")
+SILENT = Notice(11.0, "keepalive")
+NO_ANSWER = Notice(3.0, "no answer in 2 s")
+NO_EVENT = Notice(HTTP_SILENT_S + 1.0, f"the client's read timeout, {HTTP_SILENT_S:g} s")
+LOOK = Notice(2.0, "next poll")
+NO_LOOK = Notice(6.0, "two polls unanswered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Cell:
     @property
     def pause(self) -> str:
         """`bound_s`, for people."""
-        return "a step more" if self.bound_s is None else f"{self.bound_s:g}"
+        return "1 step" if self.bound_s is None else f"{self.bound_s:g}"
 
     @property
     def about_drafter(self) -> bool:
