@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from draft_service.sessions import Sessions
 from specwire.lm import LanguageModel
 from specwire.registry.entry import Load
-from specwire.telemetry.metrics import Family, by_label, counter, gauge, histogram
+from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 
 
-def families(sessions: Sessions, model: LanguageModel) -> Iterable[Family]:
+def families(sessions: Sessions, model: LanguageModel) -> Families:
     """Read beside the drafter's thread: each number for itself is right, and they are of about the same moment."""
     tally = sessions.tally
     cached = sum(model.cached(slot) for slot in range(model.slots))
-    yield by_label("gauge", "sessions", "Sessions by state.", "state", {"open": len(sessions)})
+    yield by_label(gauge, "sessions", "Sessions by state.", "state", {"open": len(sessions)})
     yield counter("sessions_opened_total", "Sessions that were opened.", tally.opened)
     refused = dict(tally.refused)
-    yield by_label("counter", "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
+    yield by_label(counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
     yield gauge("slots", "Sessions that fit at once.", model.slots)
     yield gauge(
         "kv_cache_usage_ratio", "Positions in use of all there are.", cached / (model.slots * model.info.context)

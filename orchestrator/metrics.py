@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 from orchestrator.peers.link import Link
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
@@ -20,13 +19,13 @@ from specwire.core.messages import Outcome
 from specwire.core.placement import Reason
 from specwire.core.session import State
 from specwire.registry.entry import Role
-from specwire.telemetry.metrics import Family, Labels, by_label, counter, draft_families, gauge, histogram
+from specwire.telemetry.metrics import Families, by_label, by_labels, counter, draft_families, gauge, histogram
 
 # Where a plan's reason turns to numbers: what is before is one of few.
 NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
 
 
-def families(orchestrator: Orchestrator) -> Iterable[Family]:
+def families(orchestrator: Orchestrator) -> Families:
     running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
     totals = orchestrator.totals.with_running(driver.stats for driver in running)
     yield from _of_sessions(running, totals, orchestrator.tally)
@@ -41,20 +40,20 @@ def families(orchestrator: Orchestrator) -> Iterable[Family]:
     yield gauge("ready", "1 where new sessions are wanted.", orchestrator.unready is None)
 
 
-def _of_sessions(running: list[SessionDriver], totals: Totals, tally: OrchestratorTally) -> Iterable[Family]:
+def _of_sessions(running: list[SessionDriver], totals: Totals, tally: OrchestratorTally) -> Families:
     states = Counter(driver.session.state for driver in running)
     alive = {state.value: states[state] for state in State if state is not State.ENDED}
-    yield by_label("gauge", "sessions", "Sessions by state; fenced: driven elsewhere, shown here.", "state", alive)
+    yield by_label(gauge, "sessions", "Sessions by state; fenced: driven elsewhere, shown here.", "state", alive)
     yield gauge("num_sessions_running", "Sessions that are driven or shown here.", len(running))
     yield counter("sessions_begun_total", "Sessions that were begun here.", tally.begun)
     reasons = {reason.name.lower(): count for reason, count in sorted(totals.reasons.items())}
     yield by_label(
-        "counter", "sessions_finished_total", "Sessions that ended here, by reason.", "finished_reason", reasons
+        counter, "sessions_finished_total", "Sessions that ended here, by reason.", "finished_reason", reasons
     )
     refused = dict(tally.refused)
-    yield by_label("counter", "sessions_refused_total", "Sessions that were not begun, by status.", "status", refused)
+    yield by_label(counter, "sessions_refused_total", "Sessions that were not begun, by status.", "status", refused)
     outcomes = {outcome.name.lower(): totals.stats.outcomes[outcome] for outcome in Outcome}
-    yield by_label("counter", "generation_tokens_total", "Tokens emitted, by how they came to be.", "outcome", outcomes)
+    yield by_label(counter, "generation_tokens_total", "Tokens emitted, by how they came to be.", "outcome", outcomes)
     yield counter("prompt_tokens_total", "Tokens of prompts.", tally.prompt_tokens)
     yield counter("prompt_tokens_cached_total", "Of these, those that needed no forward.", totals.stats.cached_tokens)
     yield counter("target_forwards_total", "Forwards that decided tokens, by session.", totals.stats.target_forwards)
@@ -62,13 +61,13 @@ def _of_sessions(running: list[SessionDriver], totals: Totals, tally: Orchestrat
     yield counter("target_forwards_saved_total", saved, totals.stats.forwards_saved)
 
 
-def _of_speculation(stats: SessionStats) -> Iterable[Family]:
+def _of_speculation(stats: SessionStats) -> Families:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", stats.tested_at[0])
     yield from draft_families(stats.drafts)
     yield by_label(
-        "counter",
+        counter,
         f"{prefix}_accepted_tokens_per_pos_total",
         "Draft tokens accepted, by place in the window.",
         "position",
@@ -81,7 +80,7 @@ def positions(stats: SessionStats) -> int:
     return max((index + 1 for index, tested in enumerate(stats.tested_at) if tested), default=0)
 
 
-def _of_latency(tally: OrchestratorTally) -> Iterable[Family]:
+def _of_latency(tally: OrchestratorTally) -> Families:
     yield histogram("time_to_first_token_seconds", "From the request to its first token.", tally.first_token_s)
     yield histogram("inter_token_latency_seconds", "Between tokens, as they are emitted.", tally.between_s)
     yield histogram("e2e_request_latency_seconds", "From the request to its end.", tally.whole_s)
@@ -89,7 +88,7 @@ def _of_latency(tally: OrchestratorTally) -> Iterable[Family]:
     yield histogram("log_append_seconds", "Until the session log has acknowledged an append.", tally.append_s)
 
 
-def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Iterable[Family]:
+def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Families:
     yield counter(
         "log_append_failures_total", "Appends that the log refused or did not take in time.", tally.append_failures
     )
@@ -104,20 +103,18 @@ def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Iterable[Fami
     yield counter("session_drafter_refusals_total", "Drafters that would not serve a session.", stats.drafter_refusals)
 
 
-def _of_plans(running: list[SessionDriver]) -> Iterable[Family]:
+def _of_plans(running: list[SessionDriver]) -> Families:
     plans = [d.plan for driver in running for d in driver.stats.drafters if d.plan and not d.lost]
-    counts = Counter(tuple(_plan(plan).items()) for plan in plans)
-    samples: list[tuple[str, Labels, float]] = [("", labels, count) for labels, count in sorted(counts.items())]
     text = "Drafters of sessions by how the controller has them draft, and why."
-    yield Family("drafting_plans", "gauge", text, samples)
+    yield by_labels(gauge, "drafting_plans", text, ("discipline", "reason"), sorted(Counter(map(_plan, plans)).items()))
 
 
-def _plan(plan: str) -> dict[str, str]:
+def _plan(plan: str) -> tuple[str, str]:
     discipline, _, reason = plan.partition(": ")
-    return {"discipline": discipline, "reason": NUMBERS.sub("", reason)}
+    return discipline, NUMBERS.sub("", reason)
 
 
-def _of_peers(pool: Pool) -> Iterable[Family]:
+def _of_peers(pool: Pool) -> Families:
     """Who dials in chooses its name, so only peers that are dialled are labels."""
     peers: list[tuple[str, VerifierPeer | DrafterPeer]] = [
         *(("verifier", verifier) for verifier in pool.verifiers),
@@ -125,36 +122,26 @@ def _of_peers(pool: Pool) -> Iterable[Family]:
     ]
     up = Counter(role for role, peer in peers if peer.up)
     yield by_label(
-        "gauge", "links_up", "Peers that can be used now.", "role", {r: up[r] for r in ("verifier", "drafter")}
+        gauge, "links_up", "Peers that can be used now.", "role", {r: up[r] for r in ("verifier", "drafter")}
     )
-    dialled = [
-        (_labels(role, peer.link.address), peer, peer.link) for role, peer in peers if isinstance(peer.link, Link)
-    ]
-    yield Family("link_up", "gauge", "1 where the peer can be used.", [("", at, peer.up) for at, peer, _ in dialled])
-    trips: list[tuple[str, Labels, float]] = [("", at, link.round_trip_us / 1e6) for at, _, link in dialled]
-    yield Family(
-        "link_round_trip_seconds",
-        "gauge",
-        "The least of the latest measurements; 0 before the link was ever up.",
-        trips,
-    )
-    placed = [("", at, len(peer.subjects)) for at, peer, _ in dialled]
-    yield Family("link_sessions", "gauge", "Sessions that are open there.", placed)
+    dialled = [((role, peer.link.address), peer, peer.link) for role, peer in peers if isinstance(peer.link, Link)]
+    labels = "role", "peer"
+    ups = ((at, peer.up) for at, peer, _ in dialled)
+    yield by_labels(gauge, "link_up", "1 where the peer can be used.", labels, ups)
+    text = "The least of the latest measurements; 0 before the link was ever up."
+    trips = ((at, link.round_trip_us / 1e6) for at, _, link in dialled)
+    yield by_labels(gauge, "link_round_trip_seconds", text, labels, trips)
+    placed = ((at, len(peer.subjects)) for at, peer, _ in dialled)
+    yield by_labels(gauge, "link_sessions", "Sessions that are open there.", labels, placed)
 
 
-def _of_registry(pool: Pool) -> Iterable[Family]:
+def _of_registry(pool: Pool) -> Families:
     placed = {reason.value: pool.placed[reason] for reason in Reason}
-    yield by_label("counter", "placements_total", "Sessions given to a verifier, by why to that one.", "reason", placed)
+    yield by_label(counter, "placements_total", "Sessions given to a verifier, by why to that one.", "reason", placed)
     feed = pool.feed
     services = {role.value: feed.services[role] if feed is not None else 0 for role in Role}
-    yield by_label("gauge", "registry_services", "Services that are registered.", "role", services)
+    yield by_label(gauge, "registry_services", "Services that are registered.", "role", services)
     ignored = dict(feed.ignored) if feed is not None else {}
-    yield by_label(
-        "gauge", "registry_ignored", "What is registered and not believed, or not dialled.", "reason", ignored
-    )
+    yield by_label(gauge, "registry_ignored", "What is registered and not believed, or not dialled.", "reason", ignored)
     silent = feed.silent_s if feed is not None else 0.0
     yield gauge("registry_silent_seconds", "Since the registry answered last; 0 without one.", silent)
-
-
-def _labels(role: str, address: str) -> Labels:
-    return (("role", role), ("peer", address))

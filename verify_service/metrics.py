@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from specwire.core.messages import Outcome
 from specwire.registry.entry import Load
-from specwire.telemetry.metrics import Family, by_label, counter, draft_families, gauge, histogram
+from specwire.telemetry.metrics import Families, by_label, counter, draft_families, gauge, histogram
 from verify_service.engine.engine import Engine
 from verify_service.engine.tally import EngineTally
 
 
-def families(engine: Engine) -> Iterable[Family]:
+def families(engine: Engine) -> Families:
     yield from _of_speculation(engine.tally)
     yield from _of_steps(engine.tally)
     yield from _of_sessions(engine)
 
 
-def _of_speculation(tally: EngineTally) -> Iterable[Family]:
+def _of_speculation(tally: EngineTally) -> Families:
     prefix = "spec_decode_num"
     by_position = {str(index): count for index, count in enumerate(tally.accepted_at) if count}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", tally.windows)
     yield from draft_families(tally.drafts)
     yield by_label(
-        "counter",
+        counter,
         f"{prefix}_accepted_tokens_per_pos_total",
         "Draft tokens accepted, by place in the window.",
         "position",
@@ -31,12 +29,12 @@ def _of_speculation(tally: EngineTally) -> Iterable[Family]:
     )
     yield counter("rollbacks_total", "Windows of which a token was refused: the cache goes back.", tally.refused)
     offers = {offer.value: count for offer, count in dict(tally.offers).items()}
-    yield by_label("counter", "proposals_total", "Proposals that came, by what became of them.", "result", offers)
+    yield by_label(counter, "proposals_total", "Proposals that came, by what became of them.", "result", offers)
     outcomes = {outcome.name.lower(): tally.outcomes[outcome] for outcome in Outcome}
-    yield by_label("counter", "decided_tokens_total", "Tokens decided, by how.", "outcome", outcomes)
+    yield by_label(counter, "decided_tokens_total", "Tokens decided, by how.", "outcome", outcomes)
 
 
-def _of_steps(tally: EngineTally) -> Iterable[Family]:
+def _of_steps(tally: EngineTally) -> Families:
     yield histogram("forward_seconds", "The target's forwards.", tally.forward_s)
     yield histogram("choose_seconds", "Choosing the tokens of a step.", tally.choose_s)
     yield histogram("batch_rows", "Rows of a forward.", tally.rows)
@@ -45,14 +43,14 @@ def _of_steps(tally: EngineTally) -> Iterable[Family]:
     yield counter("step_waited_seconds_total", "Waiting for proposals that were due.", tally.waited_us / 1e6)
 
 
-def _of_sessions(engine: Engine) -> Iterable[Family]:
+def _of_sessions(engine: Engine) -> Families:
     """Read beside the engine's thread: each number for itself is right, and they are of about the same moment."""
     reception, lm = engine.reception, engine.lm
     held = list(reception.roster)
     waiting, present = sum(each.waiting for each in held), len(reception.roster)
     cached = sum(lm.cached(slot) for slot in range(lm.slots))
     states = {"served": max(0, present - waiting), "waiting": waiting, "idle": max(0, len(held) - present)}
-    yield by_label("gauge", "sessions", "Sessions by state.", "state", states)
+    yield by_label(gauge, "sessions", "Sessions by state.", "state", states)
     yield gauge("slots", "Sessions that fit at once.", lm.slots)
     yield gauge(
         "slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.seating.slots.kept
@@ -60,9 +58,9 @@ def _of_sessions(engine: Engine) -> Iterable[Family]:
     yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
     prefixes = dict(reception.seating.slots.counts)
-    yield by_label("counter", "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
+    yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
     ignored = dict(reception.counts)
-    yield by_label("counter", "ignored_total", "What was ignored or let go.", "reason", ignored)
+    yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
     plain_us = engine.costs.plain(1)
     ledgers = [each.session.ledger for each in held if not each.waiting]
     in_debt = sum(ledger.spare_us(plain_us) < 0 for ledger in ledgers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from specwire.rpc.model_service import (
 from specwire.rpc.process import say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Family, Registry, by_label, gauge, process_families
+from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import QueuePatience
@@ -154,10 +154,10 @@ async def start(
     return RunningVerifier(worker, servicer, server, info, metrics, registrar, meter)
 
 
-def _of_links(servicer: VerifyServicer) -> Iterable[Family]:
+def _of_links(servicer: VerifyServicer) -> Families:
     yield gauge("links_up", "Connections that are up.", servicer.links)
     refused = dict(servicer.refused)
-    yield by_label("counter", "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
+    yield by_label(counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
 
 
 def check_grace(seconds: float) -> None:

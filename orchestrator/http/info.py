@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -14,7 +13,7 @@ from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.requests import take_messages
 from orchestrator.sessions import ORCHESTRATOR
 from specwire.core.invalid import InvalidParameter
-from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Family, installed_version
+from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Families, by_labels, counter, installed_version
 
 # ----------------------------------------------------------------------------------------------------------------------
 # /metrics: the orchestrator's figures (`orchestrator.metrics`), and HTTP's own.
@@ -34,10 +33,12 @@ class Metrics:
     async def answer(self, _: Call) -> Response:
         return PlainTextResponse(self._registry.text(), media_type=CONTENT_TYPE)
 
-    def _families(self) -> Iterable[Family]:
+    def _families(self) -> Families:
         counts = sorted(self._answers.items())
-        samples = [("", (("route", route), ("status", str(status))), count) for (route, status), count in counts]
-        yield Family("http_responses_total", "counter", "HTTP answers by route and status.", samples)
+        samples = (((route, str(status)), count) for (route, status), count in counts)
+        yield by_labels(
+            counter, "http_responses_total", "HTTP answers by route and status.", ("route", "status"), samples
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def test_figures_are_told_to_who_shows_a_certificate(files: Files, figures: str)
     known = ssl.create_default_context(cadata=files.authority.pem.decode())
     known.load_cert_chain(*files.authority.sign().save(files.folder, "prometheus"))
     with urlopen(f"https://{figures}/metrics", timeout=LIMIT_S, context=known) as page:
-        assert b'specwire:links_up{service="orchestrator"' in page.read()
+        assert b'specwire:links_up{role="verifier",service="orchestrator"} ' in page.read()
     with pytest.raises(OSError):  # which of TLS's errors depends on who is quicker
         urlopen(f"https://{figures}/metrics", timeout=LIMIT_S, context=nobody)
 

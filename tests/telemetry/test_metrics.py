@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,16 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc.listening import check_metrics
 from specwire.rpc.server import ListenError
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
-from specwire.telemetry.metrics import Family, Histogram, Registry, by_label, counter, histogram, process_families
+from specwire.telemetry.metrics import (
+    Families,
+    Histogram,
+    Registry,
+    by_label,
+    counter,
+    gauge,
+    histogram,
+    process_families,
+)
 from tests.certificates import Authority
 from tests.wait import until
 
@@ -25,8 +34,8 @@ def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() 
     assert registry.text().splitlines() == [
         "# HELP specwire:steps_total Steps.",
         "# TYPE specwire:steps_total counter",
-        'specwire:steps_total{service="verifier"} 3',
-        'specwire:steps_total{service="drafter"} 4',
+        'specwire:steps_total{service="verifier"} 3.0',
+        'specwire:steps_total{service="drafter"} 4.0',
         "# HELP specwire:other_total Other.",
         "# TYPE specwire:other_total counter",
         'specwire:other_total{service="verifier"} 0.5',
@@ -35,8 +44,8 @@ def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() 
 
 def test_labels_are_escaped() -> None:
     registry = Registry()
-    registry.add("x", lambda: [by_label("gauge", "g", "G.", "name", {'a"b\\c\nd': 1})])
-    assert registry.text().splitlines()[-1] == r'specwire:g{service="x",name="a\"b\\c\nd"} 1'
+    registry.add("x", lambda: [by_label(gauge, "g", "G.", "name", {'a"b\\c\nd': 1})])
+    assert registry.text().splitlines()[-1] == r'specwire:g{name="a\"b\\c\nd",service="x"} 1.0'
 
 
 def test_a_histogram_counts_a_value_in_the_first_bucket_that_is_not_below_it() -> None:
@@ -45,19 +54,21 @@ def test_a_histogram_counts_a_value_in_the_first_bucket_that_is_not_below_it() -
         values.observe(value)
     values.observe(0.5, times=2)
     family = histogram("h", "H.", values)
-    assert [(suffix, dict(labels).get("le"), value) for suffix, labels, value in family.samples] == [
-        ("_bucket", "0.1", 2),
-        ("_bucket", "1", 5),
-        ("_bucket", "+Inf", 6),
-        ("_sum", None, pytest.approx(8.65)),
-        ("_count", None, 6),
+    assert [(sample.name, sample.labels.get("le"), sample.value) for sample in family.samples] == [
+        ("h_bucket", "0.1", 2),
+        ("h_bucket", "1", 5),
+        ("h_bucket", "+Inf", 6),
+        ("h_count", None, 6),
+        ("h_sum", None, pytest.approx(8.65)),
     ]
 
 
 def test_every_process_has_its_figures() -> None:
-    figures = {family.name: family.samples[0][2] for family in process_families()}
+    figures = {family.samples[0].name: family.samples[0].value for family in process_families()}
     assert figures["process_resident_memory_bytes"] > 1e6
     assert figures["process_cpu_seconds_total"] > 0
+    assert figures["process_start_time_seconds"] < time.time()
+    assert figures["build_info"] == 1
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:0", "localhost:9400", "[::1]:9400"])
@@ -85,11 +96,11 @@ async def ask(address: str, request: bytes, tls: ssl.SSLContext | None = None) -
         writer.close()
 
 
-def figures() -> Iterable[Family]:
+def figures() -> Families:
     return [counter("steps_total", "Steps.", 3)]
 
 
-def failing() -> Iterable[Family]:
+def failing() -> Families:
     raise RuntimeError("no figures")
 
 
@@ -100,7 +111,7 @@ async def test_the_listener_answers_one_request_a_connection() -> None:
     try:
         page = await ask(listener.address, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert page.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
-        assert page.endswith(b'specwire:steps_total{service="verifier"} 3\n')
+        assert page.endswith(b'specwire:steps_total{service="verifier"} 3.0\n')
         assert (await ask(listener.address, b"HEAD /metrics HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
         assert (await ask(listener.address, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         assert (await ask(listener.address, b"GET /else HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")

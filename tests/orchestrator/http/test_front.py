@@ -259,7 +259,7 @@ def test_metrics_count_what_was_done(door: Front) -> None:
     after = counted()
 
     def grew(name: str, **labels: str) -> float:
-        told = ",".join(f'{key}="{value}"' for key, value in {"service": "orchestrator", **labels}.items())
+        told = ",".join(f'{key}="{value}"' for key, value in sorted({"service": "orchestrator", **labels}.items()))
         key = f"specwire:{name}{{{told}}}"
         return after[key] - before.get(key, 0.0)
 
