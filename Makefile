@@ -228,7 +228,7 @@ bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, 
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
 	$(BIN)/python -m bench.wan.run
-bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 252 cells, in virtual time (a quarter of an hour)
+bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (a quarter of an hour)
 	$(BIN)/python -m bench.wan.sweep
 
 

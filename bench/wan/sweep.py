@@ -4,6 +4,7 @@ A cell is a place and an acceptance; which tokens are guessed right is chance. A
 is not the cell's best, so a setting's speed is that over several recorded traces, each a session of its own, and the
 controller has to come up to the best of all settings over the same sessions. Nothing is set for it: each of its
 sessions begins from what the one before has learnt, as behind an orchestrator, and one before the first is not counted.
+The grid is one session with a drafter of its own; several sessions, shared hosts and n-grams are `bench.wan.crowds`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.interval import Estimate
 from bench.progress import tracked
 from bench.report import bar_lines, table
 from bench.wan.cells import TOKENS, Cell, grid
+from bench.wan.crowds import Crowd, best_fixed, crowds, speed
 from bench.wan.traces import acceptance, recorded, with_acceptance
 from bench.wan.virtual import WORKERS, Software, as_simulated
 from specwire import sim
@@ -52,8 +54,10 @@ class Swept:
         return self.default / self.best
 
 
-def sweep(cell: Cell, traces: int, tokens: int) -> Swept:
-    """Simulate every setting of a cell, and the default."""
+def sweep(cell: Cell | Crowd, traces: int, tokens: int) -> Swept:
+    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid."""
+    if isinstance(cell, Crowd):
+        return Swept(cell.name, *best_fixed(cell), speed(cell))
     sessions = sessions_of(cell, traces, tokens)
     best = sim.optimum_over(sessions)
     return Swept(cell.name, best.policy.name, best.tokens_per_second, experienced(sessions))
@@ -76,7 +80,7 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
     return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
 
 
-def sweep_all(cells: Sequence[Cell], traces: int, tokens: int) -> list[Swept]:
+def sweep_all(cells: Sequence[Cell | Crowd], traces: int, tokens: int) -> list[Swept]:
     """Of each cell in turn, on as many cores as a small machine has."""
     found = []
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
@@ -110,11 +114,16 @@ def report(found: Sequence[Swept]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     line = argparse.ArgumentParser(prog="python -m bench.wan.sweep", description=__doc__.partition("\n")[0])
-    line.add_argument("--rtts", nargs="+", type=float, metavar="MS", help="cells of these round trips only")
+    line.add_argument("--rtts", nargs="+", type=float, metavar="MS", help="of the grid, cells of these round trips")
+    line.add_argument("--sessions", nargs="+", type=int, metavar="N", help="of the crowds, those of so many sessions")
     line.add_argument("--traces", type=int, default=TRACES, metavar="N", help=f"sessions a setting (default: {TRACES})")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     args = line.parse_args(argv)
-    cells = [cell for cell in grid() if args.rtts is None or cell.rtt_ms in args.rtts]
+    cells: list[Cell | Crowd] = []
+    if args.sessions is None:
+        cells += [cell for cell in grid() if args.rtts is None or cell.rtt_ms in args.rtts]
+    if args.rtts is None:
+        cells += [crowd for crowd in crowds() if args.sessions is None or crowd.sessions in args.sessions]
     if not cells or not 1 <= args.traces <= len(recorded()):
         say(f"bench: error: there are no such cells, or not 1 to {len(recorded())} traces")
         return 2

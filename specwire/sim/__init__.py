@@ -13,13 +13,14 @@
     best_textbook(cell)                # Best(policy, result) over k
     optimum_over(cells)                # BestOfAll(policy, tokens_per_second) over several sessions
 
+    simulate_batch(cells, AUTO, experience)  # Batch(tokens, elapsed_us, plans, planner): sessions that begin at once
     simulate_fleet(Fleet(sessions=1000, verifiers=2, drafters=8, V_us=..., ...), AUTO)  # a pool, Poisson arrivals
 
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
 """
 
 from specwire.core.policy.controller import InvalidPlan
-from specwire.sim.cell import Cell, InvalidCell, Result, simulate
+from specwire.sim.cell import Batch, Cell, InvalidCell, Result, simulate, simulate_batch
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
 from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
@@ -27,6 +28,7 @@ from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream
 __all__ = [
     "AUTO",
     "PLAIN",
+    "Batch",
     "Best",
     "BestOfAll",
     "Cell",
@@ -42,6 +44,7 @@ __all__ = [
     "optimum_over",
     "parse_policy",
     "simulate",
+    "simulate_batch",
     "simulate_fleet",
     "stream_wait",
     "textbook",

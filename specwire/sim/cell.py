@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.limits import buffer_for
 from specwire.core.policy.controller import Planner
-from specwire.sim.clock import Clock, Machine
+from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.edge import Delays, Edge, Planned
-from specwire.sim.guesses import Guesses, drawn_trace
+from specwire.sim.guesses import Guesses, drawn_trace, repeating_text
 from specwire.sim.policy import AUTO, Policy
 from specwire.sim.verifier import ForwardCost, SimVerifier
 
@@ -32,7 +32,11 @@ class Cell:
         trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
         confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
         tokens: of the output.
-        shared_host: drafter and verifier compute on one machine, never at the same time.
+        shared_host: drafter and verifier compute on one machine, never at the same time. contention: they may, and then
+            each takes so many times as long.
+        session_slope: share of V_us that each further session of a batch adds; None: as a draft token. draft_slope:
+            share of draft_us that each further session of a pass adds.
+        repeats: this share of the text is copied from before it, and the verifier guesses from the text.
         append_us: until the session log acknowledges an append.
         drafter_rtt_us: round trip between orchestrator and drafter.
         hop_us: software of every message on its way from one process to the next.
@@ -50,6 +54,10 @@ class Cell:
     confidence: Sequence[float] | None = None
     tokens: int = 256
     shared_host: bool = False
+    contention: float | None = None
+    session_slope: float | None = None
+    draft_slope: float = 0.0
+    repeats: float = 0.0
     append_us: float = 0.0
     drafter_rtt_us: float = 0.0
     hop_us: float = 0.0
@@ -63,8 +71,11 @@ class Cell:
         for name in ("slope", "rtt_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
-        if not 0 <= self.acceptance <= 1:
-            raise InvalidCell(f"acceptance: must be from 0 to 1, not {self.acceptance}")
+        for name in ("acceptance", "repeats"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidCell(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
+        if self.contention is not None and not 1 <= self.contention < float("inf"):
+            raise InvalidCell(f"contention: must be at least 1, not {self.contention}")
         for name in ("tokens", "buffer"):
             if getattr(self, name) < 1:
                 raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
@@ -74,11 +85,12 @@ class Cell:
 
     def guesses(self) -> Guesses:
         right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
-        return Guesses(1, right, self.confidence or (sum(right) / len(right),))
+        text = repeating_text(self.repeats, self.tokens + 1, self.seed) if self.repeats else ()
+        return Guesses(1, right, self.confidence or (sum(right) / len(right),), text)
 
     @property
     def cost(self) -> ForwardCost:
-        return ForwardCost(self.V_us, self.slope, self.slope)
+        return ForwardCost(self.V_us, self.slope, self.slope if self.session_slope is None else self.session_slope)
 
     @property
     def delays(self) -> Delays:
@@ -117,26 +129,77 @@ class Result:
 
 def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
     """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
-    clock = Clock()
-    target = Machine(clock)
-    verifier = SimVerifier(clock, target, cell.cost, cell.step_us, policy.patient)
-    drafter = SimDrafter(clock, target if cell.shared_host else Machine(clock), cell.draft_us)
-    forward = cell.cost.measured()
-    edge = Edge(
-        clock,
-        verifier,
-        drafter if policy.drafting else None,
-        planner or policy.planner(forward, cell.shared_host),
-        forward,
-        cell.guesses(),
-        cell.delays,
-        cell.tokens,
-        buffer_for(cell.rtt_us, cell.V_us, cell.buffer),
-        lambda _: clock.stop(),
-    )
-    edge.start()
-    clock.run()
-    return _result(edge, verifier)
+    run = _Run(cell, policy)
+    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host))
+    run.clock.run()
+    return _result(run.ended[0], run.verifier)
+
+
+def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, experience: Planner | None = None) -> Batch:
+    """Run sessions that begin at once, at one verifier and one drafter; they differ in their texts and guesses only.
+
+    experience: each starts from what was learnt there.
+    """
+    first = cells[0]
+    run = _Run(first, policy)
+    for cell in cells:
+        known = experience.successor(run.forward, first.shared_host) if experience is not None else None
+        run.begin(cell, known or policy.planner(run.forward, first.shared_host))
+    run.clock.run()
+    tokens = sum(edge.stats.tokens for edge in run.ended)
+    last = run.ended[-1]
+    return Batch(tokens, last.stats.last_us, tuple(last.plans), last.planner)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sessions that began at once, until the last one's last token, whose plans and planner these are."""
+
+    tokens: int
+    elapsed_us: float
+    plans: tuple[Planned, ...]
+    planner: Planner
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.elapsed_us * 1e6
+
+
+class _Run:
+    """A verifier and a drafter, and the sessions there; the clock stops with the last of them."""
+
+    def __init__(self, cell: Cell, policy: Policy) -> None:
+        self.clock = Clock()
+        self.forward = cell.cost.measured()
+        self.ended: list[Edge] = []
+        target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
+        self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient)
+        machine = target if cell.shared_host else Machine(self.clock)
+        self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope)
+        self._drafting = policy.drafting
+        self._open = 0
+
+    def begin(self, cell: Cell, planner: Planner) -> None:
+        self._open += 1
+        edge = Edge(
+            self.clock,
+            self.verifier,
+            self.drafter if self._drafting else None,
+            planner,
+            self.forward,
+            cell.guesses(),
+            cell.delays,
+            cell.tokens,
+            buffer_for(cell.rtt_us, cell.V_us, cell.buffer),
+            self._on_ended,
+            ngram=cell.repeats > 0,
+        )
+        edge.start()
+
+    def _on_ended(self, edge: Edge) -> None:
+        self.ended.append(edge)
+        if len(self.ended) == self._open:
+            self.clock.stop()
 
 
 def _result(edge: Edge, verifier: SimVerifier) -> Result:

@@ -16,16 +16,16 @@ from specwire.core import messages as fx
 from specwire.core.law.acceptance import window_counts
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Ending
-from specwire.core.messages import Pace, Plan, Proposal
+from specwire.core.messages import Pace, Plan, Proposal, SourceKind
 from specwire.core.policy.controller import PlannedVerdict as PlannedFrom
 from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
 from specwire.core.text import Text
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.sim.clock import Action, Clock
 from specwire.sim.drafter import SimDrafter, SimDraftSession
-from specwire.sim.guesses import VOCABULARY, Guesses, target_token
+from specwire.sim.guesses import VOCABULARY, Guesses
 from specwire.sim.verifier import SimSession, SimVerdict, SimVerifier
 
 GREEDY = Sampling()
@@ -86,7 +86,7 @@ class Edge:
     """Args:
     verifier: where it opens; drafter: None for plain decoding.
     planner: chooses the pace; forward: V(m) as the verifier told it.
-    prompt, tokens: lengths; the session ends with its last token.
+    prompt, tokens: lengths; the session ends with its last token. ngram: the verifier guesses from the text, too.
     """
 
     def __init__(
@@ -101,8 +101,9 @@ class Edge:
         tokens: int,
         buffer: int,
         on_ended: Callable[[Edge], None],
+        ngram: bool = False,
     ) -> None:
-        prompt = [target_token(position) for position in range(guesses.prompt)]
+        prompt = [guesses.target(position) for position in range(guesses.prompt)]
         self.session = Session(Text(prompt), len(prompt), NoText(), buffer)
         self.stats = SimStats(clock.now_us)
         self.plans: list[Planned] = []
@@ -112,6 +113,8 @@ class Edge:
         self._clock = clock
         self._forward = forward
         self._delays = delays
+        self._guesses = guesses
+        self._ngram = ngram
         self._ending = Ending(len(prompt) + tokens, frozenset(), frozenset())
         self._on_ended = on_ended
         self._held: SimSession | None = None
@@ -152,10 +155,11 @@ class Edge:
         self._apply(event)
         if self.drafter is None:
             return
-        window = window_counts(verdict.outcomes, verdict.width)
-        width = min(verdict.width, len(verdict.tokens))
+        width = min(verdict.width, len(verdict.tokens)) if verdict.kind is SourceKind.DRAFTER else 0
+        accepted = window_counts(verdict.outcomes, width).accepted
+        forward = Forward(step.rows, self._clock.now_us, step.forward_us) if step.sessions == 1 else None
         self.planner.observe_verdict(
-            PlannedFrom(verdict.position, verdict.tokens, width, window.accepted, round(decided.delay_us))
+            PlannedFrom(verdict.position, verdict.tokens, width, accepted, round(decided.delay_us), forward)
         )
         if self.planner.time_to_plan:
             self._plan()
@@ -166,7 +170,7 @@ class Edge:
         self._clock.after(self._delays.drafter_us, partial(self._on_proposal, proposal, draft_us))
 
     def _on_proposal(self, proposal: Proposal, draft_us: float) -> None:
-        self.planner.observe_proposal(proposal, round(draft_us))
+        self.planner.observe_proposal(proposal, round(draft_us), self._clock.now_us)
         self._apply(ev.ProposalArrived(replace(proposal, source=SOURCE)))
 
     def _plan(self) -> None:
@@ -231,9 +235,9 @@ class Edge:
     def _open(self, effect: fx.OpenVerifier) -> None:
         allowance = Allowance(effect.durable, effect.credit, effect.due)
         session = VerifySession.opened(
-            effect.tokens, self.session.prompt_length, GREEDY, self._ending, allowance, VOCABULARY
+            effect.tokens, self.session.prompt_length, GREEDY, self._ending, allowance, VOCABULARY, self._ngram
         )
-        self._held = self.verifier.open(session, self._decided)
+        self._held = self.verifier.open(session, self._decided, self._guesses.target)
         opened = ev.VerifierOpened(effect.attach, len(effect.tokens))
         self._clock.after(self._delays.verifier_us, partial(self._apply, opened))
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
-from specwire.core.messages import Proposal, Verdict
+from specwire.core.messages import Proposal, SourceKind, Verdict
 from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.windows import Share, schedule
@@ -73,11 +73,15 @@ class SimVerdict:
 
 @dataclass(slots=True, eq=False)
 class SimSession:
-    """A session in its slot. `cached`: positions that the slot holds. `report` hears of every verdict."""
+    """A session in its slot. `cached`: positions that the slot holds. `report` hears of every verdict.
+
+    target: what its text says at a position.
+    """
 
     slot: int
     running: RunningSession
     report: Callable[[SimVerdict], None]
+    target: Callable[[int], int] = target_token
     cached: int = 0
 
 
@@ -90,7 +94,8 @@ class SimPart(NamedTuple):
 
 def _part(share: Share, held: SimSession) -> SimPart:
     session = held.running.session
-    return SimPart(share, held, session.window(share.window), session.source)
+    source = session.source if share.kind is SourceKind.DRAFTER else None
+    return SimPart(share, held, session.window(share.window, share.kind), source)
 
 
 @dataclass(slots=True)
@@ -144,10 +149,12 @@ class SimVerifier:
 
     # Commands
 
-    def open(self, session: VerifySession, report: Callable[[SimVerdict], None]) -> SimSession:
-        """Take a session in; its prompt is not cached."""
+    def open(
+        self, session: VerifySession, report: Callable[[SimVerdict], None], target: Callable[[int], int] = target_token
+    ) -> SimSession:
+        """Take a session in; its prompt is not cached. target: see SimSession."""
         self._slots += 1
-        held = SimSession(self._slots, RunningSession(session, self._clock.now_us), report)
+        held = SimSession(self._slots, RunningSession(session, self._clock.now_us), report, target)
         self._command(partial(self._held.__setitem__, held.slot, held))
         return held
 
@@ -242,8 +249,8 @@ class SimVerifier:
         self, part: SimPart, charged: float, plain_us: float | None, waited_us: float, times: StepTimes
     ) -> None:
         held, session = part.held, part.held.running.session
-        chosen = [target_token(session.position + index) for index in range(len(part.window) + 1)]
-        verdict = session.resolve(chosen, part.window, source=part.source)
+        chosen = [held.target(session.position + index) for index in range(len(part.window) + 1)]
+        verdict = session.resolve(chosen, part.window, part.share.kind, part.source)
         held.cached = verdict.position + min(verdict.accepted, len(part.window))
         answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited_us, charged)
         self.counts.drafts.add(window_counts(verdict.outcomes, verdict.width))

@@ -17,9 +17,11 @@ from specwire.sim import (
     optimum,
     parse_policy,
     simulate,
+    simulate_batch,
     stream_wait,
     textbook,
 )
+from specwire.sim.clock import Clock, Host
 from specwire.sim.optimum import best_stream_wait
 
 # V, d, a, R (ms); tokens/s: plain, textbook at its best k, streaming with a waiting verifier, streaming.
@@ -89,6 +91,30 @@ def test_a_trace_says_which_guesses_are_right() -> None:
     result = simulate(cell, fixed("stream:1,8"))
     assert result.tokens == 30
     assert 0 < result.drafts.accepted <= 20
+
+
+def test_on_a_contended_host_both_compute_and_take_longer() -> None:
+    """Two computations at once: the second half of the longer one runs alone."""
+    clock = Clock()
+    ended: list[tuple[str, float]] = []
+    host = Host(clock, 1.5)
+    host.use(100.0, lambda: ended.append(("short", clock.now_us)))
+    host.use(300.0, lambda: ended.append(("long", clock.now_us)))
+    clock.run()
+    assert ended == [("short", 150.0), ("long", 350.0)]
+    assert host.busy_us == 400.0
+
+
+def test_sessions_that_begin_at_once_share_their_steps() -> None:
+    cells = [Cell(30_000, 0.0, 3_000, 0.0, acceptance=0.8, seed=seed, tokens=32, session_slope=0.0) for seed in (1, 2)]
+    both = simulate_batch(cells, PLAIN)
+    assert both.tokens == 64
+    assert both.elapsed_us == simulate(cells[0], PLAIN).elapsed_us
+
+
+def test_a_text_that_repeats_itself_is_guessed_from_itself() -> None:
+    fresh, repeating = (Cell(30_000, 0.0, 3_000, 0.0, seed=1, tokens=256, repeats=share) for share in (0.0, 0.8))
+    assert simulate(repeating, PLAIN).elapsed_us < 0.8 * simulate(fresh, PLAIN).elapsed_us
 
 
 def test_a_shared_host_never_overlaps() -> None:

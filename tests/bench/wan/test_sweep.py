@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.wan.cells import Cell
+from bench.wan.crowds import SESSIONS, Crowd, crowds
 from bench.wan.sweep import NEEDED, Swept, bar, experienced, main, report, sessions_of, sweep
 from specwire import sim
 
@@ -45,6 +46,20 @@ def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str
     assert main(["--rtts", "7", "--out", str(tmp_path / "sweep.json")]) == 2
     assert "no such cells" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_crowds_are_of_every_size_on_shared_hosts_and_with_guesses_from_the_text() -> None:
+    found = list(crowds())
+    assert len({crowd.name for crowd in found}) == len(found)
+    assert {crowd.sessions for crowd in found if crowd.contention is not None} == set(SESSIONS)
+    assert {crowd.sessions for crowd in found if crowd.repeats and crowd.contention is None} == set(SESSIONS)
+    assert {crowd.sessions for crowd in found if crowd.rtt_ms} == set(SESSIONS)
+
+
+def test_a_crowd_is_swept_like_a_cell() -> None:
+    swept = sweep(Crowd(3.0, 0.6, 0.02, contention=1.3, sessions=2, slope_between=0.2, repeats=0.5), 1, 1)
+    assert swept.setting != "off"
+    assert swept.share >= NEEDED
 
 
 def test_a_bar_names_the_worst_cell() -> None:
