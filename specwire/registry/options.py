@@ -50,7 +50,7 @@ NOWHERE = RegistryOptions()
 
 def add_registry_arguments(parser: argparse.ArgumentParser, meaning: str) -> None:
     """What `registry_of` reads. meaning: of --registry, for people."""
-    group = parser.add_argument_group("registry (docs/REGISTRY.md)")
+    group = parser.add_argument_group("registry (docs/DEPLOY.md)")
     group.add_argument("--registry", default="", metavar="URL", help=f"Redis where {meaning} (default: none)")
     group.add_argument(
         "--advertise",

@@ -58,8 +58,8 @@ async def test_every_hop_is_encrypted() -> None:
 
 
 async def test_certificates_made_as_the_page_says_serve_both_ends(tmp_path: Path) -> None:
-    """docs/EDGE.md's commands: a server on this machine, and a client that has to show a certificate."""
-    (recipe,) = (block for block in blocks_of(ROOT / "docs" / "EDGE.md") if block.text.startswith("openssl"))
+    """docs/DEPLOY.md's commands: a server on this machine, and a client that has to show a certificate."""
+    (recipe,) = (block for block in blocks_of(ROOT / "docs" / "DEPLOY.md") if block.text.startswith("openssl"))
     await asyncio.to_thread(subprocess.run, ["sh", "-ec", recipe.text], cwd=tmp_path, capture_output=True, check=True)
     ca, *pairs = ((tmp_path / name).read_bytes() for name in FILES)
     served, shown = ServerTls(pairs[0], pairs[1], client_ca=ca), ClientTls(ca, pairs[2], pairs[3])
