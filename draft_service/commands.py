@@ -1,4 +1,7 @@
-"""What the event loop tells the drafter's thread, and what that thread tells a link. All of it is validated."""
+"""What the event loop tells the drafter's thread, and what that thread tells links. All of it is validated.
+
+`weight` of a command: see `specwire.rpc.service_thread.Weighed`.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,13 @@ Reply = Opened | DraftedProposal | Dropped
 class ReplyLink(Protocol):
     """A connected orchestrator. Its handles mean nothing on another link."""
 
-    def deliver(self, replies: list[Reply]) -> None:
-        """Hand over replies, in order; called by the drafter's thread, never blocks."""
+    def send(self, replies: list[Reply]) -> None:
+        """Say them, in order; called in the event loop, never blocks."""
         ...
+
+
+# What the drafter's thread reports at a time.
+Replies = dict[ReplyLink, list[Reply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,10 @@ class OpenSession:
     prompt_length: int | None = None
     number: int = 0
 
+    @property
+    def weight(self) -> int:
+        return 1 + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
@@ -69,6 +80,7 @@ class BeginSession:
     handle: int
     number: int
     matcher: Matcher | None
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +92,16 @@ class AdvanceSession:
     pace: Pace
     epoch: int = 0
 
+    @property
+    def weight(self) -> int:
+        return 1 + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
     link: ReplyLink
     handle: int
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,7 @@ class LoseLink:
     """The link is gone, and its sessions with it."""
 
     link: ReplyLink
+    weight: int = 1
 
 
 Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink

@@ -6,7 +6,6 @@ link goes on.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -17,30 +16,29 @@ from draft_service.commands import (
     AdvanceSession,
     BeginSession,
     CloseSession,
+    Command,
     DraftedProposal,
     Dropped,
     LoseLink,
     Opened,
     OpenSession,
+    Replies,
     Reply,
 )
-from draft_service.drafter import Drafter
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.messages import Pace
 from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
+from specwire.rpc.service_thread import ServiceThread
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.compiling import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2
 
 log = logging.getLogger(__name__)
 
-ModelDrafter = Drafter[common_pb2.GetModelInfoResponse]
+DrafterThread = ServiceThread[Command, Replies, common_pb2.GetModelInfoResponse]
 
-# A peer that sends faster than the drafter takes in is not read any further.
-MOST_BACKLOG = 1024
-BACKLOG_PAUSE_S = 0.005
 SHOWN_HEX = 12
 
 
@@ -49,16 +47,8 @@ class OrchestratorLink:
 
     def __init__(self, push: Callable[[draft_pb2.ConnectDraftResponse], object]) -> None:
         self._push = push
-        self._loop = asyncio.get_running_loop()
-
-    def deliver(self, replies: list[Reply]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self.send, replies)
-        except RuntimeError:  # the loop has closed: nobody is left to hear it
-            return
 
     def send(self, replies: list[Reply]) -> None:
-        """In the event loop."""
         self._push(to_wire(replies))
 
 
@@ -75,20 +65,26 @@ def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
     return message
 
 
+def deliver(replies: Replies) -> None:
+    """What the drafter's thread reports."""
+    for link, own in replies.items():
+        link.send(own)
+
+
 class DraftReception:
     """Takes what links say to a drafter whose model is described by `info`."""
 
-    def __init__(self, drafter: ModelDrafter, info: common_pb2.GetModelInfoResponse) -> None:
+    def __init__(self, drafter: DrafterThread, info: common_pb2.GetModelInfoResponse) -> None:
         self.info = info
         self._drafter = drafter
         self._numbers = itertools.count(1)
         self._beginnings = Beginnings(Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids))
         self._spans = LinkSpans("specwire.draft")
+        drafter.on_reports = deliver
 
     async def room(self) -> None:
         """Return once the drafter has taken in enough of what it was told."""
-        while self._drafter.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
-            await asyncio.sleep(BACKLOG_PAUSE_S)
+        await self._drafter.room()
 
     async def stop(self) -> None:
         """End what it has started."""

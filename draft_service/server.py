@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 
+from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.drafter import Book, Drafter
-from draft_service.reception import DraftReception, ModelDrafter
+from draft_service.reception import DrafterThread, DraftReception
 from draft_service.service import DraftServicer
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
@@ -28,6 +28,7 @@ from specwire.rpc.model_service import (
 )
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry, process_families
@@ -46,7 +47,7 @@ class RunningDrafter:
 
     def __init__(
         self,
-        drafter: ModelDrafter,
+        drafter: DrafterThread,
         servicer: DraftServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
@@ -156,20 +157,22 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 
 async def load(
     options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
-) -> tuple[ModelDrafter, DraftReception]:
+) -> tuple[DrafterThread, DraftReception]:
     """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
 
     registry: where its figures are read from then on. meter: where its load is.
     """
     share_interpreter()
-    drafter = Drafter(_loader(options, registry or Registry(), meter or Meter()))
+    drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or Meter()))
     return drafter, DraftReception(drafter, await drafter.start())
 
 
 def _loader(
     options: ModelServiceOptions, registry: Registry, meter: Meter
-) -> Callable[[], tuple[Book, common_pb2.GetModelInfoResponse]]:
-    def load() -> tuple[Book, common_pb2.GetModelInfoResponse]:
+) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
+    def load(
+        deliver: Callable[[Replies], None], go_on: GoOn
+    ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from draft_service.metrics import families, load_of
         from draft_service.sessions import Sessions
@@ -188,7 +191,8 @@ def _loader(
             context=options.context,
             threads=options.threads,
         )
-        sessions = Sessions(model)
+        go_on()
+        sessions = Sessions(model, deliver)
         registry.add(DRAFTER, lambda: families(sessions, model))
         meter.read = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)

@@ -1,13 +1,16 @@
 """The sessions of a drafter: one model, one slot of its cache for each, all drafted for in one forward.
 
-Belongs to one thread. A session's cache holds a prefix of its text; a contradiction lowers it, an integer, and the next
-feed starts there. Replies gather until they are delivered.
+Belongs to one thread, which looks for commands before every token, so that an advance that contradicts a chain takes
+effect at the next one. A session's cache holds a prefix of its text; a contradiction lowers it, an integer, and the
+next feed starts there. Replies gather until they are delivered.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,16 +27,18 @@ from draft_service.commands import (
     LoseLink,
     Opened,
     OpenSession,
+    Replies,
     Reply,
     ReplyLink,
 )
-from draft_service.drafter import DrafterTally
 from draft_service.sampler import DraftRow, WeighedPlace, draw, draw_weighed
 from specwire.core.draft import Desynchronised, DraftSession
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.messages import Weights
 from specwire.lm import Feed, LanguageModel
+from specwire.rpc.service_thread import Inbox, Stop
+from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,43 @@ LONGEST_OWN_FEED = 2
 PREFILL_ROWS = 256
 
 Key = tuple[ReplyLink, int]
+
+# How many positions the share of late ones tells of, about: what is older weighs ever less.
+REMEMBERED_PASSES = 256
+
+
+class DrafterTally:
+    """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
+
+    due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
+    misses: the share of late ones of late.
+    """
+
+    def __init__(self) -> None:
+        self.forward_s = Histogram(STEPS)
+        self.rows = Histogram(SIZES)
+        self.drafted = 0
+        self.proposed = 0
+        self.rollbacks = 0
+        self.opened = 0
+        self.due = 0
+        self.late = 0
+        self.misses = 0.0
+        self.refused: Counter[str] = Counter()
+
+    def step(self, spent_ns: int, rows: int, drawn: int) -> None:
+        """A forward has ended."""
+        self.forward_s.observe(spent_ns / 1e9)
+        self.rows.observe(rows)
+        self.drafted += drawn
+
+    def advance(self, due: int, late: int) -> None:
+        """A session was told what is decided."""
+        self.due += due
+        self.late += late
+        if due:
+            kept = (1 - 1 / REMEMBERED_PASSES) ** due
+            self.misses = self.misses * kept + late / due * (1 - kept)
 
 
 @dataclass(slots=True)
@@ -109,14 +151,20 @@ class DraftedToken(NamedTuple):
 
 
 class Sessions:
-    """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once."""
+    """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
-    def __init__(self, model: LanguageModel) -> None:
+    Commands go into `inbox`, from any thread; `deliver` gets what is to be said to each link, and must not block.
+    """
+
+    def __init__(self, model: LanguageModel, deliver: Callable[[Replies], None]) -> None:
+        self.inbox: Inbox[Command] = Inbox()
+        self.step_began_s: float | None = None
+        self._deliver = deliver
         self._model = model
         self._context = model.info.context
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
-        self._replies: dict[ReplyLink, list[Reply]] = {}
+        self._replies: Replies = {}
         self.tally = DrafterTally()
 
     def __len__(self) -> int:
@@ -127,7 +175,26 @@ class Sessions:
         """Some session wants a token."""
         return any(drafting.wants_token for drafting in self._open.values())
 
+    def run(self) -> None:
+        """Until a Stop arrives."""
+        while self._take_commands():
+            self.step_began_s = time.monotonic()
+            self.step()
+            self.step_began_s = None
+            self.deliver()
+
     # Commands
+
+    def _take_commands(self) -> bool:
+        """Apply what waits, and wait if there is nothing else to do; False once asked to stop."""
+        while not self.inbox.empty() or not self.wanting:
+            command = self.inbox.get()
+            if isinstance(command, Stop):
+                return False
+            self.apply(command)
+            if self.inbox.empty():
+                self.deliver()
+        return True
 
     def apply(self, command: Command) -> None:
         match command:
@@ -277,11 +344,9 @@ class Sessions:
 
     def deliver(self) -> None:
         """Hand what gathered to the links."""
-        if not self._replies:
-            return
-        gathered, self._replies = self._replies, {}
-        for link, replies in gathered.items():
-            link.deliver(replies)
+        if self._replies:
+            gathered, self._replies = self._replies, {}
+            self._deliver(gathered)
 
 
 def _guesses(logits: torch.Tensor, drawing: list[DraftingSession]) -> list[DraftedToken]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -25,14 +25,14 @@ from specwire.rpc.model_service import (
 )
 from specwire.rpc.process import say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.engine.messages import QueuePatience
-from verify_service.engine.thread import Deliver, GoOn, Load, Runnable, Worker
+from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
-from verify_service.service import EngineWorker, VerifyServicer
+from verify_service.service import EngineThread, VerifyServicer
 
 # For calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -54,7 +54,7 @@ class RunningVerifier:
 
     def __init__(
         self,
-        worker: EngineWorker,
+        thread: EngineThread,
         servicer: VerifyServicer,
         server: RunningServer,
         info: common_pb2.GetModelInfoResponse,
@@ -62,7 +62,7 @@ class RunningVerifier:
         registrar: Registrar,
         meter: Meter | None = None,
     ) -> None:
-        self._worker = worker
+        self._thread = thread
         self._servicer = servicer
         self._server = server
         self.info = info
@@ -76,7 +76,7 @@ class RunningVerifier:
 
     async def failed(self) -> str:
         """Return, with the reason, once the verifier cannot go on."""
-        return await self._worker.failed()
+        return await self._thread.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
@@ -87,7 +87,7 @@ class RunningVerifier:
         await self._servicer.drain(max(0.0, began + grace - asyncio.get_running_loop().time()))
         await self._server.stop(LAST_CALLS_S)
         await self._registrar.close()
-        await self._worker.stop()
+        await self._thread.stop()
         if self.metrics is not None:
             await self.metrics.stop()
 
@@ -132,10 +132,11 @@ async def start(
     registry, meter = Registry(), Meter()
     size = options.tensor_parallel_size
     ranks = Ranks(size, model_arguments(options)) if size > 1 else None
-    worker = Worker(_loader(options, patient, detach_grace, patience, registry, meter, ranks), ranks=ranks)
-    info = await worker.start()
+    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
+    thread = ServiceThread(VERIFIER, loader, helpers=ranks)
+    info = await thread.start()
     info.region = registration.region
-    servicer = VerifyServicer(worker, info)
+    servicer = VerifyServicer(thread, info)
     registry.add(VERIFIER, lambda: _of_links(servicer))
     registry.add(VERIFIER, process_families)
     service = Service(
@@ -144,14 +145,14 @@ async def start(
         options.admission,
     )
     async with AsyncExitStack() as started:
-        started.push_async_callback(worker.stop)
+        started.push_async_callback(thread.stop)
         metrics = await listen(registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(worker, servicer, server, info, metrics, registrar, meter)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, meter)
 
 
 def _of_links(servicer: VerifyServicer) -> Families:
@@ -183,8 +184,10 @@ def _loader(
     registry: Registry,
     meter: Meter,
     ranks: Ranks | None,
-) -> Load[common_pb2.GetModelInfoResponse]:
-    def load(deliver: Deliver, go_on: GoOn) -> tuple[Runnable, common_pb2.GetModelInfoResponse]:
+) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
+    def load(
+        deliver: Callable[[Reports], None], go_on: GoOn
+    ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.lm import load_model
         from verify_service.engine.calibrate import step_costs

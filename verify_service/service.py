@@ -17,6 +17,7 @@ from specwire.core.law.constraint import Matcher
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
+from specwire.rpc.service_thread import ServiceThread, monotonic_us
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.forkserver import Busy
@@ -24,6 +25,7 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import (
     Begun,
     Code,
+    Command,
     LinkLost,
     Opening,
     Refusal,
@@ -33,18 +35,14 @@ from verify_service.engine.messages import (
     TurnAway,
 )
 from verify_service.engine.sessions import Presence
-from verify_service.engine.thread import Worker, monotonic_us
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 
-EngineWorker = Worker[common_pb2.GetModelInfoResponse]
+EngineThread = ServiceThread[Command, Reports, common_pb2.GetModelInfoResponse]
 Responses = Outbox[verify_pb2.ConnectVerifyResponse]
 ConnectContext = grpc.aio.ServicerContext[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]
 InfoContext = grpc.aio.ServicerContext[common_pb2.GetModelInfoRequest, common_pb2.GetModelInfoResponse]
 ScoreContext = grpc.aio.ServicerContext[verify_pb2.ScoreRequest, verify_pb2.ScoreResponse]
 
-# A peer that sends faster than the engine takes in is not read any further; in weight of commands.
-MOST_BACKLOG = 1 << 16
-BACKLOG_PAUSE_S = 0.005
 STOPPING = "the verifier is stopping"
 # How long ended links may take to say so to their peers.
 FAREWELL_S = 1.0
@@ -102,8 +100,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     `refused`: sessions, by status.
     """
 
-    def __init__(self, worker: EngineWorker, info: common_pb2.GetModelInfoResponse) -> None:
-        self._worker = worker
+    def __init__(self, thread: EngineThread, info: common_pb2.GetModelInfoResponse) -> None:
+        self._thread = thread
         self._info = info
         self._numbers = itertools.count()
         self._links: dict[int, VerifyLink] = {}
@@ -114,7 +112,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         compiler = Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids)
         self._beginnings = Beginnings(compiler)
         self._spans = LinkSpans("specwire.verify")
-        worker.on_reports = self._deliver
+        thread.on_reports = self._deliver
 
     def _deliver(self, reports: Reports) -> None:
         """About once a step, in the event loop."""
@@ -135,7 +133,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._draining = True
         for link in self._links.values():
             link.outbox.push(verify_pb2.ConnectVerifyResponse(draining=True))
-        self._worker.send(TurnAway(STOPPING))
+        self._thread.send(TurnAway(STOPPING))
         await self._presence.none_left(grace)
         for link in self._links.values():
             link.end(STOPPING)
@@ -174,7 +172,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             loop.call_soon_threadsafe(settle, result)
 
         scoring = Scoring(tuple(request.tokens), request.from_position, reply)
-        self._worker.send(scoring)
+        self._thread.send(scoring)
         try:
             result = await done
         finally:
@@ -198,7 +196,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             reading.cancel()
             broken.cancel()
-            self._worker.send(LinkLost(number))
+            self._thread.send(LinkLost(number))
             self._forget(number)
             await link.outbox.close()
 
@@ -225,7 +223,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             return
 
         def tell(found: Found) -> None:
-            self._worker.send(
+            self._thread.send(
                 Begun(link, opening.handle, opening.generation, matcher_or_refusal(opening.handle, found))
             )
 
@@ -245,8 +243,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 self.refused.update(refusal.code.name.lower() for refusal in refusals)
                 refused = [refusal_to_wire(refusal) for refusal in refusals]
                 outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))
-            self._worker.send(tick)
+            self._thread.send(tick)
             for opening in tick.opens:
                 self._begin(link, opening)
-            while self._worker.backlog > MOST_BACKLOG:  # noqa: ASYNC110 # a thread empties it
-                await asyncio.sleep(BACKLOG_PAUSE_S)
+            await self._thread.room()

@@ -1,6 +1,6 @@
 """A drafter under a virtual clock: the core's draft sessions; a pass gives each session that wants one a token.
 
-The order of things is that of `draft_service/drafter.py`: commands are applied between two passes.
+The order of things is that of `draft_service/sessions.py`: commands are applied between two passes.
 """
 
 from __future__ import annotations

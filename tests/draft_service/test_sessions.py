@@ -24,11 +24,13 @@ from draft_service.commands import (
     OpenSession,
     Reply,
 )
+from draft_service.reception import deliver
 from draft_service.sessions import Sessions
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Pace
 from specwire.lm import Feed, LanguageModel, load_model
+from specwire.rpc.service_thread import Stop
 from tests.draft_service.peer import continuation
 from tests.verify_service.automaton import ASKED, Automaton, Walk
 
@@ -41,7 +43,7 @@ class Recorder:
     def __init__(self) -> None:
         self.replies: list[Reply] = []
 
-    def deliver(self, replies: list[Reply]) -> None:
+    def send(self, replies: list[Reply]) -> None:
         self.replies += replies
 
     def take(self) -> list[Reply]:
@@ -95,7 +97,7 @@ def run(sessions: Sessions, most: int = 50) -> None:
 
 
 def test_replies_are_delivered_in_order_and_once() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=2)), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=2), deliver), Recorder()
     sessions.apply(open_session(link, 1, [3]))
     run(sessions)
     kinds = [type(reply) for reply in link.take()]
@@ -106,7 +108,7 @@ def test_replies_are_delivered_in_order_and_once() -> None:
 
 def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:
     model = Faulty(load_model(MODEL, slots=2))
-    sessions, link = Sessions(model), Recorder()
+    sessions, link = Sessions(model, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3]))
     sessions.apply(open_session(link, 2, [4]))
     model.raises = True
@@ -126,7 +128,7 @@ def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pyte
 @pytest.mark.parametrize("floor", [0.0, 1e-9])
 def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> None:
     model = Faulty(load_model(MODEL, slots=2))
-    sessions, link = Sessions(model), Recorder()
+    sessions, link = Sessions(model, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3], Pace(1, 3, floor)))
     sessions.apply(open_session(link, 2, [4], Pace(1, 3, floor)))
     model.poisoned = frozenset({1})
@@ -140,7 +142,7 @@ def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> No
 
 
 def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
-    sessions, lost, kept = Sessions(load_model(MODEL, slots=2)), Recorder(), Recorder()
+    sessions, lost, kept = Sessions(load_model(MODEL, slots=2), deliver), Recorder(), Recorder()
     sessions.apply(open_session(lost, 1, [3]))
     sessions.apply(open_session(kept, 1, [4]))
     sessions.step()
@@ -153,8 +155,28 @@ def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
     assert kept.proposed(2) == continuation(MODEL, [5], 3)
 
 
+def test_it_looks_for_commands_between_tokens() -> None:
+    """Endless drafting keeps it neither from taking in an advance nor from stopping."""
+    model, link = load_model(MODEL, slots=1), Recorder()
+    sessions = Sessions(model, deliver)
+    commands: list[AdvanceSession | Stop] = [AdvanceSession(link, 1, 1, (2,), Pace(1, 99)), Stop()]
+    forward = model.forward
+
+    def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
+        sessions.inbox.put(commands.pop(0))
+        return forward(feeds)
+
+    model.forward = interrupted  # type: ignore[method-assign]  # commands come during forwards
+    sessions.inbox.put(open_session(link, 1, [3], Pace(1, 99)))
+    sessions.run()
+    bases = [reply.proposal.base for reply in link.replies if isinstance(reply, DraftedProposal)]
+    assert (sessions.tally.drafted, bases) == (2, [1, 2])
+    assert sessions.inbox.weight == 0
+    assert sessions.step_began_s is None
+
+
 def test_a_session_that_is_paused_costs_no_forward() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=1)), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=1), deliver), Recorder()
     sessions.apply(open_session(link, 1, [3], Pace(1, 0)))
     assert not sessions.wanting
 
@@ -171,7 +193,7 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
     steps: list[Step], chunk: int, run_ahead: int
 ) -> None:
     """A decision agrees with `agree` drafted tokens, then says others, from up to `back` positions behind."""
-    sessions, link, pace = Sessions(load_model(MODEL, slots=1)), Recorder(), Pace(chunk, run_ahead)
+    sessions, link, pace = Sessions(load_model(MODEL, slots=1), deliver), Recorder(), Pace(chunk, run_ahead)
     decided = [5, 2]
     sessions.apply(open_session(link, 1, decided, pace))
     for kind, number, tokens, back in steps:
@@ -208,7 +230,7 @@ def test_a_random_llama_drafts_its_own_greedy_continuation(tmp_path: Path) -> No
     )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
-    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1)), Recorder()
+    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1), deliver), Recorder()
     sessions.apply(open_session(link, 1, [9, 3, 4], Pace(2, 10)))
     sessions.apply(open_session(link, 2, [7], Pace(3, 10)))
     run(sessions)
@@ -256,7 +278,7 @@ def test_only_what_the_constraint_allows_is_proposed(sampling: Sampling) -> None
 
 def constrained(sampling: Sampling, matcher: Matcher | None) -> tuple[Sessions, Recorder]:
     """A session that has drafted as far as it may; nothing before its constraint is there."""
-    sessions, link = Sessions(load_model(MODEL, slots=1)), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=1), deliver), Recorder()
     sessions.apply(OpenSession(link, 1, PROMPT, sampling, Pace(3, 12), prompt_length=len(PROMPT), number=4))
     assert not sessions.wanting
     sessions.apply(BeginSession(link, 1, 4, matcher))

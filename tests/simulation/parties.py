@@ -231,7 +231,7 @@ class DrafterParty(Party):
         lm = Model(self.world.play.drafter, hardware.slots, hardware.seconds)
         lm.elapse = self.world.clock.elapse
         random = Random(self.world.loop.random.getrandbits(32))
-        self.strand = DrafterStrand(self.world.loop, lm, self.context("/model"), random)
+        self.strand = DrafterStrand(self.world.loop, lm, self.context("/model"), self.context(), random)
         drafter: Any = self.strand
         info = lm.described(hardware.place)
         reception = DraftReception(drafter, info)

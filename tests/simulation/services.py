@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 
 from draft_service.commands import Command as DraftCommand
+from draft_service.commands import Replies
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
 from specwire.core.policy.costs import StepCosts
@@ -25,12 +26,13 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_service import model_info_to_wire
+from specwire.rpc.service_thread import Stop
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
 from verify_service.engine.batch import Part, RowChoice
 from verify_service.engine.engine import Engine, Rest
-from verify_service.engine.messages import Command, QueuePatience, Reports, StepTimings, Stop
+from verify_service.engine.messages import Command, QueuePatience, Reports, StepTimings
 
 CONTEXT = 160
 VOCABULARY = 12
@@ -178,7 +180,7 @@ class SteppedEngine(Engine):
 
 
 class EngineStrand:
-    """In place of verify_service.engine.thread.Worker: what its thread does, as callbacks of a strand.
+    """In place of the verifier's ServiceThread: what it does, as callbacks of a strand.
 
     grace: seconds for which it keeps what lost its link. patience: with sessions that find no slot.
     """
@@ -200,14 +202,13 @@ class EngineStrand:
         self._next: asyncio.Handle | None = None
         self._resting: tuple[Rest, float] | None = None
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command | Stop) -> None:
         self.engine.inbox.put(command)
         if self._resting is not None or self._next is None:
             self._schedule(0.0)
 
-    @property
-    def backlog(self) -> int:
-        return self.engine.inbox.weight
+    async def room(self) -> None:
+        """As a thread that takes in whatever comes."""
 
     async def stop(self) -> None:
         self.send(Stop())
@@ -252,13 +253,15 @@ class EngineStrand:
 
 
 class DrafterStrand:
-    """In place of draft_service.drafter.Drafter: likewise."""
+    """In place of the drafter's ServiceThread: likewise."""
 
-    def __init__(self, loop: SimLoop, lm: Model, context: Context, random: Random) -> None:
-        self.book = Sessions(lm)
+    def __init__(self, loop: SimLoop, lm: Model, context: Context, loop_context: Context, random: Random) -> None:
+        self.on_reports: Callable[[Replies], None] = lambda _: None
+        self.book = Sessions(lm, self._deliver)
         self.lm = lm
         self._loop = loop
         self._context = context
+        self._loop_context = loop_context
         self._random = random
         self._commands: list[DraftCommand] = []
         self._drafting = False
@@ -270,9 +273,11 @@ class DrafterStrand:
         if self._next is None:
             self._next = self._loop.call_soon(self._go_on, context=self._context)
 
-    @property
-    def backlog(self) -> int:
-        return len(self._commands)
+    async def room(self) -> None:
+        """As a thread that takes in whatever comes."""
+
+    def _deliver(self, replies: Replies) -> None:
+        self._loop.call_soon(self.on_reports, replies, context=self._loop_context)
 
     async def failed(self) -> str:
         await asyncio.Event().wait()

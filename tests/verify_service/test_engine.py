@@ -12,6 +12,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
+from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
 from verify_service.engine.messages import (
@@ -20,7 +21,6 @@ from verify_service.engine.messages import (
     Proposed,
     Refusal,
     Scoring,
-    Stop,
 )
 
 PROMPT = (7, 3, 9)

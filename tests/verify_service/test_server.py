@@ -8,7 +8,6 @@ import math
 import signal
 import sys
 import threading
-import time
 from asyncio.subprocess import PIPE, Process
 
 import grpc
@@ -18,10 +17,10 @@ from specwire.core.invalid import InvalidParameter
 from specwire.lm import ModelError, load_model
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
+from specwire.rpc.service_thread import StartGivenUp
 from specwire.v1 import common_pb2, verify_pb2_grpc
 from verify_service.engine.calibrate import calibrate
 from verify_service.engine.messages import QueuePatience
-from verify_service.engine.thread import GoOn, Inbox, StartGivenUp, Worker
 from verify_service.server import start
 
 PATIENCE_S = 120.0
@@ -118,82 +117,12 @@ async def test_cancelled_start_returns_when_its_thread_has_ended() -> None:
     assert not [each for each in set(threading.enumerate()) - before if each.name == "verifier" and each.is_alive()]
 
 
-class Exploding:
-    """An engine whose thread fails once it runs."""
+def test_measuring_ends_when_the_start_is_given_up() -> None:
+    def given_up() -> None:
+        raise StartGivenUp
 
-    def __init__(self) -> None:
-        self.inbox = Inbox()
-        self.step_began_s: float | None = None
-
-    def run(self) -> None:
-        raise RuntimeError("no more")
-
-
-async def test_engine_that_fails_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(lambda *_: (Exploding(), "info"))
-    assert await worker.start() == "info"
-    assert "no more" in await asyncio.wait_for(worker.failed(), PATIENCE_S)
-    assert "no more" in caplog.text
-    await worker.stop()
-
-
-class Hanging:
-    """An engine with a step that ends only when the test does."""
-
-    def __init__(self) -> None:
-        self.inbox = Inbox()
-        self.step_began_s: float | None = None
-        self.go_on = threading.Event()
-
-    def run(self) -> None:
-        self.step_began_s = time.monotonic()
-        self.go_on.wait(PATIENCE_S)
-
-
-async def test_step_that_does_not_end_is_a_failure() -> None:
-    engine = Hanging()
-    worker = Worker(lambda *_: (engine, "info"), step_limit_s=0.05)
-    await worker.start()
-    assert "under way for more than 0.05 s" in await asyncio.wait_for(worker.failed(), PATIENCE_S)
-    engine.go_on.set()
-    await worker.stop()
-
-
-async def test_cancelled_start_does_not_wait_for_a_load_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify_service.engine.thread.GIVE_UP_LIMIT_S", 0.05)
-    go_on = threading.Event()
-
-    def load(*_: object) -> tuple[Hanging, str]:
-        go_on.wait(PATIENCE_S)
-        raise ValueError("too late")
-
-    starting = asyncio.create_task(Worker(load).start())
-    await asyncio.sleep(0)
-    starting.cancel()
-    done, _ = await asyncio.wait({starting}, timeout=PATIENCE_S / 3)
-    go_on.set()
-    assert done
-    assert starting.cancelled()
-
-
-async def test_measuring_ends_when_the_start_is_given_up() -> None:
-    began, asked = threading.Event(), threading.Event()
-
-    def load(_: object, go_on: GoOn) -> tuple[Hanging, str]:
-        began.set()
-        asked.wait(PATIENCE_S)
-        calibrate(load_model("scripted:3", slots=1), go_on=go_on)
-        raise AssertionError("measured to the end")
-
-    worker = Worker(load)
-    starting = asyncio.create_task(worker.start())
-    assert await asyncio.to_thread(began.wait, PATIENCE_S)
-    stopping = asyncio.create_task(worker.stop())
-    await asyncio.sleep(0)
-    asked.set()
     with pytest.raises(StartGivenUp):
-        await asyncio.wait_for(starting, PATIENCE_S)
-    await stopping
+        calibrate(load_model("scripted:3", slots=1), go_on=given_up)
 
 
 @pytest.mark.parametrize("field", ["listen", "metrics"])

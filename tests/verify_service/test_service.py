@@ -21,7 +21,7 @@ from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
 from verify_service.engine.messages import Command, QueuePatience
 from verify_service.server import start
-from verify_service.service import BACKLOG_PAUSE_S, MOST_BACKLOG, VerifyServicer
+from verify_service.service import VerifyServicer
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -331,20 +331,20 @@ async def test_two_links_are_apart(target: LanguageModel) -> None:
 
 
 class Idle:
-    """A worker that takes its time: it reads its backlog `slow` times before that is gone."""
+    """An engine's thread that does nothing; it has room once `free` is set."""
 
-    def __init__(self, slow: int = 0) -> None:
-        self.slow = slow
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.asked = asyncio.Event()
         self.sent: list[Command] = []
         self.on_reports: object = None
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
 
-    @property
-    def backlog(self) -> int:
-        self.slow -= 1
-        return MOST_BACKLOG + 1 if self.slow >= 0 else 0
+    async def room(self) -> None:
+        self.asked.set()
+        await self.free.wait()
 
 
 async def endless() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
@@ -354,14 +354,16 @@ async def endless() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
 
 
 async def test_peer_that_floods_is_not_read_until_the_engine_has_caught_up() -> None:
-    worker = Idle(slow=1 << 60)
-    servicer = VerifyServicer(worker, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
+    thread = Idle()
+    servicer = VerifyServicer(thread, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
     reading = asyncio.ensure_future(servicer._read(endless(), 0, None))  # type: ignore[arg-type]  # what is left out is not used
-    await asyncio.sleep(5 * BACKLOG_PAUSE_S)
-    assert len(worker.sent) == 1
-    worker.slow = 0
-    await asyncio.sleep(5 * BACKLOG_PAUSE_S)
-    assert len(worker.sent) > 1
+    await asyncio.wait_for(thread.asked.wait(), 120.0)
+    await asyncio.sleep(0.01)
+    assert len(thread.sent) == 1
+    thread.asked.clear()
+    thread.free.set()
+    await asyncio.wait_for(thread.asked.wait(), 120.0)
+    assert len(thread.sent) > 1
     reading.cancel()
 
 

@@ -18,6 +18,7 @@ from specwire.core.messages import Verdict
 from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.windows import Share, schedule
 from specwire.lm import Feed, LanguageModel, ModelLost
+from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine import budget as relief
 from verify_service.engine.batch import Part, RowChoice, choices
 from verify_service.engine.budget import Budget, PromptTurns, ShortOfMemory
@@ -31,7 +32,6 @@ from verify_service.engine.messages import (
     Reports,
     Scoring,
     StepTimings,
-    Stop,
     Tick,
     TurnAway,
 )
@@ -39,7 +39,6 @@ from verify_service.engine.reception import Reception
 from verify_service.engine.scoring import Scorer
 from verify_service.engine.sessions import Held
 from verify_service.engine.tally import EngineTally
-from verify_service.engine.thread import Inbox, monotonic_us
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class Engine:
         """patient: see `specwire.core.policy.windows.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
         self.lm = lm
         self.costs = costs
-        self.inbox = Inbox()
+        self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
         self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
         self.roster = self.reception.roster
@@ -172,7 +171,7 @@ class Engine:
             taken += command.weight
             self._apply(command)
 
-    def _apply(self, command: Command) -> None:
+    def _apply(self, command: Command | Stop) -> None:
         match command:
             case Tick():
                 if command.opens:

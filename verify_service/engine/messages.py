@@ -142,14 +142,7 @@ class TurnAway:
     weight: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the engine's thread."""
-
-    weight: int = 1
-
-
-Command = Tick | Begun | LinkLost | Scoring | TurnAway | Stop
+Command = Tick | Begun | LinkLost | Scoring | TurnAway
 
 
 # Reports
