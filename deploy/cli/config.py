@@ -17,6 +17,13 @@ NONE = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    show = add_show(parser)
+    show.add_argument("of", choices=[*CONFIGURABLE], metavar="COMMAND", help=f"one of {', '.join(CONFIGURABLE)}")
+    show.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="the command's own arguments")
+
+
+def add_show(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser of `config show`, without the command that it is asked of."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser(
         "show",
@@ -24,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Print the options in force: defaults, config file, environment, flags.",
     )
     show.add_argument("--json", action="store_true", help="print one JSON object")
-    show.add_argument("of", choices=CONFIGURABLE, metavar="COMMAND", help=f"one of {', '.join(CONFIGURABLE)}")
-    show.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="the command's own arguments")
+    return show
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.completion import SCRIPTS
+from deploy.cli.completion import SHELLS
 from deploy.commands import COMMANDS
 
-ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _specwire; echo "${COMPREPLY[*]}"'
+ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_specwire; echo "${COMPREPLY[*]}"'
 CHECKS = {"bash": ["-n"], "zsh": ["-f", "-n"], "fish": ["--no-config", "-n"]}
 
 
@@ -20,7 +21,7 @@ CHECKS = {"bash": ["-n"], "zsh": ["-f", "-n"], "fish": ["--no-config", "-n"]}
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("completion")
     found = {}
-    for shell in SCRIPTS:
+    for shell in SHELLS:
         with pytest.MonkeyPatch.context() as patch, (folder / shell).open("w") as script:
             patch.setattr("sys.stdout", script)
             assert cli.main(["completion", shell]) == 0
@@ -50,6 +51,7 @@ def test_shells_take_their_scripts(scripts: dict[str, Path]) -> None:
         (("config", "show", "--j"), "--json"),
         (("config", "show", "u"), "up"),
         (("config", "show", "up", "--dty"), "--dtype"),
+        (("config", "show", "up", "--dtype", ""), "float32 bfloat16"),
         (("completion", "b"), "bash"),
         (("up", "--target", "x"), ""),
     ],
@@ -68,7 +70,9 @@ def test_what_fish_offers(scripts: dict[str, Path]) -> None:
     if shutil.which("fish"):
         asked = f"source {scripts['fish']}; complete -C 'specwire up --dty'"
         assert run("fish", "--no-config", "-c", asked).startswith("--dtype\t")
-    assert "-l dtype -x -a 'float32 bfloat16' -d 'of weights and arithmetic'" in scripts["fish"].read_text()
+    assert re.search(
+        r'using up\W.* -l dtype .*"float32 bfloat16" .*of weights and arithmetic', scripts["fish"].read_text()
+    )
 
 
 def test_every_script_names_every_command_and_its_flags(scripts: dict[str, Path]) -> None:
