@@ -27,8 +27,7 @@ from draft_service.commands import (
 )
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
-from specwire.core.messages import Pace
-from specwire.rpc.convert import proposal_to_wire, sampling_from_wire
+from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.service_thread import ServiceThread
 from specwire.telemetry.tracing import LinkSpans
@@ -177,11 +176,3 @@ class DraftReception:
             link.send([Dropped(handle, code_number(error.code), error.message)])
         else:
             link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
-
-
-def pace_from_wire(message: draft_pb2.Pace) -> Pace:
-    """Raises InvalidParameter, with the field's path."""
-    try:
-        return Pace(message.chunk, message.run_ahead, message.confidence_floor)
-    except InvalidParameter as error:
-        raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None

@@ -11,20 +11,16 @@ from specwire.core.limits import Stopping, check_constraint, check_prediction
 from specwire.core.placement import check_priority
 from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
-    kind_to_wire,
-    logprobs_to_wire,
-    outcomes_to_wire,
     proposal_from_wire,
-    reason_to_wire,
     sampling_from_wire,
     stopping_from_wire,
+    verdict_to_wire,
 )
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, verify_pb2
 from verify_service.engine.messages import (
     Admitted,
     Code,
-    Decided,
     Opening,
     Proposed,
     Refusal,
@@ -132,7 +128,7 @@ def allowance_from_wire(message: verify_pb2.Progress) -> Allowance:
 def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
     return verify_pb2.ConnectVerifyResponse(
         opened=[_opened(each) for each in report.admitted],
-        verdicts=[_verdict(each) for each in report.decided],
+        verdicts=[verdict_to_wire(each.verdict, each.handle, each.attach) for each in report.decided],
         refused=[refusal_to_wire(each) for each in report.refused],
         timings=_timings(report.timings) if report.timings else None,
     )
@@ -150,28 +146,8 @@ def _opened(admitted: Admitted) -> verify_pb2.Opened:
         attach=admitted.attach,
         position=admitted.position,
         resumed=admitted.resumed,
-        tail=[_verdict(each) for each in admitted.tail],
+        tail=[verdict_to_wire(each.verdict, each.handle, each.attach) for each in admitted.tail],
         cached=admitted.cached,
-    )
-
-
-def _verdict(decided: Decided) -> verify_pb2.Verdict:
-    verdict = decided.verdict
-    return verify_pb2.Verdict(
-        handle=decided.handle,
-        attach=decided.attach,
-        position=verdict.position,
-        tokens=verdict.tokens,
-        outcomes=outcomes_to_wire(verdict.outcomes),
-        tested=verdict.width,
-        finish_reason=reason_to_wire(verdict.finish),
-        proposal_delay_us=decided.proposal_delay_us,
-        ledger_us=decided.ledger_us,
-        kind=kind_to_wire(verdict.kind) if verdict.width else common_pb2.SOURCE_KIND_UNSPECIFIED,
-        source=verdict.source if verdict.width else 0,
-        met=verdict.met,
-        answered=decided.answered,
-        logprobs=logprobs_to_wire(verdict.logprobs),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Protocol
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, share_host
-from orchestrator.session import verifier as messages
 from orchestrator.session.output import OutputTimings, with_drafts
 from orchestrator.session.stats import DrafterCounts, SessionStats
 from orchestrator.store import SessionRecord
@@ -20,13 +19,14 @@ from orchestrator.timers import Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.draft import fitting
-from specwire.core.messages import Pace, Plan, Proposal
-from specwire.core.policy.controller import Controller, Fixed, Planner, parse_plan
+from specwire.core.law.acceptance import window_counts
+from specwire.core.messages import Pace, Plan, Proposal, SourceKind, Verdict
+from specwire.core.policy.controller import Controller, Fixed, PlannedVerdict, Planner, parse_plan
 from specwire.core.policy.estimates import Forward
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import Span
-from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+from specwire.v1 import common_pb2, draft_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One drafter of one session: its number there, what it may send, and how it is to draft.
@@ -119,13 +119,17 @@ class SessionDrafter:
         self.stats.plan = str(plan)
         return fitting(plan.pace, self._record.sampling), plan.due
 
-    def observe(
-        self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, forward: Forward | None, shown: bool
-    ) -> None:
-        """A verdict came, of this source's tokens or not."""
-        decided = messages.decided(event, verdict, self.source, forward)
+    def observe(self, verdict: Verdict, forward: Forward | None, shown: bool) -> None:
+        """A verdict came, of this source's tokens or not: what was tested of others is not this drafter's doing."""
         if self._planner is not None:
-            self._planner.observe_verdict(decided)
+            drafted = verdict.kind is SourceKind.DRAFTER and verdict.source == self.source
+            # Behind the text's end nothing was tested, nor refused.
+            width = min(verdict.width, len(verdict.tokens)) if drafted else 0
+            accepted = window_counts(verdict.outcomes, width).accepted
+            delay_us = verdict.delay_us if verdict.answered == self.source else 0
+            self._planner.observe_verdict(
+                PlannedVerdict(verdict.position, verdict.tokens, width, accepted, delay_us, forward)
+            )
             self._learnt = True
             if self._planner.time_to_plan:
                 self.plan(shown)
@@ -157,13 +161,28 @@ class SessionDrafter:
 
     def open(self, effect: fx.OpenDrafter) -> None:
         self._ask(effect.pace.run_ahead)
-        opened = messages.open_drafter(effect, self._record, self._handle, self._owner.epoch)
-        opened.traceparent = self._owner.span.traceparent
+        record = self._record
+        opened = draft_pb2.OpenDraft(
+            handle=self._handle,
+            tokens=effect.tokens,
+            sampling=convert.sampling_to_wire(record.sampling),
+            vocabulary_fingerprint=record.vocabulary_fingerprint,
+            pace=convert.pace_to_wire(effect.pace),
+            epoch=self._owner.epoch,
+            prompt_length=len(record.prompt),
+            traceparent=self._owner.span.traceparent,
+        )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
     def advance(self, effect: fx.AdvanceDrafter) -> None:
         self._ask(effect.pace.run_ahead)
-        advance = messages.advance(effect, self._handle, self._owner.epoch)
+        advance = draft_pb2.Advance(
+            handle=self._handle,
+            position=effect.position,
+            tokens=effect.tokens,
+            pace=convert.pace_to_wire(effect.pace),
+            epoch=self._owner.epoch,
+        )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(advances=[advance]))
 
     def close(self) -> None:
@@ -268,11 +287,14 @@ class Drafters:
         for drafting in list(self._by_source.values()):
             drafting.plan(self.shown)
 
-    def observe(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings) -> None:
-        """A verdict came."""
-        forward = messages.forward_of(timings.step, timings.verdict_received_ns)
+    def observe(self, verdict: Verdict, timings: OutputTimings) -> None:
+        """A verdict came. Its forward tells nothing where it was not of this session alone."""
+        step, forward = timings.step, None
+        took_us = step.forward_us + step.choose_us
+        if step.sessions == 1 and took_us:
+            forward = Forward(step.rows, timings.verdict_received_ns / 1000, took_us)
         for drafting in list(self._by_source.values()):
-            drafting.observe(event, verdict, forward, self.shown)
+            drafting.observe(verdict, forward, self.shown)
 
     def _on_lost(self, drafting: SessionDrafter) -> None:
         self._stats.drafter_losses += 1

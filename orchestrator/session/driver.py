@@ -13,7 +13,6 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.session import verifier as messages
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.log import Appender, Lifetimes, message_of_append, status_of_append
 from orchestrator.session.output import Output, ProvisionalText, Readers
@@ -31,13 +30,13 @@ from orchestrator.store import (
 from orchestrator.timers import Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
+from specwire.core.law.noise import epoch_of
 from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Proposal
 from specwire.core.session import PeekingScanner, Session, State
 from specwire.core.text import Text
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import NO_SPAN, Span
-from specwire.v1 import verify_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +124,10 @@ class SessionDriver:
 
     @property
     def epoch(self) -> int:
-        """Of the session's present connection generation; see `specwire.core.law.noise`."""
-        return messages.epoch(self.record, self.fence, self.session.attach)
+        """Names the randomness of this connection generation, under rules that need one (`specwire.core.law.noise`);
+        else 0.
+        """
+        return epoch_of(self.fence, self.session.attach) if self.record.sampling.weighed else 0
 
     @property
     def span(self) -> Span:
@@ -210,13 +211,12 @@ class SessionDriver:
 
     # From peers
 
-    def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None:
+    def on_decided(self, event: ev.VerdictArrived) -> None:
+        timings = self.verifying.timings
         if self.trace is not None:
-            self.trace(
-                TracedVerdict.of(event, verdict, self.verifying.timings, self.verifying.round_trip_us, self.stats.plan)
-            )
+            self.trace(TracedVerdict.of(event.verdict, timings.step, self.verifying.round_trip_us, self.stats.plan))
         self.apply(event)
-        self.drafters.observe(event, verdict, self.verifying.timings)
+        self.drafters.observe(event.verdict, timings)
 
     def on_refused(self, code: grpc.StatusCode, message: str) -> None:
         self.failure = self.failure or (code, message)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.session.output import OutputTimings
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import (
     Emit,
@@ -15,7 +14,7 @@ from specwire.core.messages import (
     Outcome,
     Proposal,
     SourceKind,
-    VerdictArrived,
+    Verdict,
 )
 from specwire.telemetry.metrics import GAPS, LATENCIES, Histogram
 from specwire.v1 import verify_pb2
@@ -103,22 +102,19 @@ class SessionStats:
         self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
         return added
 
-    def count_verdict(self, verdict: VerdictArrived, width: int, source: int = 0, met: int = 0) -> None:
-        """width: draft tokens in the window that was decided; if a drafter's, of `source`.
-
-        met: the drafter whose token came during the forward, and met the row behind the window.
-        """
+    def count_verdict(self, verdict: Verdict) -> None:
         if not verdict.tokens:
             return
         self.target_forwards += 1
         self.forwards_saved += len(verdict.tokens) - 1
-        window, late = window_counts(verdict.outcomes, width), late_counts(verdict.outcomes, width)
+        window = window_counts(verdict.outcomes, verdict.width)
+        late = late_counts(verdict.outcomes, verdict.width)
         self.drafts[verdict.kind].add(window)
         self.drafts[SourceKind.DRAFTER].add(late)
         for drafter in self.drafters:
-            if verdict.kind is SourceKind.DRAFTER and drafter.source == source:
+            if verdict.kind is SourceKind.DRAFTER and drafter.source == verdict.source:
                 drafter.drafts.add(window)
-            if drafter.source == met:
+            if drafter.source == verdict.met:
                 drafter.drafts.add(late)
         for index in range(min(window.tested, MOST_POSITIONS)):
             self.tested_at[index] += 1
@@ -296,16 +292,13 @@ class TracedVerdict:
     at_us: int = field(default_factory=now_us)
 
     @classmethod
-    def of(
-        cls, event: VerdictArrived, verdict: verify_pb2.Verdict, timings: OutputTimings, round_trip_us: float, plan: str
-    ) -> TracedVerdict:
-        step = timings.step
+    def of(cls, verdict: Verdict, step: verify_pb2.StepTimings, round_trip_us: float, plan: str) -> TracedVerdict:
         return cls(
-            position=event.position,
-            tokens=event.tokens,
-            outcomes=event.outcomes,
-            tested=verdict.tested,
-            kind=event.kind.name if verdict.tested else "",
+            position=verdict.position,
+            tokens=verdict.tokens,
+            outcomes=verdict.outcomes,
+            tested=verdict.width,
+            kind=verdict.kind.name if verdict.width else "",
             source=verdict.source,
             forward_us=step.forward_us,
             ended_us=step.forward_ended_ns // 1000,

@@ -1,4 +1,4 @@
-"""The verifier of one session, and the session's effects and verdicts as messages."""
+"""The verifier of one session: the place that it has there, what goes there, and what is done when it is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import PREFERENCE, VerifierPeer
-from orchestrator.session import verifier as messages
 from orchestrator.session.output import Output, OutputTimings
 from orchestrator.session.stats import SessionStats
 from orchestrator.store import SessionRecord
@@ -18,127 +17,13 @@ from orchestrator.timers import Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.acceptance import window_counts
-from specwire.core.law.noise import epoch_of
 from specwire.core.limits import buffer_for
-from specwire.core.messages import (
-    AdvanceDrafter,
-    OpenDrafter,
-    OpenVerifier,
-    Pace,
-    SendProgress,
-    SourceKind,
-    VerdictArrived,
-)
-from specwire.core.policy.controller import PlannedVerdict
-from specwire.core.policy.estimates import Forward
+from specwire.core.messages import VerdictArrived
 from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
 from specwire.telemetry.tracing import Span
-from specwire.v1 import common_pb2, draft_pb2, verify_pb2
-
-# ----------------------------------------------------------------------------------------------------------------------
-# One session's effects as messages for its verifier and its drafter, and their verdicts as events.
-
-
-def open_verifier(
-    effect: OpenVerifier,
-    record: SessionRecord,
-    handle: int,
-    fence: int,
-    ledger_us: int,
-    deadline: float | None,
-    scope: bytes,
-) -> verify_pb2.Open:
-    """`deadline`: seconds left, None for none. `scope`: of the cache."""
-    return verify_pb2.Open(
-        handle=handle,
-        session_id=record.session_id,
-        fence=fence,
-        attach=effect.attach,
-        tokens=effect.tokens,
-        prompt_length=len(record.prompt),
-        sampling=convert.sampling_to_wire(record.sampling),
-        stopping=convert.stopping_to_wire(record.stopping),
-        progress=progress(effect, handle),
-        deadline_ms=0 if deadline is None else max(1, int(deadline * 1000)),
-        vocabulary_fingerprint=record.vocabulary_fingerprint,
-        ledger_us=ledger_us,
-        no_ngram=not record.ngram,
-        prediction=record.prediction,
-        epoch=epoch(record, fence, effect.attach),
-        cache_scope=scope,
-        priority=record.priority,
-    )
-
-
-def progress(effect: OpenVerifier | SendProgress, handle: int) -> verify_pb2.Progress:
-    return verify_pb2.Progress(handle=handle, durable=effect.durable, credit=effect.credit, due=effect.due)
-
-
-def epoch(record: SessionRecord, fence: int, attach: int) -> int:
-    """What names the randomness of this connection generation, under rules that need one; else 0."""
-    return epoch_of(fence, attach) if record.sampling.weighed else 0
-
-
-def open_drafter(effect: OpenDrafter, record: SessionRecord, handle: int, epoch: int) -> draft_pb2.OpenDraft:
-    return draft_pb2.OpenDraft(
-        handle=handle,
-        tokens=effect.tokens,
-        sampling=convert.sampling_to_wire(record.sampling),
-        vocabulary_fingerprint=record.vocabulary_fingerprint,
-        pace=_pace(effect.pace),
-        epoch=epoch,
-        prompt_length=len(record.prompt),
-    )
-
-
-def advance(effect: AdvanceDrafter, handle: int, epoch: int) -> draft_pb2.Advance:
-    pace = _pace(effect.pace)
-    return draft_pb2.Advance(handle=handle, position=effect.position, tokens=effect.tokens, pace=pace, epoch=epoch)
-
-
-def _pace(pace: Pace) -> draft_pb2.Pace:
-    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
-
-
-def verdict_event(verdict: verify_pb2.Verdict, wanted: int | None = None) -> VerdictArrived:
-    """Raises InvalidParameter where outcomes, log-probabilities or reason are none, or do not match the tokens.
-
-    wanted: Sampling.logprobs of the session.
-    """
-    outcomes = convert.outcomes_from_wire(verdict.outcomes)
-    if len(outcomes) != len(verdict.tokens):
-        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(verdict.tokens)} tokens")
-    logprobs = convert.logprobs_from_wire(verdict.logprobs)
-    if len(logprobs) != (0 if wanted is None else len(verdict.tokens)):
-        raise InvalidParameter("logprobs", f"{len(logprobs)} for {len(verdict.tokens)} tokens, {wanted} asked for")
-    if any(len(each.top) > (wanted or 0) for each in logprobs):
-        raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
-    reason = convert.reason_from_wire(verdict.finish_reason)
-    kind = convert.kind_from_wire(verdict.kind)
-    return VerdictArrived(verdict.attach, verdict.position, tuple(verdict.tokens), outcomes, reason, kind, logprobs)
-
-
-def forward_of(step: verify_pb2.StepTimings, received_ns: int) -> Forward | None:
-    """The forward that a verdict came from; None if it was not of one session alone."""
-    took_us = step.forward_us + step.choose_us
-    return Forward(step.rows, received_ns / 1000, took_us) if step.sessions == 1 and took_us else None
-
-
-def decided(event: VerdictArrived, verdict: verify_pb2.Verdict, source: int, forward: Forward | None) -> PlannedVerdict:
-    """A verdict as the planner of `source` is told of it: what was tested of others is not its drafter's doing."""
-    drafted = event.kind is SourceKind.DRAFTER and verdict.source == source
-    # Behind the text's end nothing was tested, nor refused.
-    width = min(verdict.tested, len(event.tokens)) if drafted else 0
-    accepted = window_counts(event.outcomes, width).accepted
-    delay_us = verdict.proposal_delay_us if verdict.answered == source else 0
-    return PlannedVerdict(event.position, event.tokens, width, accepted, delay_us, forward)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The verifier of one session: the place that it has there, what goes there, and what is done when it is lost.
+from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
 RETRY_VERIFIER = 1.0
@@ -159,8 +44,10 @@ class VerifierOwner(Protocol):
     def output(self) -> Output: ...
     @property
     def span(self) -> Span: ...
+    @property
+    def epoch(self) -> int: ...
     def apply(self, event: ev.Event) -> None: ...
-    def on_decided(self, event: ev.VerdictArrived, verdict: verify_pb2.Verdict) -> None: ...
+    def on_decided(self, event: VerdictArrived) -> None: ...
     def on_refused(self, code: grpc.StatusCode, message: str) -> None: ...
     def on_newer_fence(self, fence: int) -> None: ...
     def fail(self, code: grpc.StatusCode, message: str) -> None: ...
@@ -259,21 +146,21 @@ class SessionVerifier:
         self._stats.count_open(asyncio.get_running_loop().time())
         self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
 
-    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
+    def on_verdict(self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
-            event = messages.verdict_event(verdict, self._record.sampling.logprobs)
+            event = VerdictArrived(message.attach, convert.verdict_from_wire(message, self._record.sampling.logprobs))
         except InvalidParameter as error:
             self._owner.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
             return
         self.timings = OutputTimings(timings, received_ns)
-        self._ledger_us = verdict.ledger_us
+        self._ledger_us = event.verdict.ledger_us
         if event.attach != self._owner.session.attach:
             self._owner.apply(event)  # void
             return
         self._superseded = 0
-        self._stats.count_verdict(event, verdict.tested, verdict.source, verdict.met)
+        self._stats.count_verdict(event.verdict)
         self.forgive()
-        self._owner.on_decided(event, verdict)
+        self._owner.on_decided(event)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._owner.session.state is State.OPENING
@@ -326,8 +213,7 @@ class SessionVerifier:
             case fx.OpenVerifier():
                 self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
             case fx.SendProgress():
-                progress = messages.progress(effect, self._handle)
-                self._send(verify_pb2.ConnectVerifyRequest(progress=[progress]))
+                self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
             case fx.RelayProposal():
                 proposal = convert.proposal_to_wire(effect.proposal, self._handle)
                 self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
@@ -335,15 +221,33 @@ class SessionVerifier:
                 self.leave()
 
     def _open(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
-        left = self._timers.left("deadline")
-        scope = self._options.access.cache_scope(self._record.tenant)
-        opened = messages.open_verifier(
-            effect, self._record, self._handle, self._owner.fence, self._ledger_us, left, scope
+        record, left = self._record, self._timers.left("deadline")
+        opened = verify_pb2.Open(
+            handle=self._handle,
+            session_id=record.session_id,
+            fence=self._owner.fence,
+            attach=effect.attach,
+            tokens=effect.tokens,
+            prompt_length=len(record.prompt),
+            sampling=convert.sampling_to_wire(record.sampling),
+            stopping=convert.stopping_to_wire(record.stopping),
+            progress=self._progress(effect),
+            deadline_ms=0 if left is None else max(1, int(left * 1000)),
+            vocabulary_fingerprint=record.vocabulary_fingerprint,
+            ledger_us=self._ledger_us,
+            no_ngram=not record.ngram,
+            prediction=record.prediction,
+            epoch=self._owner.epoch,
+            cache_scope=self._options.access.cache_scope(record.tenant),
+            priority=record.priority,
+            traceparent=self._owner.span.traceparent,
         )
-        opened.traceparent = self._owner.span.traceparent
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more
         return opened
+
+    def _progress(self, effect: fx.OpenVerifier | fx.SendProgress) -> verify_pb2.Progress:
+        return verify_pb2.Progress(handle=self._handle, durable=effect.durable, credit=effect.credit, due=effect.due)
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:
         if self.peer is not None:

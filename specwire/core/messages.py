@@ -146,9 +146,13 @@ class Proposal:
 class Verdict(NamedTuple):
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
+    This is the one form that it has from the verifier's step to the log: messages carry it, nothing else is made of it.
+
     width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
     met: the drafter whose token came during the forward and met the row behind the window; 0 for none.
     logprobs: one per token where the session reports them, else none.
+    delay_us: from an earlier verdict to the proposal that answered it, which came from drafter `answered`; 0 for none.
+    ledger_us: the session's balance behind this step.
     """
 
     position: int
@@ -160,6 +164,9 @@ class Verdict(NamedTuple):
     source: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     met: int = 0
+    delay_us: int = 0
+    answered: int = 0
+    ledger_us: int = 0
 
     @property
     def accepted(self) -> int:
@@ -256,15 +263,10 @@ class VerifierOpened:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
-    """kind: of the source of the draft tokens that were tested, if any were. logprobs: one per token, or none."""
+    """attach: the opening that it answers."""
 
     attach: int
-    position: int
-    tokens: tuple[int, ...]
-    outcomes: tuple[Outcome, ...]
-    finish: FinishReason | None = None
-    kind: SourceKind = SourceKind.DRAFTER
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)

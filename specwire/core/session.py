@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from specwire.core.messages import (
     AdvanceDrafter,
@@ -25,14 +25,13 @@ from specwire.core.messages import (
     FinishReason,
     OpenDrafter,
     OpenVerifier,
-    Outcome,
     OwnerLost,
     Pace,
     PacePlanned,
     ProposalArrived,
     RelayProposal,
     SendProgress,
-    TokenLogprobs,
+    Verdict,
     VerdictArrived,
     VerifierLost,
     VerifierOpened,
@@ -210,14 +209,6 @@ class InFlight:
     end: EmitEnd | None
 
 
-class _Decided(NamedTuple):
-    """Decided, not in the log yet."""
-
-    token: int
-    outcome: Outcome
-    logprobs: TokenLogprobs | None
-
-
 @dataclass(slots=True)
 class _Ending:
     reason: FinishReason
@@ -253,7 +244,7 @@ class Session:
     drafters: dict[int, Advised] = field(default_factory=dict)
     in_flight: InFlight | None = None
     _verifier_ready: bool = False
-    _pending: list[_Decided] = field(default_factory=list)
+    _pending: list[Verdict] = field(default_factory=list)
     _ending: _Ending | None = None
     _told_due: int = 0
 
@@ -342,19 +333,20 @@ class Session:
         return self._grant() or self._tell_due()
 
     def _on_verdict(self, event: VerdictArrived) -> list[Effect]:
+        verdict = event.verdict
+        if len(verdict.outcomes) != len(verdict.tokens) or len(verdict.logprobs) not in (0, len(verdict.tokens)):
+            raise ValueError(f"outcomes and logprobs must be one per token, not {verdict}")
         if self.state is not State.RUNNING or event.attach != self.attach or self._ending is not None:
             return []
-        if event.position != len(self.text):
-            return self._end(FinishReason.ERROR, f"the verifier decided {event.position} after {len(self.text)}")
-        if event.position + len(event.tokens) > self.credit:
+        if verdict.position != len(self.text):
+            return self._end(FinishReason.ERROR, f"the verifier decided {verdict.position} after {len(self.text)}")
+        if verdict.end > self.credit:
             return self._end(FinishReason.ERROR, f"the verifier decided beyond its credit of {self.credit}")
-        logprobs = event.logprobs or (None,) * len(event.tokens)
-        decided = [_Decided(*each) for each in zip(event.tokens, event.outcomes, logprobs, strict=True)]
-        self.text.extend(event.tokens)
-        self._pending += decided
-        if event.finish is not None:
-            self._ending = _Ending(event.finish)
-        advance = self._advance(event.position, event.tokens) if event.finish is None else []
+        self.text.extend(verdict.tokens)
+        self._pending.append(verdict)
+        if verdict.finish is not None:
+            self._ending = _Ending(verdict.finish)
+        advance = self._advance(verdict.position, verdict.tokens) if verdict.finish is None else []
         return advance + self._append()
 
     def _on_verifier_lost(self, _: VerifierLost) -> list[Effect]:
@@ -409,18 +401,19 @@ class Session:
         if self.in_flight is not None or not (self._pending or self._ending):
             return []
         taken, self._pending = self._pending, []
-        release = self.scanner.push([each.token for each in taken])
-        kept = taken[: release.kept]
-        stopped = release.stopped_at is not None
-        if stopped:
+        tokens = tuple(token for verdict in taken for token in verdict.tokens)
+        release = self.scanner.push(tokens)
+        kept = release.kept
+        if release.stopped_at is not None:
             self._ending = _Ending(FinishReason.STOP_STRING)
-            self.text.truncate(self.durable + release.kept)
+            self.text.truncate(self.durable + kept)
+        tokens = tokens[:kept]
+        outcomes = tuple(outcome for verdict in taken for outcome in verdict.outcomes)[:kept]
+        logprobs = tuple(each for verdict in taken for each in verdict.logprobs)[:kept]
         emit = None
-        tokens, outcomes = tuple(each.token for each in kept), tuple(each.outcome for each in kept)
-        logprobs = tuple(each.logprobs for each in kept if each.logprobs is not None)
         if kept:
-            ends, released = release.text_ends[: release.kept], release.released[: release.kept]
-            emit = Emit(self.durable, tokens, outcomes, release.text, ends, released, logprobs)
+            shown = release.text, release.text_ends[:kept], release.released[:kept]
+            emit = Emit(self.durable, tokens, outcomes, *shown, logprobs)
         end = self._emit_end()
         append = Append(self.durable, tokens, outcomes, end.end if end else None, logprobs)
         self.in_flight = InFlight(append, emit, end)

@@ -22,12 +22,14 @@ from specwire.core.limits import Stopping, check_min_tokens
 from specwire.core.messages import (
     FinishReason,
     Outcome,
+    Pace,
     Proposal,
     SourceKind,
     TokenLogprobs,
+    Verdict,
     Weights,
 )
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A constraint on the wire: one member of Sampling's oneof.
@@ -235,6 +237,66 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         expected=message.expected if possible else 0.0,
         weights=tuple(Weights(tuple(each.ids), tuple(each.weights)) for each in message.weights),
         epoch=message.epoch,
+    )
+
+
+def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
+    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
+
+
+def pace_from_wire(message: draft_pb2.Pace) -> Pace:
+    """Raises InvalidParameter, with the field's path."""
+    try:
+        return Pace(message.chunk, message.run_ahead, message.confidence_floor)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None
+
+
+def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Verdict:
+    return verify_pb2.Verdict(
+        handle=handle,
+        attach=attach,
+        position=verdict.position,
+        tokens=verdict.tokens,
+        outcomes=outcomes_to_wire(verdict.outcomes),
+        tested=verdict.width,
+        finish_reason=reason_to_wire(verdict.finish),
+        proposal_delay_us=verdict.delay_us,
+        ledger_us=verdict.ledger_us,
+        kind=kind_to_wire(verdict.kind) if verdict.width else common_pb2.SOURCE_KIND_UNSPECIFIED,
+        source=verdict.source if verdict.width else 0,
+        met=verdict.met,
+        answered=verdict.answered,
+        logprobs=logprobs_to_wire(verdict.logprobs),
+    )
+
+
+def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) -> Verdict:
+    """Raises InvalidParameter where outcomes, log-probabilities or reason are none, or do not match the tokens.
+
+    wanted: Sampling.logprobs of the session.
+    """
+    outcomes = outcomes_from_wire(message.outcomes)
+    if len(outcomes) != len(message.tokens):
+        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(message.tokens)} tokens")
+    logprobs = logprobs_from_wire(message.logprobs)
+    if len(logprobs) != (0 if wanted is None else len(message.tokens)):
+        raise InvalidParameter("logprobs", f"{len(logprobs)} for {len(message.tokens)} tokens, {wanted} asked for")
+    if any(len(each.top) > (wanted or 0) for each in logprobs):
+        raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
+    return Verdict(
+        message.position,
+        tuple(message.tokens),
+        outcomes,
+        message.tested,
+        reason_from_wire(message.finish_reason),
+        kind_from_wire(message.kind),
+        message.source,
+        logprobs,
+        message.met,
+        message.proposal_delay_us,
+        message.answered,
+        message.ledger_us,
     )
 
 

@@ -149,10 +149,7 @@ class Edge:
         if step.sessions == 1:
             self._forward.observe(step.rows, step.forward_us)
         self.stats.ledger_us = decided.ledger_us
-        event = ev.VerdictArrived(
-            self.session.attach, verdict.position, verdict.tokens, verdict.outcomes, verdict.finish
-        )
-        self._apply(event)
+        self._apply(ev.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:
             return
         width = min(verdict.width, len(verdict.tokens)) if verdict.kind is SourceKind.DRAFTER else 0

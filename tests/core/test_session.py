@@ -8,7 +8,7 @@ import pytest
 
 from specwire.core import messages as ev
 from specwire.core import messages as fx
-from specwire.core.messages import FinishReason, Outcome, Pace, Proposal
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, Verdict
 from specwire.core.session import TRANSITIONS, IllegalEvent, Session, State
 from specwire.core.text import Text
 from tests.core.script import LetterScanner
@@ -30,7 +30,7 @@ def running(*stops: str, buffer: int = 8) -> Session:
 
 
 def verdict(position: int, *tokens: int, attach: int = 1, finish: FinishReason | None = None) -> ev.VerdictArrived:
-    return ev.VerdictArrived(attach, position, tokens, (D,) * len(tokens), finish)
+    return ev.VerdictArrived(attach, Verdict(position, tokens, (D,) * len(tokens), 0, finish))
 
 
 def kinds(effects: list[fx.Effect]) -> list[str]:
@@ -206,8 +206,8 @@ def test_a_verifier_that_breaks_the_order_ends_the_session(event: ev.Event, said
 
 def test_a_verdict_with_too_few_outcomes_changes_nothing() -> None:
     subject = running()
-    with pytest.raises(ValueError, match="shorter"):
-        subject.handle(ev.VerdictArrived(1, 2, (1, 2), (D,)))
+    with pytest.raises(ValueError, match="one per token"):
+        subject.handle(ev.VerdictArrived(1, Verdict(2, (1, 2), (D,), 0)))
     assert subject.text.tokens == list(PROMPT)
 
 

@@ -216,9 +216,7 @@ class World(Facts):
             self._send(verdict)
 
     def _send(self, verdict: Verdict) -> None:
-        self.from_verifier.append(
-            ev.VerdictArrived(self.attach, verdict.position, verdict.tokens, verdict.outcomes, verdict.finish)
-        )
+        self.from_verifier.append(ev.VerdictArrived(self.attach, verdict))
 
     def orchestrator_receives(self, _: int) -> None:
         if self.from_verifier:

@@ -9,13 +9,15 @@ import pytest
 from orchestrator.api import replies
 from orchestrator.session.stats import SessionStats, Totals
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
-from specwire.core.messages import FinishReason, Outcome, SourceKind, VerdictArrived
+from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 
 
-def verdict(*outcomes: Outcome, kind: SourceKind = SourceKind.DRAFTER) -> VerdictArrived:
-    return VerdictArrived(1, 10, (7,) * len(outcomes), outcomes, kind=kind)
+def verdict(
+    width: int, *outcomes: Outcome, kind: SourceKind = SourceKind.DRAFTER, source: int = 0, met: int = 0
+) -> Verdict:
+    return Verdict(10, (7,) * len(outcomes), outcomes, width, kind=kind, source=source, met=met)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_draft_tokens_are_proposed_tested_and_accepted(
     width: int, outcomes: tuple[Outcome, ...], counts: tuple[int, int, int]
 ) -> None:
     stats = SessionStats(started=0.0)
-    stats.count_verdict(verdict(*outcomes), width)
+    stats.count_verdict(verdict(width, *outcomes))
     assert stats.drafted == DraftCounts(*counts)
     assert (stats.target_forwards, stats.forwards_saved) == (1, len(outcomes) - 1)
     assert sum(stats.tested_at) == window_counts(outcomes, width).tested
@@ -56,8 +58,8 @@ def test_accepted_is_never_more_than_tested_nor_that_more_than_proposed() -> Non
 
 def test_kinds_of_sources_are_counted_apart_and_what_came_late_is_the_drafters() -> None:
     stats = SessionStats(started=0.0)
-    stats.count_verdict(verdict(A, A, R), 5)
-    stats.count_verdict(verdict(A, A, A, A, kind=SourceKind.NGRAM), 3)
+    stats.count_verdict(verdict(5, A, A, R))
+    stats.count_verdict(verdict(3, A, A, A, A, kind=SourceKind.NGRAM))
     assert stats.drafts[SourceKind.NGRAM] == DraftCounts(3, 3, 3)
     assert stats.drafts[SourceKind.DRAFTER] == DraftCounts(6, 4, 3)
     assert stats.drafts[SourceKind.PREDICTION] == DraftCounts()
@@ -67,16 +69,16 @@ def test_kinds_of_sources_are_counted_apart_and_what_came_late_is_the_drafters()
 def test_a_drafter_has_its_windows_and_its_tokens_that_came_late() -> None:
     stats = SessionStats(started=0.0)
     drafters = [stats.of_drafter(source, "a model") for source in (1, 2, 3)]
-    stats.count_verdict(verdict(A, A, A), 2, source=1, met=2)
+    stats.count_verdict(verdict(2, A, A, A, source=1, met=2))
     assert [each.drafts for each in drafters] == [DraftCounts(2, 2, 2), DraftCounts(1, 1, 1), DraftCounts()]
-    stats.count_verdict(verdict(A, R, kind=SourceKind.NGRAM), 2, source=0, met=0)
+    stats.count_verdict(verdict(2, A, R, kind=SourceKind.NGRAM, source=0, met=0))
     assert sum(each.drafts.proposed for each in drafters) == stats.drafts[SourceKind.DRAFTER].proposed == 3
 
 
 def test_of_what_others_decided_only_what_was_tested_is_known() -> None:
     """A session that was taken over: its output tells how tokens were decided, and so how many forwards ended."""
     stats = SessionStats(started=0.0)
-    stats.count_verdict(verdict(A, R), 3)
+    stats.count_verdict(verdict(3, A, R))
     stats.outcomes.update((A, R))
     stats.count_all((A, A, A, B, R, D, A, R))
     told = replies.stats(stats, 3)
@@ -89,7 +91,7 @@ def test_the_sums_of_sessions_are_sums_of_each_kind() -> None:
     totals = Totals()
     for kind in SourceKind:
         stats = SessionStats(started=0.0)
-        stats.count_verdict(verdict(A, R, kind=kind), 3)
+        stats.count_verdict(verdict(3, A, R, kind=kind))
         stats.outcomes.update((A, R))
         totals.count(stats, FinishReason.LENGTH)
     assert all(counts == DraftCounts(3, 2, 1) for counts in totals.stats.drafts.values())

@@ -72,10 +72,18 @@ def test_a_takeover_that_looks_at_what_it_keeps_is_refused(monkeypatch: pytest.M
     original = Session._on_verifier_lost
 
     def choosy(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
-        refused = [index for index, each in enumerate(self._pending) if each.outcome is not Outcome.ACCEPTED]
+        outcomes = [outcome for verdict in self._pending for outcome in verdict.outcomes]
+        refused = [index for index, outcome in enumerate(outcomes) if outcome is not Outcome.ACCEPTED]
         if refused:
-            self.text.truncate(len(self.text) - len(self._pending) + refused[0])
-            del self._pending[refused[0] :]
+            end = len(self.text) - len(outcomes) + refused[0]
+            self.text.truncate(end)
+            self._pending[:] = [
+                verdict._replace(
+                    tokens=verdict.tokens[: end - verdict.position], outcomes=verdict.outcomes[: end - verdict.position]
+                )
+                for verdict in self._pending
+                if verdict.position < end
+            ]
             self._ending = None
         return original(self, event)
 

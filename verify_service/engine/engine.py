@@ -355,9 +355,12 @@ class Engine:
         """Tell its link what was decided, and charge the session for it."""
         session, now_us = held.session, self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us, charged)
-        balance_us, delay_us = round(session.ledger.balance_us), min(round(answer.delay_us), MOST_UINT32)
-        decided = Decided(held.handle, held.attach, verdict, delay_us, balance_us, answer.source)
-        self.reception.report_of(held).decided.append(decided)
+        verdict = verdict._replace(
+            delay_us=min(round(answer.delay_us), MOST_UINT32),
+            answered=answer.source,
+            ledger_us=round(session.ledger.balance_us),
+        )
+        self.reception.report_of(held).decided.append(Decided(held.handle, held.attach, verdict))
 
     def _score(self) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""

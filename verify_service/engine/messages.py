@@ -162,14 +162,11 @@ class Refusal:
 
 
 class Decided(NamedTuple):
-    """A verdict and its session's measurements; see Verdict in verify.proto."""
+    """A verdict, and whom it is for."""
 
     handle: int
     attach: int
     verdict: Verdict
-    proposal_delay_us: int
-    ledger_us: int
-    answered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

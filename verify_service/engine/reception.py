@@ -198,7 +198,8 @@ class Reception:
         self.roster.attach(held, link, opening)
         held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
         balance_us = round(session.ledger.balance_us)
-        tail = tuple(Decided(opening.handle, opening.attach, verdict, 0, balance_us) for verdict in verdicts)
+        known = (verdict._replace(ledger_us=balance_us) for verdict in verdicts)
+        tail = tuple(Decided(opening.handle, opening.attach, verdict) for verdict in known)
         self._admitted(held, len(opening.tokens), resumed=True, tail=tail)
         if session.finish is not None:
             self.linger(held)
@@ -263,8 +264,9 @@ class Reception:
 
     def _finished(self, report: Report, handle: int, attach: int, session: VerifySession) -> None:
         """Tell only that the session is over."""
-        verdict = Verdict(session.position, (), (), 0, session.finish)
-        report.decided.append(Decided(handle, attach, verdict, 0, round(session.ledger.balance_us)))
+        balance_us = round(session.ledger.balance_us)
+        verdict = Verdict(session.position, (), (), 0, session.finish, ledger_us=balance_us)
+        report.decided.append(Decided(handle, attach, verdict))
 
     # Letting go
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.session.verifier import verdict_event
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import TokenLogprobs
+from specwire.rpc.convert import verdict_from_wire
 from specwire.v1 import common_pb2, verify_pb2
 
 TOLD = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25, -2.0])
@@ -19,9 +19,9 @@ def verdict(*told: common_pb2.TokenLogprobs) -> verify_pb2.Verdict:
 
 
 def test_reports_are_taken_over() -> None:
-    event = verdict_event(verdict(TOLD, TOLD), wanted=2)
+    event = verdict_from_wire(verdict(TOLD, TOLD), wanted=2)
     assert event.logprobs == (TokenLogprobs(-0.5, ((3, -0.25), (4, -2.0))),) * 2
-    assert verdict_event(verdict()).logprobs == ()
+    assert verdict_from_wire(verdict()).logprobs == ()
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_reports_that_were_not_asked_for_or_are_missing_are_refused(
     told: tuple[common_pb2.TokenLogprobs, ...], wanted: int | None, message: str
 ) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        verdict_event(verdict(*told), wanted)
+        verdict_from_wire(verdict(*told), wanted)
     assert str(caught.value) == message
