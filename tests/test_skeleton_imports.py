@@ -41,7 +41,7 @@ def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
         "import asyncio, grpc, redis, specwire.core, specwire.rpc, specwire.text\n"
     )
     (tree / "verify_service/engine/engine.py").write_text("import specwire.lm, specwire.core\n")
-    (tree / "specwire/lm/cached.py").write_text("import torch, transformers\n")
+    (tree / "specwire/lm/kv_cache.py").write_text("import torch, transformers\n")
     result = lint_imports(tree)
     assert result.returncode == 0, result.stdout
 

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 import torch
 
 from specwire.lm import load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.orders import obey
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.tensor_parallel import obey
 from specwire.rpc.process import one_line
 from specwire.telemetry.options import inherited
 from verify_service.ranks import LENGTH_BYTES
 
 
 class RankFollower:
-    """A `specwire.lm.split.Party` as another rank than 0 sees it."""
+    """The `Party` as another rank than 0 sees it."""
 
     def __init__(self) -> None:
         # What libraries print must not be taken for an answer.

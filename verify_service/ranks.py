@@ -32,7 +32,7 @@ LOSS_LIMIT_S = 1.0
 
 
 class Ranks:
-    """A `specwire.lm.split.Party` as rank 0 sees it. `lost`: why it cannot go on, once one of the others has ended."""
+    """The `Party` as rank 0 sees it. `lost`: why it cannot go on, once one of the others has ended."""
 
     rank = 0
 

@@ -25,10 +25,10 @@ from bench.peer import DTYPES
 from bench.progress import tracked
 from bench.runs import BenchError
 from specwire.core.invalid import InvalidParameter
-from specwire.lm.cached import CachedLM
-from specwire.lm.compiled import Buckets, CompiledRunner
 from specwire.lm.interface import LanguageModel, ModelInfo
-from specwire.lm.llama import LlamaRunner
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.compiled import Buckets, CompiledRunner
+from specwire.lm.runners.llama import LlamaRunner
 from specwire.rpc.process import say
 
 SEED = 1

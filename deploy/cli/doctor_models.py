@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from deploy.cli.doctor_checks import Finding, bad, ok, warn
+from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.lm.slots import position_bytes, readable
 from specwire.text.detokenizer import vocabulary_fingerprint
 
 # Of the memory that is available, what weights and caches may take: forwards need some, too.

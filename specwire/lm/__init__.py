@@ -1,4 +1,9 @@
-"""Language models over an absolute-position slot cache, and the choice of tokens from their logits."""
+"""Language models over a slot cache by absolute position, and the choice of tokens from their logits.
+
+The only room that imports torch and transformers. `interface` is what the services ask of a model, `load` makes one,
+`runners` compute its forwards, `kv_cache` keeps count of the slots, `sampler` chooses tokens. It knows no session, no
+proposal, no wire and no log.
+"""
 
 from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo, ModelLost
 from specwire.lm.load import load_model, native_dtype

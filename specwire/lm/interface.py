@@ -1,4 +1,4 @@
-"""Memory that is short: told apart from other failures."""
+"""What the engine and the drafters ask of a language model, whatever runtime computes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the engine and the drafters ask of a language model, whatever runtime computes it.
 
 # What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
 TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
@@ -53,7 +50,7 @@ class ModelInfo:
         deterministic: logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
-        quantization: of the linear layers' weights: none or int8 (`specwire.lm.int8`).
+        quantization: of the linear layers' weights: none or int8 (`specwire.lm.runners.linear`).
         weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Not over device and
             runtime: they round differently, as another machine does, and a session may move from one to the other all
             the same.

@@ -14,16 +14,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specwire.lm.cached import CachedLM
-from specwire.lm.checks import (
-    check_class,
-    check_kind,
-    check_rotation,
-    check_window,
-    context_of,
-    first_line,
-)
-from specwire.lm.describe import CONFIG, ModelText, check_files, read_text, weights_fingerprint
 from specwire.lm.interface import (
     NONE,
     QUANTIZATIONS,
@@ -34,12 +24,19 @@ from specwire.lm.interface import (
     ModelInfo,
     out_of_memory,
 )
-from specwire.lm.orders import LeadingRunner
-from specwire.lm.party import FIELD, Party
-from specwire.lm.runners import How, Sizes, cache_dtype, runner_for
+from specwire.lm.kv_cache import CachedLM, KvMemory, position_bytes, readable, slots_of
+from specwire.lm.model_config import (
+    check_class,
+    check_kind,
+    check_rotation,
+    check_window,
+    context_of,
+    first_line,
+)
+from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
+from specwire.lm.runners.select import How, Sizes, cache_dtype, runner_for, split_way
+from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, Party, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.lm.slots import KvMemory, position_bytes, readable, slots_of
-from specwire.lm.split import join, rank_device, split, split_way, turn
 from specwire.progress import LAST_LINE
 from specwire.text.detokenizer import vocabulary_fingerprint
 
@@ -248,15 +245,14 @@ def load_model(
             weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
             the model, else torch. A scripted model ignores it.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
-            computed with it (`specwire.lm.runners`; cpu and torch only). The same bits come from the same machine,
-            build
-            and number of threads. A scripted model always does so.
-        quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.int8`). A scripted model
-            ignores it.
+            computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
+            machine, build and number of threads. A scripted model always does so.
+        quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.runners.linear`).
+            A scripted model ignores it.
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
-            (`specwire.lm.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
+            (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
-        party: the ranks that the model is split over (`specwire.lm.split`), each of which loads it with the same
+        party: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
 
     Raises:
@@ -266,10 +262,6 @@ def load_model(
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, party)
-    # Imported here because transformers takes seconds to import, which a scripted model need not wait for.
-    from specwire.lm.runners import How
-    from specwire.lm.slots import KvMemory
-
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     with _told_by(party):

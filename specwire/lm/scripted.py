@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from specwire.lm.interface import Feed, ModelError, ModelInfo
-from specwire.lm.slots import SlotTable
+from specwire.lm.kv_cache import SlotTable
 from specwire.text.detokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"

@@ -19,8 +19,8 @@ from bench.gpu.steps import StepLine
 from bench.interval import estimate
 from scripts.figures import gpu_table
 from specwire.core.invalid import InvalidParameter
-from specwire.lm import compiled
-from specwire.lm.compiled import Buckets
+from specwire.lm.runners import compiled
+from specwire.lm.runners.compiled import Buckets
 
 CPU = torch.device("cpu")
 AFTER = successors(128, 1)

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.linear import LinearWeights
-from specwire.lm.llama import LlamaRunner
-from specwire.lm.runners import ALONE, WIDTHS, Apart, agreeing_widths
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.deterministic import ALONE, WIDTHS, DeterministicRunner, agreeing_widths
+from specwire.lm.runners.hugging_face import HuggingFaceRunner
+from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.llama import LlamaRunner
 from tests.lm.families import ALONE as ALIBI
 from tests.lm.families import SERVED, SLIDING
 from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save
@@ -107,7 +107,7 @@ def test_without_it_rows_may_depend_on_their_company(tmp_path: Path) -> None:
 def test_blocks_are_for_our_own_decoder(lean: bool, runner: type, tmp_path: Path) -> None:
     lm = load_model(save(build(config("llama")), tmp_path), slots=1, lean=lean, deterministic=True)
     assert isinstance(lm, CachedLM)
-    assert isinstance(lm.runner, Apart)
+    assert isinstance(lm.runner, DeterministicRunner)
     assert isinstance(lm.runner.runner, runner)
     assert lean or lm.runner.widths == ALONE
 

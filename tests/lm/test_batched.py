@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.decoder import MOST_COLUMNS, MOST_WASTE, leading
+from specwire.lm.runners.decoder import MOST_COLUMNS, MOST_WASTE, leading
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts
 

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.hugging_face import MOST_TOGETHER, HuggingFaceRunner, PaddedBatch
-from specwire.lm.llama import LlamaRunner
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.hugging_face import MOST_TOGETHER, HuggingFaceRunner, PaddedBatch
+from specwire.lm.runners.llama import LlamaRunner
 from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 

@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.lm import Feed, ModelError, load_model
-from specwire.lm import compiled as compiled_models
-from specwire.lm.cached import CachedLM
-from specwire.lm.compiled import Bucket, Buckets, CompiledRunner, packed
 from specwire.lm.interface import ModelInfo
-from specwire.lm.llama import Unsuited
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners import compiled as compiled_models
+from specwire.lm.runners.compiled import Bucket, Buckets, CompiledRunner, packed
+from specwire.lm.runners.llama import Unsuited
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts
 

@@ -9,9 +9,9 @@ import pytest
 from transformers import GPTNeoConfig, Phi3Config
 
 from specwire.lm import ModelError, load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.checks import WINDOWED
-from specwire.lm.hugging_face import HuggingFaceRunner
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.model_config import WINDOWED
+from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from tests.lm.families import ALONE, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, build, save
 from tests.lm.walk import Texts

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.int8 import FEW, Int8Linear, rounded
+from specwire.lm.runners.linear import FEW, Int8Linear, rounded
 from tests.lm.families import SERVED
 from tests.lm.models import VOCABULARY, build, config, save
 

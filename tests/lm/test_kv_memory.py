@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specwire.lm import ModelError, load_model
-from specwire.lm.slots import MOST_SLOTS, position_bytes, readable, slots_within
+from specwire.lm.kv_cache import MOST_SLOTS, position_bytes, readable, slots_within
 from tests.lm.models import CONTEXT, build, config, save
 
 

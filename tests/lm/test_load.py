@@ -16,8 +16,8 @@ from transformers import BloomConfig, MambaConfig, PreTrainedConfig, Starcoder2C
 from deploy.cli.doctor_checks import Grade
 from deploy.cli.doctor_models import check_models, facts_of
 from specwire.lm import Feed, ModelError, load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.hugging_face import HuggingFaceRunner, SlotCache
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.hugging_face import HuggingFaceRunner, SlotCache
 from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
 
 

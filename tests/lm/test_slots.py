@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specwire.lm import Feed
-from specwire.lm.slots import SlotTable
+from specwire.lm.kv_cache import SlotTable
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import torch
 from bench.mixes import Case, alone, differing, samplings, together
 from deploy.stack.processes import descendants
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model
-from specwire.lm.cached import CachedLM
-from specwire.lm.llama import LlamaRunner
-from specwire.lm.orders import LeadingRunner, obey, to_copy, to_run, to_zero
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.llama import LlamaRunner
+from specwire.lm.runners.tensor_parallel import LeadingRunner, obey, to_copy, to_run, to_zero
 from tests.lm.models import build, config, plain, save
 from tests.lm.walk import Texts
 from tests.wait import eventually

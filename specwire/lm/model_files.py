@@ -15,8 +15,8 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from specwire.lm.checks import first_line
 from specwire.lm.interface import ModelError
+from specwire.lm.model_config import first_line
 from specwire.text.detokenizer import vocabulary_map
 
 # Configuration entries that say who saved the model and where, not what it is.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from specwire.lm.cached import Runner
-from specwire.lm.interface import Feed, ModelError
+from specwire.lm.interface import ModelError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sliding windows: layers that see the latest positions only.
@@ -46,15 +43,6 @@ def _size(config: Any) -> int | None:
     types = getattr(config, "layer_types", None)
     slides = local or (SLIDING_ATTENTION in types if types else getattr(config, "use_sliding_window", True))
     return size if isinstance(size, int) and slides else None
-
-
-# Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, short
-# enough to cost little.
-TRIAL_TOKENS = 40
-# Different ids among them.
-TRIAL_IDS = 12
-# Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 
 
 def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
@@ -128,32 +116,3 @@ def check_class(config: PreTrainedConfig) -> None:
         raise ModelError(f"{config.model_type} models are no causal models that transformers can make")
     if getattr(known, "_is_stateful", False):
         raise ModelError(f"{known.__name__} is recurrent: its state cannot be rolled back to a position")
-
-
-@torch.inference_mode()
-def deviation(
-    model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int, dtype: torch.dtype
-) -> float:
-    """How far the runner is from the model's own cache-less forward, in units of the dtype's tolerance (<= 1 is equal).
-
-    The trial extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
-    """
-    count = min(TRIAL_TOKENS, context)
-    text = [(7 * (index % TRIAL_IDS) + 3) % vocabulary for index in range(count)]
-    split, last = count // 2, slots - 1
-    device = next(model.parameters()).device
-    expected = model(input_ids=torch.tensor([text], device=device), use_cache=False).logits[0].float()
-    runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
-    feeds = [Feed(last, split, text[split:], count - split)]
-    if last > 0:
-        feeds.append(Feed(0, 0, text[:split], split))
-    got = runner.run(feeds).float()
-    order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
-    error = (got[:, :vocabulary] - expected[order, :vocabulary]).abs().max()
-    _clean(runner, feeds, split + 1)
-    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[dtype]
-
-
-def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:
-    for feed in feeds:
-        runner.zero(feed.slot, max(feed.stop, written))

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.lm.decoder import DecoderShape, Layer, Model
 from specwire.lm.interface import Feed
-from specwire.lm.linear import LinearWeights
-from specwire.lm.llama import model_of, shape_of
+from specwire.lm.runners.decoder import DecoderShape, Layer, Model
+from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.llama import model_of, shape_of
 
 # Positions of a session in one forward; windows are of up to 16 draft tokens, and a trial at load of 20.
 COLUMNS = (1, 4, 8, 32)
@@ -136,7 +136,7 @@ class StaticLayer(nn.Module):
         return functional.rms_norm(x, [x.shape[-1]], weight, self.shape.epsilon)
 
     def _attended(self, qkv: torch.Tensor, where: CacheCells) -> torch.Tensor:
-        """Queries that share a key head are rows of one attention, as in `specwire.lm.decoder`."""
+        """Queries that share a key head are rows of one attention, as in `specwire.lm.runners.decoder`."""
         heads, kv_heads, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         every = qkv.view(-1, heads + 2 * kv_heads, dim)
         turned = self._rotated(every[:, : heads + kv_heads], where)

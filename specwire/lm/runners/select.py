@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from specwire.lm.cached import Runner
-from specwire.lm.checks import deviation, first_line, window_of
-from specwire.lm.compiled import CompiledRunner
-from specwire.lm.hugging_face import HuggingFaceRunner
-from specwire.lm.int8 import check_int8, round_layers
 from specwire.lm.interface import (
     AUTO,
     INT8,
@@ -25,159 +20,24 @@ from specwire.lm.interface import (
     ModelError,
     out_of_memory,
 )
-from specwire.lm.linear import LinearWeights
-from specwire.lm.llama import MODEL_TYPES, LlamaRunner, Unsuited
-from specwire.lm.party import Rank
-
-# ----------------------------------------------------------------------------------------------------------------------
-# How many rows a forward computes, where a forward of another number of rows than the last one costs extra.
-#
-# A runtime that plans its memory and kernels for the shapes that it meets has work to do when they change. Rows of
-# padding are then cheaper than a change, as long as there are few.
-
-# Rows of the two shapes that are timed, and how often each is.
-ONE, FEW = 1, 5
-TIMES = 4
-# Where rows seem to cost nothing. Below the drop from the widest to the narrowest window that a verifier measures at
-# start: V(1) must not be measured with the padding of the widest.
-MOST_PRICE = 16
-# Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
-# batch has another number of rows in every step.
-GRAIN = 4
-
-
-class SteadyRows:
-    """Keeps to the last number of rows until padding has cost as much as a change would have.
-
-    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
-    the grain of each growth. `price` is what a change costs, in rows.
-    """
-
-    def __init__(self, price: int) -> None:
-        self.price = price
-        self._rows = 0
-        self._padded = 0
-
-    def rows(self, needed: int) -> int:
-        """Rows to compute, at least `needed`."""
-        if needed > self._rows:
-            self._rows, self._padded = self._grown(needed), 0
-        self._padded = self._padded + self._rows - needed if needed < self._rows else 0
-        if self._padded > self.price:
-            self._rows, self._padded = needed, 0
-        return self._rows
-
-    def _grown(self, needed: int) -> int:
-        return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
-
-
-def price_of_change(time: Callable[[int], float]) -> int:
-    """What a change of shape costs, in rows; `time` runs a forward of so many rows and returns its seconds.
-
-    Minima of a few: whatever else the machine does only adds.
-    """
-    changed: dict[int, list[float]] = {ONE: [], FEW: []}
-    for _ in range(TIMES):
-        for rows, seconds in changed.items():
-            seconds.append(time(rows))
-    steady = {rows: min(time(rows) for _ in range(TIMES)) for rows in (FEW, ONE)}
-    change = min(min(changed[rows]) - steady[rows] for rows in steady)
-    row = (steady[FEW] - steady[ONE]) / (FEW - ONE)
-    if change <= 0:
-        return 0
-    return min(int(change / row), MOST_PRICE) if row > 0 else MOST_PRICE
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Rows whose bits depend on their text alone: not on how many are computed together, nor with whom, nor in which order.
-#
-# Floating-point sums depend on their order, and kernels choose it by shape. So the row of position p is computed in
-# shapes that p alone determines: its attention is one query over p + 1 keys. Only the matrix products, which read all
-# of the weights, are shared by several rows, in blocks of those numbers of rows for which the kernels here were found
-# to give each row the same bits at each place in the block. Where none were found each row is computed alone, which is
-# right by construction. A prompt is fed the same way, so a text that another verifier of this kind prefills goes on
-# with the same bits.
-
-# Rows of a block that are tried, and the number that the others are held against: one that any step can do with.
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-REFERENCE = 8
-ALONE = (1,)
-# Rows that are computed for the comparison, and by how many they are shifted in their blocks.
-ROWS, SHIFT = 192, 5
-
-
-class Apart:
-    """`Runner` that feeds another one single rows, in blocks of the given numbers of them.
-
-    That other runner must take several feeds of one slot in order, and compute all but matrix products row by row;
-    it has a slot more than this one, number `spare`, for the rows that fill a block up. With blocks of one row neither
-    is asked of it.
-    """
-
-    def __init__(self, runner: Runner, widths: Sequence[int], spare: int) -> None:
-        self.runner = runner
-        self.widths = tuple(sorted(widths))
-        self._filler = Feed(spare, 0, (0,), 1)
-
-    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        rows = [
-            Feed(feed.slot, feed.start + index, (token,), 1)
-            for feed in feeds
-            for index, token in enumerate(feed.tokens)
-        ]
-        logits = torch.cat([self._run(block) for block in self._blocks(rows)])
-        kept = [index >= len(feed.tokens) - max(feed.wanted, 1) for feed in feeds for index in range(len(feed.tokens))]
-        return logits[torch.tensor(kept, device=logits.device)]
-
-    def zero(self, slot: int, stop: int) -> None:
-        self.runner.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self.runner.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.runner.kv_bytes
-
-    def _blocks(self, rows: Sequence[Feed]) -> Iterator[Sequence[Feed]]:
-        widest = self.widths[-1]
-        return (rows[begin : begin + widest] for begin in range(0, len(rows), widest))
-
-    def _run(self, block: Sequence[Feed]) -> torch.Tensor:
-        width = next(width for width in self.widths if width >= len(block))
-        return self.runner.run([*block, *[self._filler] * (width - len(block))])[: len(block)]
-
-
-@torch.inference_mode()
-def agreeing_widths(multiply: nn.Module, layers: Sequence[LinearWeights], dtype: torch.dtype) -> tuple[int, ...]:
-    """Those of WIDTHS whose blocks give each row the bits that REFERENCE gives it, by trial, or ALONE.
-
-    A kernel's order of summation depends on shapes, so one layer of each shape is tried, on random numbers: another
-    order shows in some of the thousands of sums.
-    """
-    shapes = {(tuple(layer.weight.shape), layer.bias is None): layer for layer in layers}
-    widths: tuple[int, ...] = WIDTHS
-    for layer in shapes.values():
-        widths = tuple(width for width in widths if width in _agreeing(multiply, layer, dtype))
-    return widths or ALONE
-
-
-def _agreeing(multiply: nn.Module, layer: LinearWeights, dtype: torch.dtype) -> tuple[int, ...]:
-    source = torch.Generator().manual_seed(0)
-    rows = torch.randn(ROWS, layer.weight.shape[1], generator=source).to(dtype)
-    expected = _in_blocks(multiply, layer, rows, REFERENCE)
-    shifted = _in_blocks(multiply, layer, rows.roll(SHIFT, 0), REFERENCE).roll(-SHIFT, 0)
-    if not torch.equal(shifted, expected):
-        return ()
-    return tuple(width for width in WIDTHS if torch.equal(_in_blocks(multiply, layer, rows, width), expected))
-
-
-def _in_blocks(multiply: nn.Module, layer: LinearWeights, rows: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.cat([multiply(block, *layer) for block in rows.split(width)])
-
+from specwire.lm.kv_cache import Runner
+from specwire.lm.model_config import first_line, window_of
+from specwire.lm.runners.compiled import CompiledRunner
+from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
+from specwire.lm.runners.hugging_face import HuggingFaceRunner
+from specwire.lm.runners.linear import check_int8, round_layers
+from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.runners.tensor_parallel import FIELD, Rank
 
 logger = logging.getLogger(__name__)
 
+# Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, short
+# enough to cost little.
+TRIAL_TOKENS = 40
+# Different ids among them.
+TRIAL_IDS = 12
+# Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -200,12 +60,32 @@ class How(NamedTuple):
     rank: Rank | None = None
 
 
+def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
+    """How each rank computes; ModelError unless it can be so, with whole heads and the same number on each rank."""
+    for name, given, needed in (
+        ("quantization", how.quantization, NONE),
+        ("compile", how.compiled, False),
+        ("deterministic", how.deterministic, False),
+        ("runtime", OPENVINO if how.runtime == OPENVINO else TORCH, TORCH),
+    ):
+        if given != needed:
+            raise ModelError(f"{FIELD}: {size} ranks need {name} to be {needed}, not {given}")
+    text: Any = config.get_text_config()
+    if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
+        raise ModelError(f"{FIELD}: {config.model_type} models have no plan by which to split them over {size} ranks")
+    heads = text.num_attention_heads
+    for kind, count in (("attention", heads), ("key", getattr(text, "num_key_value_heads", None) or heads)):
+        if count % size:
+            raise ModelError(f"{FIELD}: {size} ranks cannot share the {count} {kind} heads of this model equally")
+    return how._replace(runtime=TORCH)
+
+
 def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
     if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
-        from specwire.lm.openvino import computed_in
+        from specwire.lm.runners.openvino import computed_in
     except ImportError:
         return dtype
     return computed_in(dtype)
@@ -267,7 +147,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError(f"runtime: openvino serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
         # An extra, and slow to import: only where it was asked for.
-        from specwire.lm.openvino import OpenvinoRunner
+        from specwire.lm.runners.openvino import OpenvinoRunner
     except ImportError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     try:
@@ -319,7 +199,7 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
     window = window_of(model.config, sizes.context)
     generic: Runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
     if how.deterministic:
-        generic = Apart(generic, ALONE, sizes.slots)
+        generic = DeterministicRunner(generic, ALONE, sizes.slots)
     name = type(model).__name__
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
@@ -337,7 +217,7 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
 
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
-        runner = _apart(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, rank=how.rank)
+        runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, rank=how.rank)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None
@@ -350,8 +230,37 @@ def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | Non
     return None
 
 
-def _apart(model: PreTrainedModel, sizes: Sizes) -> Runner:
+def _deterministic_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
     runner = LlamaRunner(model, sizes.slots + 1, sizes.context, sizes.vocabulary, apart=True)
     widths = agreeing_widths(*runner.decoder.products())
     logger.info("rows are computed in blocks of %s", ", ".join(map(str, widths)))
-    return Apart(runner, widths, spare=sizes.slots)
+    return DeterministicRunner(runner, widths, spare=sizes.slots)
+
+
+@torch.inference_mode()
+def deviation(
+    model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int, dtype: torch.dtype
+) -> float:
+    """How far the runner is from the model's own cache-less forward, in units of the dtype's tolerance (<= 1 is equal).
+
+    The trial extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
+    """
+    count = min(TRIAL_TOKENS, context)
+    text = [(7 * (index % TRIAL_IDS) + 3) % vocabulary for index in range(count)]
+    split, last = count // 2, slots - 1
+    device = next(model.parameters()).device
+    expected = model(input_ids=torch.tensor([text], device=device), use_cache=False).logits[0].float()
+    runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
+    feeds = [Feed(last, split, text[split:], count - split)]
+    if last > 0:
+        feeds.append(Feed(0, 0, text[:split], split))
+    got = runner.run(feeds).float()
+    order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
+    error = (got[:, :vocabulary] - expected[order, :vocabulary]).abs().max()
+    _clean(runner, feeds, split + 1)
+    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[dtype]
+
+
+def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:
+    for feed in feeds:
+        runner.zero(feed.slot, max(feed.stop, written))

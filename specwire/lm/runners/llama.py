@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specwire.lm.checks import window_of
-from specwire.lm.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
 from specwire.lm.interface import Feed
-from specwire.lm.linear import LinearWeights
-from specwire.lm.party import Rank
+from specwire.lm.model_config import window_of
+from specwire.lm.runners.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
+from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.tensor_parallel import Rank
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Positions of a slot of the cache are a multiple of this where rows are computed apart.

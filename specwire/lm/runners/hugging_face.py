@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from specwire.lm.checks import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 from specwire.lm.interface import Feed
+from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
 # width would make a step of many sessions as many times as long.

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.lm.interface import Feed
-from specwire.lm.linear import LinearWeights, pack
-from specwire.lm.party import Rank
-from specwire.lm.together import adding, joining
+from specwire.lm.runners.linear import LinearWeights, pack
+from specwire.lm.runners.tensor_parallel import Rank, adding, joining
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One attention for several short feeds: what a dozen small operations for each session cost is paid once.
@@ -167,7 +166,7 @@ class Decoder(nn.Module):
     def __init__(
         self, shape: DecoderShape, model: Model, cache: torch.Tensor, apart: bool = False, rank: Rank | None = None
     ) -> None:
-        """apart: nothing but matrix products is computed for several rows at once (`specwire.lm.runners`).
+        """apart: nothing but matrix products is computed for several rows at once (`runners.deterministic`).
 
         rank: of which shape, model and cache are the share; logits are whole.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -25,12 +25,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.lm.decoder import DecoderShape, Layer, Model
-from specwire.lm.int8 import rounded
 from specwire.lm.interface import Feed
-from specwire.lm.linear import LinearWeights
-from specwire.lm.llama import model_of, shape_of
-from specwire.lm.runners import FEW, SteadyRows, price_of_change
+from specwire.lm.runners.decoder import DecoderShape, Layer, Model
+from specwire.lm.runners.linear import LinearWeights, rounded
+from specwire.lm.runners.llama import model_of, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.
@@ -178,8 +176,8 @@ def _shape(stateless: Stateless, name: str) -> list[int]:
 # ----------------------------------------------------------------------------------------------------------------------
 # The decoder of the Llama family in the form in which OpenVINO reads it: few operations, the cache as arguments.
 #
-# The weights are those of `specwire.lm.decoder`. Rotations are looked up by position, not computed: traced from the
-# model's own modules, OpenVINO rounds the angles to bfloat16 before it takes their cosine, and far positions are lost.
+# The weights are those of `runners.decoder`. Rotations are looked up by position, not computed: traced from the model's
+# own modules, OpenVINO rounds the angles to bfloat16 before it takes their cosine, and far positions are lost.
 # Each operation also costs when a step has another number of rows than the one before; here are half as many.
 
 
@@ -420,3 +418,62 @@ def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
         # Only weights are rounded: where these are integers it would round activations too.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How many rows a forward computes, where a forward of another number of rows than the last one costs extra.
+#
+# A runtime that plans its memory and kernels for the shapes that it meets has work to do when they change. Rows of
+# padding are then cheaper than a change, as long as there are few.
+
+# Rows of the two shapes that are timed, and how often each is.
+ONE, FEW = 1, 5
+TIMES = 4
+# Where rows seem to cost nothing. Below the drop from the widest to the narrowest window that a verifier measures at
+# start: V(1) must not be measured with the padding of the widest.
+MOST_PRICE = 16
+# Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
+# batch has another number of rows in every step.
+GRAIN = 4
+
+
+class SteadyRows:
+    """Keeps to the last number of rows until padding has cost as much as a change would have.
+
+    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
+    the grain of each growth. `price` is what a change costs, in rows.
+    """
+
+    def __init__(self, price: int) -> None:
+        self.price = price
+        self._rows = 0
+        self._padded = 0
+
+    def rows(self, needed: int) -> int:
+        """Rows to compute, at least `needed`."""
+        if needed > self._rows:
+            self._rows, self._padded = self._grown(needed), 0
+        self._padded = self._padded + self._rows - needed if needed < self._rows else 0
+        if self._padded > self.price:
+            self._rows, self._padded = needed, 0
+        return self._rows
+
+    def _grown(self, needed: int) -> int:
+        return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
+
+
+def price_of_change(time: Callable[[int], float]) -> int:
+    """What a change of shape costs, in rows; `time` runs a forward of so many rows and returns its seconds.
+
+    Minima of a few: whatever else the machine does only adds.
+    """
+    changed: dict[int, list[float]] = {ONE: [], FEW: []}
+    for _ in range(TIMES):
+        for rows, seconds in changed.items():
+            seconds.append(time(rows))
+    steady = {rows: min(time(rows) for _ in range(TIMES)) for rows in (FEW, ONE)}
+    change = min(min(changed[rows]) - steady[rows] for rows in steady)
+    row = (steady[FEW] - steady[ONE]) / (FEW - ONE)
+    if change <= 0:
+        return 0
+    return min(int(change / row), MOST_PRICE) if row > 0 else MOST_PRICE

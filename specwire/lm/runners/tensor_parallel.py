@@ -5,26 +5,27 @@ it is not used (docs/LOG.md says why). A layer cut by its outputs (colwise) comp
 one behind it, cut by its inputs (rowwise), then has a part of each sum, and the parts of all ranks are added.
 """
 
-from __future__ import annotations
+# No postponed annotations here: TorchScript reads them as they stand.
 
 import os
 import re
 import socket
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from specwire.lm.checks import first_line
-from specwire.lm.interface import NONE, OPENVINO, TORCH, ModelError
-from specwire.lm.party import FIELD, Party, Rank
-from specwire.lm.runners import How
-from specwire.lm.together import adding, joining
+from specwire.lm.interface import Feed, ModelError, ModelLost
+from specwire.lm.kv_cache import Runner
+from specwire.lm.model_config import first_line
 
+# The option that asks for them.
+FIELD = "tensor-parallel-size"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # How long a rank may wait for another that is there to connect, to load (one after the other), and in a forward. One
 # that dies once they are connected is noticed at once.
@@ -34,24 +35,43 @@ COLUMNS, GATHERED, ROWS = "colwise", ("colwise_gather_output", "colwise_rep"), "
 WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "replicate")
 
 
-def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
-    """How each rank computes; ModelError unless it can be so, with whole heads and the same number on each rank."""
-    for name, given, needed in (
-        ("quantization", how.quantization, NONE),
-        ("compile", how.compiled, False),
-        ("deterministic", how.deterministic, False),
-        ("runtime", OPENVINO if how.runtime == OPENVINO else TORCH, TORCH),
-    ):
-        if given != needed:
-            raise ModelError(f"{FIELD}: {size} ranks need {name} to be {needed}, not {given}")
-    text: Any = config.get_text_config()
-    if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
-        raise ModelError(f"{FIELD}: {config.model_type} models have no plan by which to split them over {size} ranks")
-    heads = text.num_attention_heads
-    for kind, count in (("attention", heads), ("key", getattr(text, "num_key_value_heads", None) or heads)):
-        if count % size:
-            raise ModelError(f"{FIELD}: {size} ranks cannot share the {count} {kind} heads of this model equally")
-    return how._replace(runtime=TORCH)
+class Party(Protocol):
+    """Rank 0 computes for the caller, the others repeat what its runner does, as `LeadingRunner` tells them."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def meet(self) -> str:
+        """Return, once all ranks are there, the path of a file that they find each other by.
+
+        Raises:
+            OSError: a rank could not be started, or has ended.
+        """
+        ...
+
+    def tell(self, order: bytes) -> None:
+        """Of rank 0: have every other rank do this, after all that it was told before. OSError if one is gone."""
+        ...
+
+    def loss(self) -> str:
+        """Why a rank is gone; "" if none is known to be."""
+        ...
+
+    def at_end(self, leave: Callable[[], None]) -> None:
+        """Call this once the party is over."""
+        ...
+
+
+class Rank(NamedTuple):
+    """One process of those that a model is split over, connected. loading: the same ranks, with more patience."""
+
+    number: int
+    size: int
+    group: distributed.ProcessGroup
+    loading: distributed.ProcessGroup
 
 
 def join(party: Party, device: torch.device) -> Rank:
@@ -161,3 +181,133 @@ def rank_device(name: str, party: Party) -> str:
 def _loopback() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), "lo")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the ranks do together in a forward, as modules: TorchScript calls them as Python does.
+
+
+class Alone(nn.Module):
+    """One process: there is nothing to put together."""
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+
+class Summed(nn.Module):
+    """The sum of all ranks' parts, the same bits on each."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        added = torch.ops._c10d_functional.all_reduce(part, "sum", self.group)
+        total: torch.Tensor = torch.ops._c10d_functional.wait_tensor(added)
+        return total
+
+
+class Concatenated(nn.Module):
+    """All ranks' parts (rows, width) as (rows, size x width)."""
+
+    def __init__(self, group: str, size: int) -> None:
+        super().__init__()
+        self.group, self.size = group, size
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        parts = torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_gather_into_tensor(part.contiguous(), self.size, self.group)
+        )
+        return torch.cat(parts.chunk(self.size), dim=-1)
+
+
+def adding(rank: Rank | None) -> nn.Module:
+    return Alone() if rank is None else Summed(rank.group.group_name)
+
+
+def joining(rank: Rank | None) -> nn.Module:
+    return Alone() if rank is None else Concatenated(rank.group.group_name, rank.size)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rank 0: whatever its runner does it has the runners of the other ranks do as well. Told as integers, in its order.
+
+RUN, ZERO, COPY = range(3)
+# int64, for this machine only.
+WIDE = "q"
+
+
+def to_run(feeds: Sequence[Feed]) -> bytes:
+    numbers = [RUN]
+    for feed in feeds:
+        numbers += [feed.slot, feed.start, feed.wanted, len(feed.tokens), *feed.tokens]
+    return _packed(numbers)
+
+
+def to_zero(slot: int, stop: int) -> bytes:
+    return _packed([ZERO, slot, stop])
+
+
+def to_copy(source: int, target: int, stop: int) -> bytes:
+    return _packed([COPY, source, target, stop])
+
+
+def obey(runner: Runner, order: bytes) -> None:
+    """Do it on this rank's share; what comes out is rank 0's to use."""
+    kind, *numbers = array(WIDE, order)
+    if kind == RUN:
+        runner.run(list(_feeds(iter(numbers))))
+    elif kind == ZERO:
+        runner.zero(*numbers)
+    else:
+        runner.copy(*numbers)
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return array(WIDE, numbers).tobytes()
+
+
+def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
+    for slot in numbers:
+        start, wanted, count = (next(numbers) for _ in range(3))
+        yield Feed(slot, start, [next(numbers) for _ in range(count)], wanted)
+
+
+class LeadingRunner:
+    """`Runner` over all ranks.
+
+    What fails in a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
+    """
+
+    def __init__(self, runner: Runner, party: Party) -> None:
+        self.runner = runner
+        self._party = party
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self._tell(to_run(feeds))
+        try:
+            return self.runner.run(feeds)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def zero(self, slot: int, stop: int) -> None:
+        self._tell(to_zero(slot, stop))
+        self.runner.zero(slot, stop)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._tell(to_copy(source, target, stop))
+        self.runner.copy(source, target, stop)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all ranks, which hold equal shares."""
+        return self.runner.kv_bytes * self._party.size
+
+    def _tell(self, order: bytes) -> None:
+        try:
+            self._party.tell(order)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ModelLost:
+        return ModelLost(self._party.loss() or f"{self._party.size} ranks failed together: {first_line(error)}")
