@@ -53,11 +53,11 @@ def _of_sessions(engine: Engine) -> Families:
     yield by_label(gauge, "sessions", "Sessions by state.", "state", states)
     yield gauge("slots", "Sessions that fit at once.", lm.slots)
     yield gauge(
-        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.seating.slots.kept
+        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.scheduler.slots.kept
     )
     yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
-    prefixes = dict(reception.seating.slots.counts)
+    prefixes = dict(reception.scheduler.slots.counts)
     yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
     ignored = dict(reception.counts)
     yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
@@ -77,5 +77,5 @@ def load_of(engine: Engine) -> Load:
     held = list(engine.reception.roster)
     waiting = sum(each.waiting for each in held)
     running = max(0, len(engine.reception.roster) - waiting)
-    queue_s = round(engine.reception.seating.queue_us() / 1e6, 3)
+    queue_s = round(engine.reception.scheduler.queue_us() / 1e6, 3)
     return Load(running, waiting, max(0, engine.lm.slots - running), queue_s)

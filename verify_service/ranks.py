@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-MODULE = "verify_service.rank"
+MODULE = "verify_service.rank_process"
 # Bytes of the number before each message: its length.
 LENGTH_BYTES = 4
 # Until a rank has imported what it needs; on a busy machine PyTorch and transformers take long.

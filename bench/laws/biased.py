@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from draft_service import sampler as weighing
+from draft_service import sampler
 from draft_service.sampler import WeighedPlace
 from specwire.core.draft import DraftSession
 from specwire.core.law.acceptance import draw_quantised
 from specwire.core.messages import Proposal, Weights
-from specwire.core.policy import windows as scheduler
+from specwire.core.policy import windows
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -83,8 +83,8 @@ def biased(name: str) -> Iterator[None]:
     """Have the drafters of this process draft so. Verifiers wait for what is held back, but not for long."""
     drawn, take_proposal = BIASED[name]
     with (
-        patch.object(weighing, "_drawn", drawn),
+        patch.object(sampler, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
-        patch.object(scheduler, "PATIENCE_US", PATIENCE_US),
+        patch.object(windows, "PATIENCE_US", PATIENCE_US),
     ):
         yield

@@ -19,10 +19,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from deploy.cli.generate import check_timeout, shown, summary
-from deploy.cli.sampling_options import add_sampling_arguments, sampling_options
+from deploy.cli.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
+from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
-from deploy.cli.where import StackAddress, add_where_arguments, explained, say_what_starts, where_of
 from deploy.stack.options import StackError
 from deploy.stack.own_stack import own_stack, stack_words
 from orchestrator.options import chat_template_of
@@ -165,12 +164,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
     add_sampling_arguments(parser, several=False, max_tokens=MOST_TOKENS)
-    add_where_arguments(parser)
+    add_address_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        options, where, template = sampling_options(args), where_of(args), chat_template_of(args)
+        options, where, template = sampling_options(args), stack_address_of(args), chat_template_of(args)
         check_timeout(args.timeout)
     except InvalidParameter as error:
         say(f"specwire chat: error: {error}")

@@ -7,29 +7,31 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import math
 import os
-from collections.abc import Iterator
-from dataclasses import asdict
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from deploy.cli import doctor_checks as machine
-from deploy.cli.doctor_checks import (
-    Finding,
-    Grade,
-    bad,
-    check_log,
-    lines,
-    ok,
-    warn,
-)
-from deploy.cli.terminal import wants_colour
-from deploy.cli.where import explained, listed_stacks
-from deploy.stack.options import DEFAULT_HTTP, DEFAULT_LISTEN
+from deploy.cli.stack_address import explained, listed_stacks
+from deploy.cli.terminal import GREEN, RESET, YELLOW, wants_colour
+from deploy.stack.options import DEFAULT_HTTP, DEFAULT_LISTEN, StackError, cores
+from deploy.stack.redis_server import OLDEST, find_redis, parsed, version_of
+from deploy.stack.stack import check_free
+from orchestrator.options import http_is_installed
+from orchestrator.store import StoreUnavailable, open_store
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
+from specwire.redis.urls import MEMORY, lines_of, without_password
 from specwire.rpc.keys import read_token
 from specwire.rpc.listening import check_listen
 from specwire.rpc.model_service import DTYPES
-from specwire.rpc.process import say
+from specwire.rpc.process import say, visible
 from specwire.rpc.tls import add_client_arguments, client_tls
 
 LIMIT_S = 5.0
@@ -85,14 +87,14 @@ async def examine(args: argparse.Namespace) -> list[Finding]:
     """Everything that was asked for, and what every machine needs."""
     models = list(await asyncio.to_thread(lambda: list(_models(args))))
     return [
-        machine.check_python(),
-        *machine.check_packages(bool(args.target)),
-        machine.check_cores(),
-        machine.check_memory(machine.available_memory()),
+        check_python(),
+        *check_packages(bool(args.target)),
+        check_cores(),
+        check_memory(available_memory()),
         *models,
         *await check_log(args.redis_url, args.durability),
-        machine.check_port(args.listen or DEFAULT_LISTEN, "listen", args.listen is not None),
-        machine.check_port(args.http or DEFAULT_HTTP, "http", args.http is not None),
+        check_port(args.listen or DEFAULT_LISTEN, "listen", args.listen is not None),
+        check_port(args.http or DEFAULT_HTTP, "http", args.http is not None),
         *[await _check_stack(args, each) for each in _addresses(args)],
     ]
 
@@ -103,7 +105,7 @@ def _models(args: argparse.Namespace) -> Iterator[Finding]:
         return
     models = importlib.import_module("deploy.cli.doctor_models")
     yield from models.check_devices()
-    yield from models.check_models(args.target, args.draft, args.dtype, args.slots, machine.available_memory())
+    yield from models.check_models(args.target, args.draft, args.dtype, args.slots, available_memory())
 
 
 def _addresses(args: argparse.Namespace) -> list[str]:
@@ -121,3 +123,229 @@ async def _check_stack(args: argparse.Namespace, address: str) -> Finding:
             return grade("stack", await explained(error, address, tls), remedy)
     drafters = ", ".join(each.model for each in info.drafters) or "no drafter"
     return ok("stack", f"{address} serves {info.target.model} with {drafters}, durability {info.durability}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `specwire doctor` finds, one line each.
+
+RED = "\x1b[31m"
+
+
+class Grade(StrEnum):
+    """OK: as it should be. WARN: it works, with what the text says. BAD: what was asked for will not work."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+COLOURS = {Grade.OK: GREEN, Grade.WARN: YELLOW, Grade.BAD: RED}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """topic: what was looked at. text: what is there. remedy: what to do, "" for nothing."""
+
+    grade: Grade
+    topic: str
+    text: str
+    remedy: str = ""
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(Grade.OK, topic, text)
+
+
+def warn(topic: str, text: str, remedy: str) -> Finding:
+    return Finding(Grade.WARN, topic, text, remedy)
+
+
+def bad(topic: str, text: str, remedy: str) -> Finding:
+    return Finding(Grade.BAD, topic, text, remedy)
+
+
+def lines(findings: Sequence[Finding], colour: bool) -> str:
+    """A line for each."""
+    width = max((len(each.topic) for each in findings), default=0)
+    return "\n".join(_line(each, width, colour) for each in findings)
+
+
+def _line(finding: Finding, width: int, colour: bool) -> str:
+    grade = finding.grade.ljust(max(map(len, Grade)))
+    grade = f"{COLOURS[finding.grade]}{grade}{RESET}" if colour else grade
+    remedy = f" -> {finding.remedy}" if finding.remedy else ""
+    return f"{grade}  {visible(f'{finding.topic.ljust(width)}  {finding.text}{remedy}', lines=False)}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What this machine has: Python, packages, devices, cores, memory, free ports.
+
+TESTED = ((3, 11), (3, 12))
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+# Extras of the package, what they bring, and what is missing without.
+EXTRAS = (
+    ("lm", ("torch", "transformers", "safetensors"), "no model can be served on this machine"),
+    ("ray", ("ray",), "specwire up needs --no-ray"),
+    ("openvino", ("openvino",), "no --runtime openvino"),
+)
+
+
+def check_python(found: tuple[int, int] = sys.version_info[:2]) -> Finding:
+    name = f"{found[0]}.{found[1]}"
+    if found < TESTED[0]:
+        return bad("python", name, "install Python 3.11 or 3.12")
+    return ok("python", name) if found in TESTED else warn("python", f"{name} is not tested", "use 3.11 or 3.12")
+
+
+def check_packages(needs_models: bool) -> Iterator[Finding]:
+    """needs_models: models were named, so without torch nothing works."""
+    for extra, packages, lacking in EXTRAS:
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if not missing:
+            yield ok(extra, ", ".join(f"{name} {_version(name)}" for name in packages))
+            continue
+        grade = bad if needs_models and extra == "lm" else warn
+        yield grade(extra, f"{', '.join(missing)} not installed: {lacking}", f"pip install 'specwire[{extra}]'")
+    if http_is_installed():
+        yield ok("http", ", ".join(f"{name} {_version(name)}" for name in ("starlette", "uvicorn")))
+    else:
+        yield warn("http", "not installed: gRPC only", "pip install 'specwire[http]'")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(without metadata)"
+
+
+def check_cores(folder: Path = CGROUP) -> Finding:
+    usable, quota = cores(), cpu_quota(folder)
+    if quota is not None and quota < usable:
+        threads = max(1, math.floor(quota))
+        text = f"{usable} usable, but a quota of {quota:g}: more threads than that are stopped again and again"
+        return warn("cores", text, f"give --target-threads and --draft-threads {threads} in all")
+    return ok("cores", f"{usable} usable")
+
+
+def cpu_quota(folder: Path = CGROUP) -> float | None:
+    """Cores' worth of time that the control group may use; None without a limit."""
+    words = _read(folder / "cpu.max").split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdecimal() else None
+
+
+def available_memory(meminfo: Path = MEMINFO, folder: Path = CGROUP) -> int | None:
+    """Bytes that may still be taken here; None where nobody says."""
+    free = [int(line.split()[1]) * 1024 for line in _read(meminfo).splitlines() if line.startswith("MemAvailable:")]
+    limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+    if limit.isdecimal() and used.isdecimal():
+        free.append(max(0, int(limit) - int(used)))
+    return min(free, default=None)
+
+
+def check_memory(available: int | None) -> Finding:
+    if available is None:
+        return warn("memory", "unknown: nobody says here how much is free", "see to it that the models fit")
+    return ok("memory", f"{available / 2**30:.1f} GiB available")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def check_port(listen: str, field: str, asked: bool) -> Finding:
+    """asked: somebody wants just this one, so that it must be free."""
+    try:
+        check_free(listen, field)
+    except StackError as error:
+        return (bad if asked else warn)("port", str(error), f"stop what listens there, or choose another --{field}")
+    return ok("port", f"{listen} is free")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The session log: a server to start, or the one at a URL and how it is configured.
+
+LIMIT_S = 5.0
+# Releases of each line since which a script cannot run code in the server (CVE-2025-49844). Later lines began with it.
+MENDED: dict[tuple[int, ...], int] = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
+SETTINGS = [("INFO",), ("CONFIG GET", "save")]
+
+
+async def check_log(url: str | None, durability: str) -> list[Finding]:
+    """None: a private server is started by `up` and `generate`."""
+    if url is None:
+        return await _check_own()
+    if url == MEMORY:
+        return [warn("redis", "memory: the log is lost with its process", "give a Redis by --redis-url for more")]
+    try:
+        store = await open_store(url, LIMIT_S, durability)
+    except StoreUnavailable as error:
+        return [bad("redis", str(error), "start Redis there, or mend the URL or the level of durability")]
+    await store.close()
+    return [ok("redis", f"{without_password(url)} answers, durability {store.durability}"), *await _settings(url)]
+
+
+async def _check_own() -> list[Finding]:
+    try:
+        server = await asyncio.to_thread(find_redis)
+    except StackError as error:
+        remedy = "pip install 'specwire[embedded-redis]', or --redis-url URL"
+        return [bad("redis", f"no private server: {error}", remedy)]
+    version = await asyncio.to_thread(version_of, server)
+    shown = ".".join(map(str, version)) or "of unknown version"
+    return [ok("redis", f"private server {shown}: {server}"), *_holes(version)]
+
+
+def _holes(version: tuple[int, ...]) -> Iterator[Finding]:
+    """Versions say what was released, not what a distribution has mended in its own build."""
+    line, patch = version[:2], version[2:3]
+    if version and line <= max(MENDED) and patch < (MENDED.get(line, math.inf),):
+        text = f"version {'.'.join(map(str, version))} lets a script run code in the server (CVE-2025-49844)"
+        since = ", ".join(f"{major}.{minor}.{at}" for (major, minor), at in MENDED.items())
+        yield warn("redis", text, f"put a redis-server on PATH that is mended ({since}, or by your distribution)")
+
+
+async def _settings(url: str) -> list[Finding]:
+    """Of every server behind the URL."""
+    lines = lines_of(url, LIMIT_S)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await lines.ready()
+            answers = [await lines.send(node, SETTINGS) for node in lines.nodes()]
+    except Exception as error:  # whatever the driver makes of a server that just answered and does not now
+        return [
+            warn("redis", f"its settings cannot be read: {error}", "see docs/SESSION_LOG.md for what they should be")
+        ]
+    finally:
+        with suppress(Exception):
+            await lines.close()
+    return [finding for info, saves in answers if isinstance(info, dict) for finding in judge(info, _saves(saves))]
+
+
+def _saves(answer: object) -> bool | None:
+    """Whether snapshots are written; None where CONFIG is not allowed."""
+    if not isinstance(answer, dict):
+        return None
+    return any(bool(value) for value in answer.values())
+
+
+def judge(info: Mapping[str, Any], saves: bool | None) -> Iterator[Finding]:
+    """What a server's INFO says about keeping logs."""
+    found = str(info.get("redis_version", "0"))
+    if parsed(found)[:2] < OLDEST:
+        yield warn("redis", f"version {found} is not tested", "use 6.2 or newer")
+    else:
+        yield ok("redis", f"version {found}")
+        if "valkey_version" not in info:  # it goes by numbers of its own
+            yield from _holes(parsed(found))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        remedy = "CONFIG SET maxmemory-policy noeviction"
+        yield warn("redis", f"maxmemory-policy {policy}: short of memory it drops sessions that run", remedy)
+    if not info.get("aof_enabled") and saves is not True:
+        certain = "writes nothing to disk" if saves is False else "has no append-only file"
+        yield warn("redis", f"{certain}: its restart may lose sessions", "CONFIG SET appendonly yes")

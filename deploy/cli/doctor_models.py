@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from deploy.cli.doctor_checks import Finding, bad, ok, warn
+from deploy.cli.doctor import Finding, bad, ok, warn
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM

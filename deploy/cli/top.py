@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 
 from deploy.cli import terminal
+from deploy.cli.stack_address import ADDRESS_VARIABLE, explained, found_address
 from deploy.cli.terminal import dim, table, wants_colour
-from deploy.cli.where import ADDRESS_VARIABLE, explained, found_address
 from deploy.stack.options import DEFAULT_LISTEN
 from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.invalid import InvalidParameter

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.cli.main import run_owned
-from deploy.cli.where import ListedStack, listed
+from deploy.cli.stack_address import ListedStack, listed
 from deploy.stack import stack
 from deploy.stack.options import (
     ANY_PORT,

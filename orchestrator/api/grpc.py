@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from orchestrator.api import calls as ending
-from orchestrator.api import replies
+from orchestrator.api import calls, replies
 from orchestrator.api.calls import Generating, cursor_of, merged, single_requests
 from orchestrator.api.requests import check_size
 from orchestrator.peers.models import Target
@@ -85,12 +84,12 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         check_owner(request.session_id, self._tenant(context))
-        await ending.cancel(self._orchestrator, request.session_id)
+        await calls.cancel(self._orchestrator, request.session_id)
         return pb.CancelResponse()
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         check_owner(request.session_id, self._tenant(context))
-        await ending.delete(self._orchestrator, request.session_id)
+        await calls.delete(self._orchestrator, request.session_id)
         return pb.DeleteSessionResponse()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:

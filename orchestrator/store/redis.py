@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import NoReturn, cast
 
 from orchestrator.store import scripts
-from orchestrator.store import scripts as beside
 from orchestrator.store.base import (
     BEGINNING_S,
     CALLED_WITHIN_S,
@@ -86,13 +85,13 @@ class RedisStore:
     DAMAGED = LuaScript(scripts.DAMAGED)
     CANCEL = LuaScript(scripts.CANCEL)
     DELETE = LuaScript(scripts.DELETE)
-    BIND = LuaScript(beside.BIND)
-    BOUND = LuaScript(beside.BOUND, writes=False)
-    UNBIND = LuaScript(beside.UNBIND)
-    SECRET = LuaScript(beside.SECRET)
-    CALL_ROLL = LuaScript(beside.CALL_ROLL, repeated=True)
-    STRIKE = LuaScript(beside.STRIKE, repeated=True)
-    MISSED = LuaScript(beside.MISSED)
+    BIND = LuaScript(scripts.BIND)
+    BOUND = LuaScript(scripts.BOUND, writes=False)
+    UNBIND = LuaScript(scripts.UNBIND)
+    SECRET = LuaScript(scripts.SECRET)
+    CALL_ROLL = LuaScript(scripts.CALL_ROLL, repeated=True)
+    STRIKE = LuaScript(scripts.STRIKE, repeated=True)
+    MISSED = LuaScript(scripts.MISSED)
     PING = LuaScript(scripts.PING)
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)

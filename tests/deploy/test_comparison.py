@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.cli.comparison import Pair, Parting, as_object, counts, examine, first_difference, report, tolerance
+from deploy.cli.demo import Pair, Parting, as_object, counts, examine, first_difference, report, tolerance
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.client.events import DrafterStats
 from specwire.core.messages import FinishReason, Outcome

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import demo_pair
-from deploy.cli import doctor_checks as doctor_machine
+from deploy.cli import doctor as doctor_machine
 from deploy.cli import main as cli
-from deploy.cli.doctor_checks import Finding, Grade, bad, check_log, judge, lines, ok
+from deploy.cli.doctor import Finding, Grade, bad, check_log, judge, lines, ok
 from deploy.cli.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
 

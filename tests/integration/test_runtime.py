@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.cli.comparison import examine, first_difference
+from deploy.cli.demo import examine, first_difference
 from specwire.client import Client
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.text import encode, load_tokenizer

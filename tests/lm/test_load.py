@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import BloomConfig, MambaConfig, PreTrainedConfig, Starcoder2Config, T5Config
 
-from deploy.cli.doctor_checks import Grade
+from deploy.cli.doctor import Grade
 from deploy.cli.doctor_models import check_models, facts_of
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM

@@ -21,9 +21,9 @@ from specwire.lm.scripted import ScriptedLM
 from specwire.rpc.model_service import Identity
 from tests.patches import Patch, always_returning
 from verify_service import service
-from verify_service.engine import seating
+from verify_service.engine import slots
 from verify_service.engine.reception import Reception
-from verify_service.engine.seating import Slots
+from verify_service.engine.slots import Slots
 
 # The verifier
 
@@ -77,7 +77,7 @@ def urgent_sessions_passed_over(patch: Patch) -> None:
     def latest(rooms: Any, places: Any, turns: Any) -> Waiting | None:
         return max(rooms, key=lambda each: each.arrival, default=None)
 
-    patch.setattr(seating, "next_in_turn", latest)
+    patch.setattr(slots, "next_in_turn", latest)
 
 
 def opens_sessions_while_it_stops(patch: Patch) -> None:

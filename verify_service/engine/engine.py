@@ -19,7 +19,7 @@ from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.windows import Share, schedule
 from specwire.lm import Feed, LanguageModel, ModelLost
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from verify_service.engine import budget as relief
+from verify_service.engine import budget
 from verify_service.engine.batch import Part, RowChoice, choices
 from verify_service.engine.budget import Budget, PromptTurns, ShortOfMemory
 from verify_service.engine.messages import (
@@ -126,8 +126,8 @@ class Engine:
         """
         self._take_commands()
         self.reception.expire(self._now_us())
-        self.reception.seating.fill(between_steps=True)
-        self.reception.seating.catch_up()
+        self.reception.scheduler.fill(between_steps=True)
+        self.reception.scheduler.catch_up()
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
@@ -236,7 +236,7 @@ class Engine:
         if self._budget.lower([share for share, _ in shares]):
             return
         if len(shares) == 1:
-            self._fail(shares, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+            self._fail(shares, Code.RESOURCE_EXHAUSTED, budget.MESSAGE)
             return
         for share, held in shares:
             if self.roster.contains(held) and held.session.room > 0:
@@ -244,7 +244,7 @@ class Engine:
                 self.tell()
 
     def _forward(self, parts: Sequence[Part]) -> None:
-        with relief.watched():
+        with budget.watched():
             told, timings = self._choose(parts)
         failed = self.lm.failed
         self._turns.took([(part.share, part.held) for part in parts])

@@ -27,12 +27,12 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
-from verify_service.engine.seating import Seating
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
+from verify_service.engine.slots import SlotScheduler
 
 
 class Reception:
-    """Owns the roster and the seating. `counts`: what was ignored or let go, by reason.
+    """Owns the roster and the slots. `counts`: what was ignored or let go, by reason.
 
     Args:
         ngram: sessions may guess from their own text.
@@ -59,7 +59,7 @@ class Reception:
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
-        self.seating = Seating(lm, self.roster, patience, self.counts, now_us, self._seated)
+        self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated)
         self._eos_ids = frozenset(lm.info.eos_ids)
 
     def report(self, link: int) -> Report:
@@ -89,7 +89,7 @@ class Reception:
             self._allow(tick, handle, allowance)
         self._close(tick)
         for session_id in tick.forgotten:
-            self.seating.forget(session_id)
+            self.scheduler.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
         """A session that was opened with a constraint can go on, or cannot be served.
@@ -135,7 +135,7 @@ class Reception:
             self.counts["progress of an unknown session"] += 1
             return
         held.running.allow(allowance, tick.arrived_us)
-        self.seating.unpark(held)
+        self.scheduler.unpark(held)
 
     # Taking in
 
@@ -229,9 +229,9 @@ class Reception:
             priority=opening.priority,
         )
         if former is not None:
-            self.seating.succeed(former, held)
+            self.scheduler.succeed(former, held)
             return None
-        reason = self.seating.enter(held)
+        reason = self.scheduler.enter(held)
         return None if reason is None else Refusal(held.handle, Code.RESOURCE_EXHAUSTED, reason)
 
     def _ending(self, opening: Opening) -> Ending:
@@ -273,7 +273,7 @@ class Reception:
     @property
     def next_deadline_us(self) -> float:
         expiring_us = min((held.expires_us for held in self.roster), default=math.inf)
-        return min(expiring_us, self.seating.next_parking_us)
+        return min(expiring_us, self.scheduler.next_parking_us)
 
     def expire(self, now_us: float) -> None:
         """End the sessions whose deadline has passed; let go those that were kept long enough."""
@@ -320,4 +320,4 @@ class Reception:
         self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
 
     def release(self, held: Held) -> None:
-        self.seating.leave(held)
+        self.scheduler.leave(held)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specwire.lm import Feed, LanguageModel, ModelLost
-from verify_service.engine import budget as relief
+from verify_service.engine import budget
 from verify_service.engine.budget import ShortOfMemory
 from verify_service.engine.messages import Code, Refusal, Scoring
 from verify_service.engine.reception import Reception
@@ -39,7 +39,7 @@ class Scorer:
         return bool(self._jobs)
 
     def add(self, request: Scoring) -> None:
-        slot = self._reception.seating.lend()
+        slot = self._reception.scheduler.lend()
         if slot is None:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
@@ -50,13 +50,13 @@ class Scorer:
         """One forward of the first text."""
         job = self._jobs[0]
         try:
-            with relief.watched():
+            with budget.watched():
                 answer = None if job.request.cancelled else self._advance(job)
         except ModelLost:
             raise
         except ShortOfMemory as short:
             logger.warning("short of memory for scoring: %s", short)
-            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, relief.MESSAGE)
+            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, budget.MESSAGE)
         except Exception:
             logger.exception("scoring failed")
             answer = Refusal(0, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
@@ -87,4 +87,4 @@ class Scorer:
 
     def _end(self, job: _Job) -> None:
         self._jobs.remove(job)
-        self._reception.seating.slots.give_back(job.slot)
+        self._reception.scheduler.slots.give_back(job.slot)

@@ -1,4 +1,4 @@
-"""One of the other ranks of a split target: ``python -m verify_service.rank``, started by `verify_service.ranks`.
+"""Another rank of a split target: ``python -m verify_service.rank_process``, started by `verify_service.ranks`.
 
 It loads its share, does what it is told on its stdin, and ends when that does. Signals that are meant for the verifier
 as a whole are rank 0's to heed.

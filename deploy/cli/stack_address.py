@@ -127,8 +127,8 @@ class StackAddress:
     token: str
 
 
-def add_where_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `where_of` reads."""
+def add_address_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `stack_address_of` reads."""
     parser.add_argument(
         "--address",
         metavar="ADDR[,ADDR]",
@@ -142,7 +142,7 @@ def add_where_arguments(parser: argparse.ArgumentParser) -> None:
     add_client_arguments(parser, "a running stack", variable=True)
 
 
-def where_of(args: argparse.Namespace) -> StackAddress:
+def stack_address_of(args: argparse.Namespace) -> StackAddress:
     """InvalidParameter names what is wrong."""
     own = stack_options(args)
     given = args.target is not None or args.draft is not None or args.speculative_config is not None

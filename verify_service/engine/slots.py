@@ -195,7 +195,7 @@ class Slots:
 PARK_AFTER_US = 5e6
 
 
-class Seating:
+class SlotScheduler:
     """Invariant: a session of the roster has a slot of its own, is in the waiting room, or is parked.
 
     Args:

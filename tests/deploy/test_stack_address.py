@@ -16,16 +16,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.cli.top import add_arguments as add_top_arguments
-from deploy.cli.top import request_of
-from deploy.cli.where import (
+from deploy.cli.stack_address import (
     ListedStack,
-    add_where_arguments,
+    add_address_arguments,
     explained,
     listed,
     listed_stacks,
-    where_of,
+    stack_address_of,
 )
+from deploy.cli.top import add_arguments as add_top_arguments
+from deploy.cli.top import request_of
 from deploy.stack.options import DEFAULT_LISTEN
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter
@@ -52,7 +52,7 @@ def parsed(add: Callable[[argparse.ArgumentParser], None], *words: str) -> argpa
 
 
 def address_of(*words: str) -> str | None:
-    return where_of(parsed(add_where_arguments, *words)).address
+    return stack_address_of(parsed(add_address_arguments, *words)).address
 
 
 def test_a_running_stack_is_found_while_it_runs(runtime: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_stack_that_encrypts_is_not_called_in_the_clear() -> None:
 
 def test_a_killed_stack_is_not_found(runtime: Path) -> None:
     script = """
-        from deploy.cli.where import ListedStack, listed
+        from deploy.cli.stack_address import ListedStack, listed
         with listed(ListedStack("127.0.0.1:1", None, "m", False)):
             print("listed", flush=True)
             input()
