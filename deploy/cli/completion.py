@@ -12,6 +12,8 @@ from deploy.commands import COMMANDS, CONFIGURABLE, Command
 from deploy.settings import CommandOptions
 
 SHELLS = ("bash", "fish", "zsh")  # of those that shtab knows, the ones that somebody has tried
+# shtab's own for fish offers nothing behind --flag=
+FILE = {**shtab.FILE, "fish": "(__fish_complete_path (string replace -r '^--[^=]*=' '' -- (commandline -ct)))"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,4 +47,4 @@ def _offer_files(parser: argparse.ArgumentParser) -> None:
             for inner in action.choices.values():
                 _offer_files(inner)
         elif action.nargs != 0 and not action.choices:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
+            action.complete = FILE  # type: ignore[attr-defined]
