@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from deploy.commands import CONFIGURABLE
+from deploy.commands import CONFIGURABLE, Command
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Options in a YAML file: a section for each command, in it a line for each option, named as its flag is.
@@ -245,6 +245,12 @@ class CommandOptions:
         except ValueError as error:
             raise SettingInvalid(f"{entry.place}: {name} {error}") from None
         return Setting(name, values if _takes_several(action) else values[0], entry.place)
+
+
+def add_command(command: Command, parser: argparse.ArgumentParser) -> CommandOptions | None:
+    """Have `parser` take what `specwire COMMAND` takes; returns its options where they may come from elsewhere too."""
+    command.load().add_arguments(parser)
+    return CommandOptions(command.name, parser) if command.configurable else None
 
 
 def name_of(action: argparse.Action) -> str:

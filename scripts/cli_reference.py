@@ -11,7 +11,7 @@ import re
 import sys
 
 from deploy.commands import COMMANDS, Command
-from deploy.settings import CommandOptions, told
+from deploy.settings import add_command, told
 from scripts.pages import BUILT, asked_to_write, build
 
 PAGE = BUILT / "OPTIONS.md"
@@ -41,9 +41,7 @@ def options_tables() -> str:
 def parser_of(command: Command) -> argparse.ArgumentParser:
     """As `deploy.cli.main` makes it."""
     parser = argparse.ArgumentParser(prog=f"specwire {command.name}")
-    command.load().add_arguments(parser)
-    if command.configurable:
-        CommandOptions(command.name, parser)
+    add_command(command, parser)
     return parser
 
 

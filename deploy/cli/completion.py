@@ -9,7 +9,7 @@ import shtab
 
 from deploy.cli.config import add_show
 from deploy.commands import COMMANDS, CONFIGURABLE, Command
-from deploy.settings import CommandOptions
+from deploy.settings import add_command
 
 SHELLS = ("bash", "fish", "zsh")  # of those that shtab knows, the ones that somebody has tried
 # shtab's own for fish offers nothing behind --flag=
@@ -34,10 +34,8 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) 
         one = inner.add_parser(command.name, help=command.help)
         if command.name == "config":  # `config show COMMAND` takes what COMMAND does
             _add_commands(add_show(one), CONFIGURABLE.values())
-            continue
-        command.load().add_arguments(one)
-        if command.configurable:
-            CommandOptions(command.name, one)
+        else:
+            add_command(command, one)
 
 
 def _offer_files(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
-from deploy.settings import CommandOptions, SettingInvalid
+from deploy.settings import CommandOptions, SettingInvalid, add_command
 from deploy.stack.processes import adopt_orphans, end_descendants
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
@@ -138,10 +138,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     for command in COMMANDS:
         one = commands.add_parser(command.name, help=command.help, description=command.help.capitalize() + ".")
         if command.name == wanted:
-            chosen, module = one, command.load()
-            module.add_arguments(chosen)
-            chosen.set_defaults(run=module.run)
-            options = CommandOptions(command.name, chosen) if command.configurable else None
+            chosen, options = one, add_command(command, one)
+            chosen.set_defaults(run=command.load().run)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         chosen.refuse(unknown)
