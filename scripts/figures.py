@@ -22,9 +22,6 @@ from scripts.reliability import load_table, matrix_table, pauses_table, played_l
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-WAN = RESULTS / "wan.json"
-COPY = RESULTS / "copy.json"
-BATCH = RESULTS / "batch.json"
 
 
 def speed_table(results: dict[str, Any]) -> str:
@@ -53,31 +50,38 @@ def speed_table(results: dict[str, Any]) -> str:
 def headline_table(results: dict[str, Any]) -> str:
     """Render the few figures that the README begins with, each with the command that makes it."""
     rows = [["figure", "measured", "by"]]
-    if WAN.exists():
-        cells = {cell["name"]: cell["disciplines"]["default"] for cell in json.loads(WAN.read_text())["emulated"]}
+    if (record := _record("wan.json")) is not None:
+        cells = {cell["name"]: cell["disciplines"]["default"] for cell in record["emulated"]}
         far = cells["R80-d8-a0.8-s0"]
-        what = "a drafter 80 ms from its verifier (emulated devices: d 8 ms, V 30 ms, a 0.8)"
-        rows.append([f"{what}, times plain decoding", interval(far["to_plain"]), "`make bench-wan`"])
-        rows.append(
-            ["the same, times textbook speculation at its best k", interval(far["to_textbook"]), "`make bench-wan`"]
-        )
-    if BATCH.exists():
-        bars = {bar["name"].partition(" (")[0]: bar for bar in json.loads(BATCH.read_text())["bars"]}
-        what = "16 sessions at once, drafting automatic, times drafting off (forwards by OpenVINO)"
+        what = "a drafter 80 ms from its verifier (emulated: d 8 ms, V 30 ms, a 0.8), times plain decoding"
+        rows.append([what, interval(far["to_plain"]), "`make bench-wan`"])
+        rows.append(["the same, times textbook speculation", interval(far["to_textbook"]), "`make bench-wan`"])
+    if (record := _record("failover.json")) is not None:
+        killed = {cell["where"]: cell["max_s"] for cell in record["cells"] if cell["fault"] == "SIGKILL"}
+        parties = ("drafter", "verifier", "orchestrator")
+        worst = ", ".join(f"{killed[party]:.2f}" for party in parties)
+        what = f"longest wait for text, in s, where the {', the '.join(parties)} is killed"
+        rows.append([what, worst, "`make bench-failover`"])
+    if (record := _record("soak.json")) is not None:
+        wrong = sum(bar["value"] for bar in record["bars"] if bar["name"] in ("lost", "repeated", "mismatches"))
+        what = f"tokens lost, repeated or changed by {sum(record['faults'].values())} faults in 10 minutes"
+        rows.append([what, f"{wrong:g} of {record['tokens']:,}", "`make soak`"])
+    if (record := _record("batch.json")) is not None:
+        bars = {bar["name"].partition(" (")[0]: bar for bar in record["bars"]}
+        what = "16 sessions at once, drafting automatic, times off"
         rows.append([what, interval(bars["16 at once, automatic / off"]), "`make bench-batch`"])
-        what = "the same, times the better of transformers' static and continuous batches"
-        rows.append([what, interval(bars["16 at once, automatic / the better peer"]), "`make bench-batch`"])
-    if COPY.exists():
-        both = next(row for row in json.loads(COPY.read_text())["rows"] if row["label"] == "both")
-        what = "prompts that ask for a copy, drafting on, times off"
-        rows.append([what, interval(both["to_plain"]), "`make bench-copy`"])
     to = {row["key"]: row["to"]["a"] for row in results["rows"]}
-    rows.append(["one session, drafting on, times transformers' `generate`", interval(to["d"]), "`make bench`"])
-    rows.append(["the same, drafting off", interval(to["c"]), "`make bench`"])
+    rows.append(["one session, times transformers' `generate`", interval(to["d"]), "`make bench`"])
     if "e-lookup" in to:
-        what = "OpenVINO GenAI's prompt lookup, in one process, times transformers' `generate`"
+        what = "OpenVINO GenAI's prompt lookup (one process, no log), likewise"
         rows.append([what, interval(to["e-lookup"]), "`make bench`"])
     return grid(rows)
+
+
+def _record(file: str) -> dict[str, Any] | None:
+    """What a bench has written; None where it has not run."""
+    path = RESULTS / file
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def bars_table(results: dict[str, Any]) -> str:
@@ -281,8 +285,8 @@ def table(name: str) -> str:
     if name in MADE:
         return MADE[name]()
     file, command, render = RECORDS[name]
-    source = RESULTS / file
-    return render(json.loads(source.read_text())) if source.exists() else f"Not recorded yet: `{command}`."
+    record = _record(file)
+    return f"Not recorded yet: `{command}`." if record is None else render(record)
 
 
 def main(arguments: list[str] | None = None) -> int:

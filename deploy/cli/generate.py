@@ -310,9 +310,7 @@ def add_sampling_arguments(
 
 
 def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "form of the output, at most one (docs/CONSTRAINED.md)"
-    ).add_mutually_exclusive_group()
+    add = parser.add_argument_group("form of the output, at most one (docs/HTTP.md)").add_mutually_exclusive_group()
     add.add_argument("--json-schema", metavar="FILE|JSON", help="JSON that fits this schema")
     add.add_argument("--regex", metavar="R", help="what this regular expression matches")
     add.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of several; repeat it")

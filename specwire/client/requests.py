@@ -134,7 +134,7 @@ def generate_request(
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
         prediction: what the output may look like, text or token ids; right, it saves time, wrong, it costs none.
-        json_schema, regex, choices, grammar: what form the output must have (docs/CONSTRAINED.md); at most one of them.
+        json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
         model: the target's name, where the service has several; "" takes the only one, or the parent's.
 
     Raises:

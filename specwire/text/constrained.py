@@ -2,7 +2,7 @@
 
 Used in processes of their own (`specwire.text.nursery`). The library walks the tokenizer's vocabulary as a trie of
 bytes, so whatever the constraint allows can be written, however the tokenizer cuts it. How it reads what it is given is
-in docs/CONSTRAINED.md.
+in docs/HTTP.md.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def cell_of(V: float, d: float, a: float, R: float, **changes: float) -> Cell:
 def test_the_table(
     V: float, d: float, a: float, R: float, plain: float, book: float, waiting: float, stream: float
 ) -> None:
-    """Within 6 %: a contradiction finds the drafter in a token that it does not abandon (docs/SCALE.md)."""
+    """Within 6 %: a contradiction finds the drafter in a token that it does not abandon (docs/PERFORMANCE.md)."""
     cell = cell_of(V, d, a, R)
     speeds = [
         simulate(cell, PLAIN).steady_tokens_per_second,
