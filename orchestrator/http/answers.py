@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
 import time
@@ -14,6 +13,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 import grpc
+import msgspec
 from google.protobuf.message import Message
 from starlette.types import Receive, Scope, Send
 
@@ -228,9 +228,8 @@ HEADERS = [
 
 def event(data: object, place: str | None = None) -> bytes:
     """place: the event's id, which a client that comes back shows as Last-Event-ID."""
-    head = "" if place is None else f"id: {place}\n"
-    written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"{head}data: {written}\n\n".encode(errors="replace")
+    head = b"" if place is None else f"id: {place}\n".encode()
+    return b"%sdata: %s\n\n" % (head, msgspec.json.encode(data))
 
 
 class EventStream:

@@ -270,9 +270,14 @@ class SessionRecord:
     request_digest: str = ""
 
     @property
+    def prompt_length(self) -> int:
+        """In tokens."""
+        return len(self.prompt)
+
+    @property
     def end(self) -> int:
         """The greatest length in tokens, prompt included: it is the same wherever the session runs."""
-        return len(self.prompt) + self.stopping.max_tokens
+        return self.prompt_length + self.stopping.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar, cast
+from dataclasses import fields
+from typing import Annotated, TypeAlias, cast
+
+import msgspec
+from msgspec import Meta, Struct, convert
+from msgspec.structs import asdict
 
 from orchestrator.store.base import DamagedLog, LogTail, SessionRecord, StoredSession
 from orchestrator.store.lanes import Reply
@@ -22,6 +26,7 @@ from specwire.core.law.sampling import (
 from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
+from specwire.redis.values import decoded
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The log's bytes: explicit, so that another program can read them.
@@ -31,15 +36,15 @@ from specwire.core.placement import check_priority
 # outcomes    1 byte each, the numbers of the wire's Outcome
 # logprobs    of each token the decided one's as float32, then 4 bytes for each of the top ids and theirs as float32
 
-_Value = TypeVar("_Value")
-
 VERSION = 1
 MOST_WHOLE = (1 << 32) - 1
-MOST_SEED = (1 << 64) - 1
 # Instants in seconds: beyond the year 5000.
 MOST_INSTANT = 1e11
 TOKEN_BYTES = 4
 LOGPROB_BYTES = 4
+
+Whole = Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
+Instant = Annotated[float, Meta(ge=0.0, le=MOST_INSTANT)]
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -73,53 +78,77 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
     return check_numbers(TokenLogprobs(own, tuple(zip(flat[::2], flat[1::2], strict=True))))
 
 
+class ConstraintFields(Struct):
+    kind: ConstraintKind
+    texts: tuple[str, ...]
+
+
+class SamplingFields(Struct, rename={"rule_name": "rule"}):
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    choice: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[Whole, float], ...] = ()
+    logprobs: int | None = None
+    logprobs_of: LogprobsOf = LogprobsOf.MODEL
+    rule_name: str = ""
+    constraint: ConstraintFields | None = None
+
+
+class StoppingFields(Struct):
+    max_tokens: int
+    stop_ids: frozenset[int]
+    ignore_eos: bool
+    min_tokens: int = 0
+
+
+class RecordFields(Struct, kw_only=True):
+    """A record's JSON: by the names of SessionRecord, Sampling and Stopping. What has a default was added later."""
+
+    version: int = VERSION
+    session_id: str
+    tenant: str
+    request_id: str
+    prompt_length: Whole
+    sampling: SamplingFields
+    stopping: StoppingFields
+    stop: tuple[str, ...]
+    drafting: bool
+    ngram: bool | None = None  # by `drafting`
+    echo: bool = False
+    weights_fingerprint: str
+    vocabulary_fingerprint: str
+    tokenizer_fingerprint: str = ""
+    eos_ids: tuple[Whole, ...] | None = None
+    model: str = ""
+    dtype: str = ""
+    created: Instant
+    deadline: Instant = 0.0
+    priority: int = 0
+    parent: str = ""
+    request_digest: str = ""
+
+
+class RecordHead(Struct):
+    """Of a record of any version."""
+
+    version: int
+    tenant: str
+    request_id: str
+
+
+ENCODER = msgspec.json.Encoder(order="deterministic")  # of ids that are a set
+# The same in both, by name.
+SHARED = [each.name for each in fields(SessionRecord) if each.name in RecordFields.__struct_fields__]
+
+
 def encode_record(record: SessionRecord) -> bytes:
-    sampling, stopping = record.sampling, record.stopping
-    fields = {
-        "version": VERSION,
-        "session_id": record.session_id,
-        "tenant": record.tenant,
-        "request_id": record.request_id,
-        "prompt_length": len(record.prompt),
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-            "choice": sampling.choice,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "logit_bias": [list(pair) for pair in sampling.logit_bias],
-            "logprobs": sampling.logprobs,
-            "logprobs_of": int(sampling.logprobs_of),
-            "rule": sampling.rule_name,
-            "constraint": _constraint_fields(sampling.constraint),
-        },
-        "stopping": {
-            "max_tokens": stopping.max_tokens,
-            "stop_ids": sorted(stopping.stop_ids),
-            "ignore_eos": stopping.ignore_eos,
-            "min_tokens": stopping.min_tokens,
-        },
-        "stop": list(record.stop),
-        "drafting": record.drafting,
-        "ngram": record.ngram,
-        "echo": record.echo,
-        "weights_fingerprint": record.weights_fingerprint,
-        "vocabulary_fingerprint": record.vocabulary_fingerprint,
-        "tokenizer_fingerprint": record.tokenizer_fingerprint,
-        "eos_ids": record.eos_ids,
-        "model": record.model,
-        "dtype": record.dtype,
-        "created": record.created,
-        "deadline": record.deadline,
-        "priority": record.priority,
-        "parent": record.parent,
-        "request_digest": record.request_digest,
-    }
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return ENCODER.encode(convert(record, RecordFields, from_attributes=True))
 
 
 def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
@@ -128,63 +157,38 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
     Raises:
         ValueError: names the field and what it holds.
     """
-    fields = _RecordFields.parse(data)
-    if fields.whole("version") != VERSION:
-        raise ValueError(f"version: this log has {fields.whole('version')}, this program reads {VERSION}")
-    length, drafting = fields.whole("prompt_length"), fields.flag("drafting")
-    if length > len(tokens):
-        raise ValueError(f"prompt_length: {length} where the log holds {len(tokens)} tokens")
-    return SessionRecord(
-        session_id=fields.text("session_id"),
-        prompt=tokens[:length],
-        sampling=_sampling(fields.inner("sampling")),
-        stopping=_stopping(fields.inner("stopping")),
-        tenant=fields.text("tenant"),
-        request_id=fields.text("request_id"),
-        stop=tuple(_text("stop", each) for each in fields.several("stop")),
-        drafting=drafting,
-        ngram=fields.flag("ngram", drafting),
-        echo=fields.flag("echo", False),
-        weights_fingerprint=fields.text("weights_fingerprint"),
-        vocabulary_fingerprint=fields.text("vocabulary_fingerprint"),
-        tokenizer_fingerprint=fields.text("tokenizer_fingerprint", ""),
-        eos_ids=_ids("eos_ids", fields.several("eos_ids")) if fields.has("eos_ids") else None,
-        model=fields.text("model", ""),
-        dtype=fields.text("dtype", ""),
-        created=fields.instant("created"),
-        deadline=fields.instant("deadline", 0.0),
-        priority=check_priority(fields.integer("priority", 0)),
-        parent=fields.text("parent", ""),
-        request_digest=fields.text("request_digest", ""),
-    )
+    version = decoded(data, RecordHead).version
+    if version != VERSION:
+        raise ValueError(f"version: this log has {version}, this program reads {VERSION}")
+    found = decoded(data, RecordFields)
+    if found.prompt_length > len(tokens):
+        raise ValueError(f"prompt_length: {found.prompt_length} where the log holds {len(tokens)} tokens")
+    check_priority(found.priority)
+    own = {
+        "sampling": _sampling(found.sampling),
+        "stopping": Stopping(**asdict(found.stopping)),
+        "ngram": found.drafting if found.ngram is None else found.ngram,
+    }
+    shared = {name: getattr(found, name) for name in SHARED}
+    return SessionRecord(prompt=tokens[: found.prompt_length], **{**shared, **own})
 
 
 def request_of(data: bytes) -> tuple[str, str]:
     """Tenant and request id of a record; empty where it cannot be read."""
     try:
-        fields = _RecordFields.parse(data)
-        return fields.text("tenant"), fields.text("request_id")
-    except (ValueError, RecursionError):
+        head = decoded(data, RecordHead)
+    except ValueError:
         return "", ""
+    return head.tenant, head.request_id
 
 
-def _sampling(fields: _RecordFields) -> Sampling:
-    sampling = Sampling(
-        temperature=_at_least(LEAST_TEMPERATURE, fields.number("temperature")),
-        top_k=fields.whole("top_k"),
-        top_p=fields.number("top_p"),
-        seed=fields.whole("seed", MOST_SEED),
-        choice=fields.whole("choice"),
-        min_p=fields.number("min_p", 0.0),
-        repetition_penalty=_at_least(LEAST_REPETITION_PENALTY, fields.number("repetition_penalty", 1.0)),
-        presence_penalty=fields.number("presence_penalty", 0.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0),
-        logit_bias=tuple(_bias(pair) for pair in fields.several("logit_bias", [])),
-        logprobs=fields.whole("logprobs") if fields.has("logprobs") else None,
-        logprobs_of=LogprobsOf(fields.whole("logprobs_of", default=LogprobsOf.MODEL)),
-        constraint=_constraint(fields.inner("constraint")) if fields.has("constraint") else None,
-    )
-    return with_rule(sampling, fields.text("rule", ""))
+def _sampling(found: SamplingFields) -> Sampling:
+    values = asdict(found)
+    rule, constraint = values.pop("rule_name"), found.constraint
+    values["temperature"] = _at_least(LEAST_TEMPERATURE, found.temperature)
+    values["repetition_penalty"] = _at_least(LEAST_REPETITION_PENALTY, found.repetition_penalty)
+    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts)
+    return with_rule(Sampling(**values), rule)
 
 
 def _at_least(least: float, number: float) -> float:
@@ -192,90 +196,10 @@ def _at_least(least: float, number: float) -> float:
     return least if 0.0 < number < least else number
 
 
-def _constraint_fields(constraint: Constraint | None) -> dict[str, object] | None:
-    return None if constraint is None else {"kind": constraint.kind, "texts": constraint.texts}
-
-
-def _constraint(fields: _RecordFields) -> Constraint:
-    return Constraint(
-        ConstraintKind(fields.text("kind")), tuple(_text("texts", each) for each in fields.several("texts"))
-    )
-
-
-def _bias(pair: object) -> tuple[int, float]:
-    token, bias = _typed("logit_bias", pair, list)
-    return bounded("logit_bias", _typed("logit_bias", token, int), MOST_WHOLE), _typed("logit_bias", bias, float)
-
-
-def _stopping(fields: _RecordFields) -> Stopping:
-    stop_ids = frozenset(_ids("stop_ids", fields.several("stop_ids")))
-    least = fields.whole("min_tokens", default=0)
-    return Stopping(fields.whole("max_tokens"), stop_ids, fields.flag("ignore_eos"), least)
-
-
-def _ids(name: str, values: list[object]) -> tuple[int, ...]:
-    return tuple(bounded(name, _typed(name, value, int), MOST_WHOLE) for value in values)
-
-
-class _RecordFields:
-    """A JSON object whose fields have the types that they are asked for with; else ValueError."""
-
-    def __init__(self, fields: dict[str, object]) -> None:
-        self._fields = fields
-
-    @classmethod
-    def parse(cls, data: bytes) -> _RecordFields:
-        return cls(_typed("record", json.loads(data), dict))
-
-    def text(self, name: str, default: str | None = None) -> str:
-        return _text(name, self._fields.get(name, default))
-
-    def flag(self, name: str, default: bool | None = None) -> bool:
-        return _typed(name, self._fields.get(name, default), bool)
-
-    def has(self, name: str) -> bool:
-        return self._fields.get(name) is not None
-
-    def whole(self, name: str, most: int = MOST_WHOLE, default: int | None = None) -> int:
-        value = self._fields.get(name, None if default is None else int(default))
-        return bounded(name, _typed(name, value, int), most)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        return _typed(name, self._fields.get(name, default), int)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._fields.get(name, default)
-        return float(value) if type(value) is int else _typed(name, value, float)
-
-    def instant(self, name: str, default: float | None = None) -> float:
-        value = self.number(name, default)
-        if not 0 <= value <= MOST_INSTANT:  # nor NaN
-            raise ValueError(f"{name}: must be from 0 to {MOST_INSTANT:g}, not {value}")
-        return value
-
-    def several(self, name: str, default: list[object] | None = None) -> list[object]:
-        return _typed(name, self._fields.get(name, default), list)
-
-    def inner(self, name: str) -> _RecordFields:
-        return _RecordFields(_typed(name, self._fields.get(name), dict))
-
-
 def bounded(name: str, value: int, most: int) -> int:
     """Raises ValueError."""
     if not 0 <= value <= most:
         raise ValueError(f"{name}: must be from 0 to {most}, not {value!r:.80}")
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    text = _typed(name, value, str)
-    text.encode()  # JSON can hold what is no text
-    return text
-
-
-def _typed(name: str, value: object, kind: type[_Value]) -> _Value:
-    if type(value) is not kind:
-        raise ValueError(f"{name}: must be of type {kind.__name__}, not {value!r:.80}")
     return value
 
 

@@ -7,26 +7,28 @@ connection to the service has the last word on all of them.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, structs
 
 from specwire.core.invalid import InvalidParameter
+from specwire.redis.values import decoded
 
 VERSION = 1
 MOST_BYTES = 16 * 1024
 MOST_MODELS = 64
 MOST_CHARACTERS = 255
 MOST_COUNT = 1 << 53
-# Of a load: added later, so a service that is older says nothing of them.
-UNTOLD = {"queue_s": 0.0, "misses": 0.0}
 
 ID = re.compile(r"[0-9a-f]{32}")
-REGION = re.compile(r"[A-Za-z0-9._-]{0,64}")
-FINGERPRINT = re.compile(r"[0-9a-f]{0,128}")
+REGION = re.compile(r"^[A-Za-z0-9._-]{0,64}\Z")
+
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,128}\Z")]
+Count = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
 
 
 class Role(StrEnum):
@@ -55,10 +57,10 @@ class ServedModel:
     identity: of a target (`specwire.rpc.model_service.Identity`); "" of one that is older than this field.
     """
 
-    name: str
-    weights: str = ""
-    vocabulary: str = ""
-    identity: str = ""
+    name: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
+    weights: Fingerprint
+    vocabulary: Fingerprint
+    identity: Fingerprint = ""
 
     def equals(self, other: ServedModel) -> bool:
         """The same version of a target, as far as both tell."""
@@ -70,16 +72,20 @@ class ServedModel:
 class Load:
     """Sessions that have a place, sessions that wait for one, places that are free.
 
+    What has a default was added later: a service that is older does not say it.
     queue_s: of a verifier, the longest that a session waits for a place, or has waited in the last few seconds.
     misses: of a drafter, the share of the latest decided positions within its run-ahead for which it had proposed
         nothing yet.
     """
 
-    running: int = 0
-    waiting: int = 0
-    free: int = 0
-    queue_s: float = 0.0
-    misses: float = 0.0
+    running: Count
+    waiting: Count
+    free: Count
+    queue_s: Annotated[float, Meta(ge=0.0, le=MOST_COUNT)] = 0.0
+    misses: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+
+
+NO_LOAD = Load(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +104,61 @@ class ServiceEntry:
     models: tuple[ServedModel, ...] = ()
     slots: int = 0
     kv_bytes: int = 0
-    load: Load = Load()
+    load: Load = NO_LOAD
     state: ServiceState = ServiceState.SERVING
     started: float = 0.0
     beat: int = 0
 
 
+class EntryFields(Struct):
+    """An entry's JSON, by the names of ServiceEntry."""
+
+    v: int
+    id: str
+    role: Role
+    address: str
+    region: Annotated[str, Meta(pattern=REGION.pattern)]
+    models: Annotated[tuple[ServedModel, ...], Meta(max_length=MOST_MODELS)]
+    slots: Count
+    kv_bytes: Count
+    load: Load
+    state: ServiceState
+    started: Annotated[float, Meta(ge=-MOST_COUNT, le=MOST_COUNT)]
+    beat: Count
+
+
+class EntryHead(Struct):
+    """Of an entry of any version."""
+
+    v: Annotated[int, Meta(ge=1)]
+
+
 def encode(entry: ServiceEntry) -> bytes:
-    return json.dumps({"v": VERSION, **asdict(entry)}, separators=(",", ":")).encode()
+    return msgspec.json.encode({"v": VERSION, **asdict(entry)})
 
 
 def decode(entry_id: str, data: bytes) -> ServiceEntry:
     """The entry of this id. Raises InvalidEntry."""
-    found = _EntryFields(_parsed(data))
-    version = found.count("v", least=1)
-    if version > VERSION:
-        raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
-    if found.text("id") != entry_id:
+    if len(data) > MOST_BYTES:
+        raise InvalidEntry("invalid", f"has more than {MOST_BYTES} bytes")
+    try:
+        version = decoded(data, EntryHead).v
+        if version > VERSION:
+            raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
+        found = structs.asdict(decoded(data, EntryFields))
+    except InvalidEntry:
+        raise
+    except ValueError as error:
+        raise InvalidEntry("invalid", str(error)) from None
+    del found["v"]
+    entry = ServiceEntry(**found)
+    checked_address("address", entry.address)
+    if entry.id != entry_id:
         raise InvalidEntry("invalid", "id: is another one than the key's")
-    return ServiceEntry(
-        id=entry_id,
-        role=Role(found.choice("role", Role)),
-        address=checked_address("address", found.text("address")),
-        region=found.matching("region", REGION),
-        models=tuple(_model(each) for each in found.objects("models", MOST_MODELS)),
-        slots=found.count("slots"),
-        kv_bytes=found.count("kv_bytes"),
-        load=_load(found.inner("load")),
-        state=ServiceState(found.choice("state", ServiceState)),
-        started=found.number("started"),
-        beat=found.count("beat"),
-    )
+    for model in entry.models:
+        if not model.name.isprintable():
+            raise InvalidEntry("invalid", f"models: {model.name!r:.80} is not printable")
+    return entry
 
 
 def check_region(region: str) -> str:
@@ -146,88 +176,3 @@ def checked_address(field: str, address: str) -> str:
     if not (plain and numbered and host and len(address) <= MOST_CHARACTERS):
         raise InvalidEntry("invalid", f"{field}: {address[:80]!r} is not HOST:PORT")
     return address
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    if len(data) > MOST_BYTES:
-        raise InvalidEntry("invalid", f"has more than {MOST_BYTES} bytes")
-    try:
-        value = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        raise InvalidEntry("invalid", "is no JSON") from None
-    return _object("entry", value)
-
-
-def _object(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidEntry("invalid", f"{name}: must be an object")
-    return value
-
-
-def _model(value: dict[str, Any]) -> ServedModel:
-    found = _EntryFields({"identity": "", **value})
-    told = (found.matching(each, FINGERPRINT) for each in ("weights", "vocabulary", "identity"))
-    return ServedModel(found.text("name"), *told)
-
-
-def _load(value: dict[str, Any]) -> Load:
-    found = _EntryFields({**UNTOLD, **value})
-    return Load(
-        found.count("running"),
-        found.count("waiting"),
-        found.count("free"),
-        found.number("queue_s", least=0.0),
-        found.number("misses", least=0.0, most=1.0),
-    )
-
-
-class _EntryFields:
-    """Each is taken by name and type. Raises InvalidEntry."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def _take(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        value = self._values.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InvalidEntry("invalid", f"{name}: is missing, or of another type")
-        return value
-
-    def text(self, name: str) -> str:
-        value = str(self._take(name, str))
-        if len(value) > MOST_CHARACTERS or not value.isprintable():
-            raise InvalidEntry("invalid", f"{name}: must be printable and have at most {MOST_CHARACTERS} characters")
-        return value
-
-    def matching(self, name: str, form: re.Pattern[str]) -> str:
-        value = self.text(name)
-        if not form.fullmatch(value):
-            raise InvalidEntry("invalid", f"{name}: must be of {form.pattern}")
-        return value
-
-    def choice(self, name: str, choices: type[StrEnum]) -> str:
-        value = self.text(name)
-        if value not in list(choices):
-            raise InvalidEntry("invalid", f"{name}: is not known")
-        return value
-
-    def count(self, name: str, least: int = 0) -> int:
-        value = int(self._take(name, int))
-        if not least <= value < MOST_COUNT:
-            raise InvalidEntry("invalid", f"{name}: must be from {least} to {MOST_COUNT - 1}")
-        return value
-
-    def number(self, name: str, least: float = -MOST_COUNT, most: float = MOST_COUNT) -> float:
-        value = self._take(name, (int, float))
-        if not (math.isfinite(value) and least <= value <= most):
-            raise InvalidEntry("invalid", f"{name}: must be a number of ordinary size")
-        return float(value)
-
-    def inner(self, name: str) -> dict[str, Any]:
-        return _object(name, self._values.get(name))
-
-    def objects(self, name: str, most: int) -> list[dict[str, Any]]:
-        values = list(self._take(name, list))
-        if len(values) > most:
-            raise InvalidEntry("invalid", f"{name}: has more than {most}")
-        return [_object(name, each) for each in values]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from specwire.registry.directory import Directory, RegistryUnavailable
-from specwire.registry.entry import Load, ServiceEntry, ServiceState
+from specwire.registry.entry import NO_LOAD, Load, ServiceEntry, ServiceState
 
 logger = logging.getLogger(__name__)
 
@@ -130,4 +130,4 @@ class Meter:
     """Where a service's load is read. `read` is set by the thread that makes what knows it."""
 
     def __init__(self) -> None:
-        self.read: Callable[[], Load] = Load
+        self.read: Callable[[], Load] = lambda: NO_LOAD

@@ -98,10 +98,25 @@ def test_a_record_from_before_there_was_a_least_is_read(name: str, least: float)
         fields["sampling"][name] = number
         log = stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
         assert getattr(log.record.sampling, name) == read
-    for number in (-least, math.nan):
-        fields["sampling"][name] = number
-        with pytest.raises(DamagedLog, match=name):
+    for wrong, told in ((-least, name), (1e3, name), ("x", f"sampling.{name}: .* not 'x'"), (math.nan, "JSON")):
+        fields["sampling"][name] = wrong
+        with pytest.raises(DamagedLog, match=told):
             stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'{"version": 1, "tenant": 5}', "^tenant: expected `str`, got `int`, not 5$"),
+        (b'{"version": 1, "tenant": 5, [', "^tenant: expected `str`, got `int`$"),  # that it is no JSON comes later
+        (b'{"version": 1, "tenant": 5, "x": ' + b"[" * 10_000, "^tenant: expected `str`, got `int`$"),
+        (b'{"tenant": ""}', "^Object missing required field `version`$"),
+        (b'{"x": ' + b"[" * 10_000, "^is nested too deeply$"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_name(data: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        decode_record(data, ())
 
 
 @pytest.mark.parametrize("told", [[], [None], [b"odd"], [b"\0\0\0\0", b"\0\0\0\0"], [b"\0\0\xc0\x7f"]])

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
+from threading import Event
 from typing import Any
 
 import httpx2 as httpx
@@ -127,11 +128,18 @@ def test_as_many_connections_as_there_are_files_for() -> None:
 
 
 def test_a_tenants_bodies_at_once(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = json.dumps(WISH).encode().ljust(900)
+    body, there, take = json.dumps(WISH).encode().ljust(900), Event(), bodies.Space.take
+
+    def taking(space: bodies.Space, size: int) -> None:
+        take(space, size)
+        if space.held >= 800:
+            there.set()
+
     monkeypatch.setattr(bodies, "MOST_TENANT_BYTES", 1000)
+    monkeypatch.setattr(bodies.Space, "take", taking)
     with dialled(door) as first:
         first.sendall(posted(900) + body[:800])
-        assert eventually(lambda: door.client.post(COMPLETIONS, content=body[:300].ljust(300)).status_code == 429)
+        assert there.wait(LIMIT_S)
         refused = door.client.post(COMPLETIONS, content=body)
         assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("rate_limit_exceeded", "1")
         first.sendall(body[800:])
