@@ -1,6 +1,6 @@
 """What every test gets: one thread per library, reproducible property tests, and the fixtures that folders share.
 
-Tests bind port 0 on 127.0.0.1 and read back what they got; nothing here or below knows a fixed port.
+Tests bind port 0 on 127.0.0.1 and read back what they got, or take one of `tests.ports`; none knows a fixed port.
 """
 
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.ports import free_address
 
 # Set before a test imports numpy or torch: idle BLAS threads of several processes would fight over few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,7 +44,5 @@ def taken_address() -> Iterator[str]:
 
 @pytest.fixture
 def dead_address() -> str:
-    """Give an address (host:port) at which nothing listens: it was bound a moment ago and let go."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Give an address (host:port) at which nothing listens, and nobody will but the test itself."""
+    return free_address()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from pathlib import Path
+from typing import TypeVar
 
 # Seconds: until a test gives up on a machine that is busy with other work, and between two looks.
 LIMIT_S = 120.0
 PAUSE_S = 0.01
+
+Answer = TypeVar("Answer")
 
 
 async def until(holds: Callable[[], object], limit_s: float = LIMIT_S) -> None:
@@ -31,6 +34,23 @@ def eventually(holds: Callable[[], object], limit_s: float = LIMIT_S, pause_s: f
             return False
         time.sleep(pause_s)
     return True
+
+
+async def asked(ask: Callable[[], Awaitable[Answer]], holds: Callable[[Answer], object]) -> Answer:
+    """The first answer that holds. For what is a matter of who was quick: nobody is, once in a while."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds(answer := await ask()):
+            pass
+        return answer
+
+
+def asked_blocking(ask: Callable[[], Answer], holds: Callable[[Answer], object]) -> Answer:
+    """As `asked`, in the caller's thread. Raises TimeoutError."""
+    end = time.monotonic() + LIMIT_S
+    while not holds(answer := ask()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"the last answer: {answer}")
+    return answer
 
 
 def lives(pid: int) -> bool:

@@ -15,8 +15,9 @@ from bench.runs import BenchError
 from deploy.stack import bound
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 90.0
-END_LIMIT_S = 30.0
+# Only what hangs takes so long, on a busy machine too.
+START_LIMIT_S = 240.0
+END_LIMIT_S = 120.0
 ANY_PORT = "127.0.0.1:0"
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.soak.service import ANY_PORT, ROOT, START_LIMIT_S, Service
+from bench.soak.service import ROOT, START_LIMIT_S, Service
+from tests.ports import free_address
 
 __all__ = ["ROOT", "Parts", "Service", "parts"]
 
@@ -24,10 +25,13 @@ class Parts:
         self._mark = f"SPECWIRE_TEST_PARTS={uuid.uuid4().hex}"
         self._services: list[Service] = []
 
-    def start(self, *arguments: str, without: str = "", at: str = ANY_PORT) -> Service:
-        """Launch a service, to listen at `at`; `without` names packages, with commas, that it cannot import."""
+    def start(self, *arguments: str, without: str = "", at: str = "") -> Service:
+        """Launch a service, to listen at `at` or where nobody else will, so that it can be restarted there.
+
+        without: names of packages, with commas, that it cannot import.
+        """
         said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
-        service = Service(arguments, self._environment(without), said, at)
+        service = Service(arguments, self._environment(without), said, at or free_address())
         self._services.append(service)
         return service
 

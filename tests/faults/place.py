@@ -20,7 +20,8 @@ from bench.wan.link import Link
 from orchestrator.store import StoredSession
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import read_log
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_port
 
 # Seconds that sessions have after SIGTERM: text lasts longer, so that it must be handed over.
 GRACE_S = "0.3"

@@ -26,7 +26,8 @@ from tests.faults.leftovers import check_keys_expire, check_ports_are_free, chec
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_address
 from tests.wait import eventually
 
 LENGTH = 120
@@ -57,7 +58,7 @@ def orchestrate(owned: Parts, log: RedisServer, *peers: str) -> Service:
 
 def metrics_at() -> tuple[str, str]:
     """The option that has a service tell its figures, and where."""
-    return "--metrics", f"127.0.0.1:{free_port()}"
+    return "--metrics", free_address()
 
 
 def until_not_serving(address: str) -> None:

@@ -19,7 +19,8 @@ from specwire.core.messages import FinishReason, Outcome
 from tests.faults.parts import ROOT
 from tests.faults.stack import PLAIN, Stack, read_log
 from tests.faults.streams import PROMPT, Stream, plain
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_port
 from tests.wait import eventually
 
 LONG = 4000

@@ -15,7 +15,8 @@ from tests.faults.leftovers import check_keys_expire, check_ports_are_free
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, Stream, plain
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_address
 
 LENGTH = 80
 # How each client calls: all at once.
@@ -102,7 +103,7 @@ def test_a_rolling_restart_fails_no_request(owned: Parts) -> None:
         peers = [*(owned.start("verify", TARGET, *found, *GRACE) for _ in "12"), owned.start("draft", DRAFT, *found)]
         known = (*found, "--redis-url", log.url, *GRACE)
         fronts = (("orchestrate", "--accept-drafters"), ("edge", "--draft", DRAFT))
-        serving = [owned.start(*words, *known, "--http", f"127.0.0.1:{free_port()}") for words in fronts]
+        serving = [owned.start(*words, *known, "--http", free_address()) for words in fronts]
         for each in (*peers, *serving):
             each.ready()
         joined = owned.start("draft", DRAFT, "--connect", serving[0].address)

@@ -19,7 +19,7 @@ from tests.faults.parts import Parts, parts
 from tests.faults.stack import PLAIN, TARGET
 from tests.faults.steps import steps_of
 from tests.faults.streams import LIMIT_S, plain
-from tests.orchestrator.redis_for_tests import free_port
+from tests.ports import free_address
 
 LENGTH = 4000
 READ_FIRST, FURTHER = 16, 20
@@ -56,7 +56,7 @@ class Served:
     """A verifier and an orchestrator that tell their figures."""
 
     def __init__(self, owned: Parts) -> None:
-        self._figures = {name: f"127.0.0.1:{free_port()}" for name in ("verifier", "orchestrator")}
+        self._figures = {name: free_address() for name in ("verifier", "orchestrator")}
         self.verifier = owned.start("verify", TARGET, "--metrics", self._figures["verifier"])
         more = ("--http", ANY_PORT, "--metrics", self._figures["orchestrator"])
         self.orchestrator = owned.start("orchestrate", "--verifier", self.verifier.ready(), *more)

@@ -31,7 +31,7 @@ from deploy.stack import bound
 from deploy.stack.processes import end_tree
 from tests.certificates import Authority
 from tests.documents import PROMPT, ROOT, Block
-from tests.orchestrator.redis_for_tests import free_port
+from tests.ports import free_port
 
 ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|0\.0\.0\.0):([1-9]\d*)\b")
 SERVES = ("up", "verify", "draft", "orchestrate", "edge")

@@ -25,7 +25,8 @@ from bench.wan.link import Link
 from tests.faults.streams import Stream
 from tests.integration.cluster import LIMIT_S, MORE, deploy, running
 from tests.integration.pauses import Pause
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_port
 from tests.wait import eventually
 
 # What was on its way is there by then.

@@ -10,7 +10,8 @@ import pytest
 
 from tests.documents import all_blocks
 from tests.integration.page import Desk, shared
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_port
 
 BLOCKS = [block for block in all_blocks() if block.is_run]
 PAGES = sorted({block.page for block in BLOCKS})

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from tests.documents import ROOT, all_blocks
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_port
 from tests.wait import eventually
 
 LIMIT_S = 200.0

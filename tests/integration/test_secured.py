@@ -14,9 +14,10 @@ from specwire.client import Client, ClientTls, SpecwireError
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
-from tests.orchestrator.redis_for_tests import RedisServer, free_port
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import log_bytes
 from tests.orchestrator.redis_tls import encrypted, url_of
+from tests.ports import free_address
 
 TARGET, PLAIN = "scripted:7:vocab=64:delay_ms=8", "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -86,7 +87,7 @@ def log(redis: RedisServer, files: Files) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def figures() -> str:
     """Give the address where the orchestrator tells its figures."""
-    return f"127.0.0.1:{free_port()}"
+    return free_address()
 
 
 @pytest.fixture(scope="module")

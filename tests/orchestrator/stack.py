@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+from unittest.mock import patch
 
 import draft_service.server
 import verify_service.server
@@ -12,11 +15,14 @@ from draft_service.server import RunningDrafter
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
-from specwire.client import AsyncClient
+from specwire.client import AsyncClient, Completion
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, load_model
+from specwire.lm.scripted import Metronome
 from specwire.rpc.model_service import ModelServiceOptions
+from tests.ports import free_address
+from tests.wait import LIMIT_S, asked
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import PATIENCE, RunningVerifier
 
@@ -26,8 +32,10 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
 ANYBODY = Access()
-# Of a stack in which draft tokens are tested whoever is quick: they take turns, and the verifier waits for its drafter.
+# Of a stack in which draft tokens are tested once the drafter is there, whoever is quick: they take turns, and the
+# verifier waits for its drafter. That it is there before a text is over, see `drafted`.
 TURNS = "lockstep:3"
+Told = TypeVar("Told", bound=Completion | list[Completion])
 
 
 def plain(model: str, prompt: Sequence[int], length: int, sampling: Sampling | None = None) -> list[int]:
@@ -38,6 +46,42 @@ def plain(model: str, prompt: Sequence[int], length: int, sampling: Sampling | N
         logits = lm.forward([Feed(0, 0, text, 1)])[0].numpy()
         text.append(choose(logits, len(text), sampling or Sampling()))
     return text[len(prompt) :]
+
+
+async def drafted(ask: Callable[[], Awaitable[Told]], least: int = 1) -> Told:
+    """What `ask` answers, once at least so many tokens of drafters were accepted in it.
+
+    It is asked again until then: on a busy machine a text may be over before its drafter has been opened.
+    """
+
+    def accepted(told: Told) -> int:
+        texts = told if isinstance(told, list) else [told]
+        return sum(drafter.accepted for each in texts for drafter in each.stats.drafters)
+
+    return await asked(ask, lambda told: accepted(told) >= least)
+
+
+# Of forwards: as many as there may be.
+ALL = 1 << 20
+
+
+@contextmanager
+def held(forwards: int) -> Iterator[Callable[[int], None]]:
+    """Slow scripted models of this process end so many forwards; the function that is given lets go more.
+
+    So a text is in the middle for as long as a test needs it to be, and not for so many milliseconds.
+    """
+    let_go, wait_until = threading.Semaphore(forwards), Metronome.wait_until
+
+    def wait(metronome: Metronome, due: float) -> None:
+        let_go.acquire(timeout=LIMIT_S)
+        wait_until(metronome, due)
+
+    with patch.object(Metronome, "wait_until", wait):
+        try:
+            yield let_go.release
+        finally:
+            let_go.release(ALL)
 
 
 @dataclass
@@ -71,9 +115,11 @@ async def stack(
     dtype: str = "float32",
     deterministic: bool = False,
 ) -> AsyncIterator[Stack]:
-    """patient, dtype, deterministic: of the verifier."""
+    """patient, dtype, deterministic: of the verifier. What is stopped may be started again at its address."""
     async with AsyncExitStack() as parts:
-        served = ModelServiceOptions(target, slots=slots, context=context, dtype=dtype, deterministic=deterministic)
+        served = ModelServiceOptions(
+            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic
+        )
         verifier = await verify_service.server.start(served, patient=patient, patience=patience)
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
@@ -84,6 +130,7 @@ async def stack(
             (verifier.address,),
             tuple(d.address for d in drafters),
             redis_url,
+            listen=free_address(),
             peer_timeout=peer_timeout,
             retention=retention,
             store_timeout=store_timeout,

@@ -23,6 +23,7 @@ from specwire.rpc import convert
 from specwire.v1 import common_pb2, generation_pb2
 from tests.orchestrator.stack import stack
 from tests.reference_target import alone, close
+from tests.wait import asked
 
 VOCABULARY = 12
 # Repeats itself, so that penalties have something to do; both plain texts end after 17 and 18 tokens.
@@ -162,10 +163,13 @@ async def test_each_option_alone(base: RequestOptions) -> None:
         name: {**RequestOptions(max_tokens=LENGTH), **base, **wish} for name, wish in ALONE.items()
     }
     wishes["rule"] = {**wishes["nothing"], "rule": RULES[base.get("temperature", 0.0)]}
-    found = await compared(wishes)
-    # Of guesses from the text nothing is promised: whether they pay is measured.
-    assert sum(each[2].stats.accepted for each in found.values()) > 0
-    assert sum(each[3].stats.recovered for each in found.values()) > 0
+
+    def both_drafted(found: dict[str, list[Completion]]) -> bool:
+        """Of guesses from the text nothing is promised: whether they pay is measured."""
+        helped, misled = ([each[way].stats for each in found.values()] for way in (2, 3))
+        return any(stats.accepted for stats in helped) and any(stats.recovered for stats in misled)
+
+    found = await asked(lambda: compared(wishes), both_drafted)
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
     of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority"}

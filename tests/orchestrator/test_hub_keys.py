@@ -21,7 +21,7 @@ from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import draft_pb2, draft_pb2_grpc
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, drafted, plain, stack
 
 CLIENT, DRAFTER = "the-token-of-a-client", "the-token-of-a-drafter"
 ACCESS = Access(Keys({CLIENT: "ada"}), Keys({DRAFTER: "attic"}))
@@ -45,11 +45,12 @@ async def test_a_drafter_with_its_token_joins_and_a_client_with_its_own_is_serve
         drafter = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, DRAFTER)
         try:
             async with AsyncClient(running.address, token=CLIENT) as client:
-                done = await client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
+                done = await drafted(
+                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
+                )
         finally:
             await drafter.stop()
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
-    assert done.stats.accepted > 10
 
 
 @pytest.mark.parametrize("token", ["", CLIENT, "a-token-of-nobody"])

@@ -19,12 +19,12 @@ from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
-from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.orchestrator.test_watching import watched
+from tests.ports import free_address
 from tests.wait import until
 from verify_service.server import RunningVerifier
 
@@ -45,8 +45,10 @@ class Parts:
     def __init__(self, owned: AsyncExitStack) -> None:
         self._owned = owned
 
-    async def verifier(self, model: str = SLOW, context: int | None = None, listen: str = ANY_PORT) -> RunningVerifier:
-        running = await verify_service.server.start(ModelServiceOptions(model, listen, context=context))
+    async def verifier(self, model: str = SLOW, context: int | None = None, listen: str = "") -> RunningVerifier:
+        running = await verify_service.server.start(
+            ModelServiceOptions(model, listen or free_address(), context=context)
+        )
         self._owned.push_async_callback(running.stop, 0.0)
         return running
 

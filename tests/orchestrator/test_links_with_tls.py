@@ -20,7 +20,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from tests.certificates import Authority
 from tests.documents import ROOT, blocks_of
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, plain
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, drafted, plain
 
 OURS, OTHERS = Authority(), Authority("another authority")
 LIMIT_S = 120.0
@@ -50,11 +50,12 @@ async def test_every_hop_is_encrypted() -> None:
         running = await orchestrator.server.start(options(*addresses, OURS.client(OURS.sign())))
         try:
             async with AsyncClient(running.address, tls=OURS.client()) as client:
-                done = await client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
+                done = await drafted(
+                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
+                )
         finally:
             await running.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
-    assert done.stats.accepted > 10
 
 
 async def test_certificates_made_as_the_page_says_serve_both_ends(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from demo_pair import TARGET
 from specwire.client import Completion
 from specwire.client.requests import RequestOptions
-from tests.orchestrator.stack import stack
+from tests.orchestrator.stack import drafted, stack
 from tests.orchestrator.tiny import tiny
+from tests.wait import asked
 
 TOKENIZER = str(TARGET / "tokenizer.json")
 PROMPT: list[int] = Tokenizer.from_file(TOKENIZER).encode("def area(width").ids
@@ -132,18 +133,19 @@ async def test_equals_transformers_whoever_drafts(tmp_path: Path) -> None:
     good, bad = tiny(tmp_path / "good", 2, like=target, noise=0.01), tiny(tmp_path / "bad", 9)
     model: Any = LlamaForCausalLM.from_pretrained(target).eval()
     plain = by_transformers(model, {})
-    asked = cases(plain, str(words().decode(plain.tokens)))
-    written = {name: by_transformers(model, case.theirs) for name, case in asked.items()}
+    wanted = cases(plain, str(words().decode(plain.tokens)))
+    written = {name: by_transformers(model, case.theirs) for name, case in wanted.items()}
     lengths = {name: len(each.tokens) for name, each in written.items()}
     assert lengths["stop"] < COUNT > lengths["the end"] < lengths["ignore_eos"] == COUNT
     assert lengths["stop_ids"] < 15 < lengths["min_tokens"]
-    wishes: list[RequestOptions] = [{**RequestOptions(max_tokens=COUNT), **case.ours} for case in asked.values()]
+    wishes: list[RequestOptions] = [{**RequestOptions(max_tokens=COUNT), **case.ours} for case in wanted.values()]
     off: list[RequestOptions] = [{**wish, "drafting": False} for wish in wishes]
     async with stack(target, good, plan="stream:4,8,4", patient=True) as running:
-        found = [await told(running.client, each) for each in (off, wishes)]
+        found = [await told(running.client, off), await drafted(lambda: told(running.client, wishes))]
     async with stack(target, bad, plan="stream:4,8,4", patient=True) as running:
-        found.append(await told(running.client, wishes))
+        found.append(
+            await asked(lambda: told(running.client, wishes), lambda texts: sum(done.stats.recovered for done in texts))
+        )
     for way in found:
-        for (name, case), done in zip(asked.items(), way, strict=True):
+        for (name, case), done in zip(wanted.items(), way, strict=True):
             check(name, case, written[name], done)
-    assert sum(done.stats.accepted for done in found[1]) > 0 < sum(done.stats.recovered for done in found[2])

@@ -19,16 +19,17 @@ from orchestrator.peers.registry import RegistryFeed
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
 from specwire.core.placement import Reason
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Load
 from specwire.registry.options import RegistryOptions
-from specwire.rpc.listening import ANY_PORT
 from specwire.rpc.model_service import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, plain
-from tests.wait import until
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, drafted, plain
+from tests.ports import free_address
+from tests.wait import asked, until
 from verify_service.server import RunningVerifier
 
 PROMPT = tuple(index % 50 + 3 for index in range(30))
@@ -58,9 +59,9 @@ class Place:
         return RegistryOptions(self.redis.url, region=region)
 
     async def verifier(
-        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = ANY_PORT, patient: bool = False
+        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = "", patient: bool = False
     ) -> RunningVerifier:
-        options = ModelServiceOptions(model, listen=listen, slots=slots)
+        options = ModelServiceOptions(model, listen=listen or free_address(), slots=slots)
         running = await verify_service.server.start(options, patient=patient, registration=self.registry(region))
         self._parts.push_async_callback(running.stop, 0.0)
         return running
@@ -159,9 +160,8 @@ async def test_what_is_known_serves_on_while_the_registry_is_away(place: Place) 
     place.redis.stop()
     try:
         await until(lambda: "does not answer" in feed.trouble)
-        done = await said(client, PROMPT, length=60)
+        done = await drafted(lambda: said(client, PROMPT, length=60))
         assert list(done.tokens) == plain(TARGET, PROMPT, 60)
-        assert done.stats.accepted > 0
     finally:
         place.redis.start()
     await until(lambda: not feed.trouble and feed.services.total() == 3)
@@ -252,20 +252,20 @@ async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
 async def test_a_session_without_a_free_drafter_decodes_plainly(place: Place) -> None:
     """One drafter for two verifiers, with room for one session."""
     for _ in range(2):
-        await place.verifier()
+        await place.verifier(patient=True)
     drafter = await place.drafter(slots=1)
-    running = await place.orchestrator()
+    running = await place.orchestrator(plan=TURNS)
     await until(verifiers_up(running, 2))
     await until(lambda: any(each.up for each in running.orchestrator.pool.drafters))
     client = await place.client(running)
-    sessions = [
-        asyncio.create_task(client.complete((*PROMPT, number), max_tokens=120, ignore_eos=True, ngram=False))
-        for number in range(2)
-    ]
-    done = [await session for session in sessions]
+    wish = RequestOptions(max_tokens=120, ignore_eos=True, ngram=False)
+
+    async def beside() -> list[Completion]:
+        return list(await asyncio.gather(*(client.complete((*PROMPT, number), **wish) for number in range(2))))
+
+    # The other one is refused while the first has its place.
+    done = await asked(lambda: drafted(beside), lambda _: running.orchestrator.totals.stats.drafter_refusals)
     assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 120) for number in range(2)]
-    assert max(each.stats.accepted for each in done) > 0
-    assert running.orchestrator.totals.stats.drafter_refusals >= 1  # of the other one, while the first had its place
     assert [each.link.address for each in running.orchestrator.pool.drafters] == [drafter.address]
 
 

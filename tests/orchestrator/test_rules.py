@@ -19,7 +19,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
 from orchestrator.tenants import Access
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
 from specwire.client.events import Gathering
 from specwire.client.requests import RequestOptions, generate_request
 from specwire.core.draft import DraftSession
@@ -30,7 +30,8 @@ from specwire.core.messages import Pace
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, stack
+from tests.wait import asked
 
 RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
 
@@ -39,11 +40,11 @@ RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
 async def test_a_rule_asked_for_by_name_is_the_one_in_force_and_says_whether_it_is_lossy(rule: str) -> None:
     lossy = rule[0] == "t"
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
-        done = await running.client.complete(PROMPT, max_tokens=40, temperature=1.0, rule=rule, ignore_eos=True)
+        wish = RequestOptions(max_tokens=40, temperature=1.0, rule=rule, ignore_eos=True)
+        done = await asked(lambda: running.client.complete(PROMPT, **wish), lambda told: told.stats.proposed)
         state = await running.client.get_session(done.session_id)
     assert (done.sampling.rule, done.lossy, state.lossy) == (rule, lossy, lossy)
     assert len(done.tokens) == 40
-    assert done.stats.proposed > 0
     assert done.stats.proposed_ngram == 0
 
 
@@ -164,23 +165,23 @@ async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
         epochs.append(epoch)
         return advance(session, position, tokens, pace, epoch)
 
-    gathering = Gathering()
-    async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
-        address = running.verifier.address
-        with patch.object(DraftSession, "advance", watched):
-            async for event in running.client.generate(
-                PROMPT, max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True, timeout=30.0
-            ):
-                before = len(gathering.tokens)
-                gathering.add(event)
-                if isinstance(event, Chunk) and before < 12 <= len(gathering.tokens):
-                    await running.verifier.stop(0.0)
-                    running.verifier = await verify_service.server.start(
-                        ModelServiceOptions(SLOW_TARGET, listen=address)
-                    )
-        await running.verifier.stop(0.0)
-    assert len(gathering.completion().tokens) == 60
-    assert len(set(epochs)) >= 2
+    async def moved(running: Stack) -> Completion:
+        gathering, address = Gathering(), running.verifier.address
+        wish = RequestOptions(max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True)
+        epochs.clear()
+        async for event in running.client.generate(PROMPT, **wish):
+            before = len(gathering.tokens)
+            gathering.add(event)
+            if isinstance(event, Chunk) and before < 12 <= len(gathering.tokens):
+                await running.verifier.stop(0.0)
+                running.verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=address))
+        return gathering.completion()
+
+    with patch.object(DraftSession, "advance", watched):
+        async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
+            done = await asked(lambda: moved(running), lambda _: len(set(epochs)) >= 2)
+            await running.verifier.stop(0.0)
+    assert len(done.tokens) == 60
     assert 0 not in epochs
 
 

@@ -28,10 +28,13 @@ from specwire.core.session import State
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
+from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
+from tests.wait import until
 
 LENGTH = 120
-LIMIT_S = 60.0
+LIMIT_S = 120.0
+# Of a session that is in the middle of its text for as long as a test needs it to be.
+MIDDLE = 40
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,17 @@ class Pair:
             assert isinstance(event, Chunk)
             seen += len(event.tokens)
         return started, events
+
+    async def taken_over(self, session_id: str) -> AsyncGenerator[Event, None]:
+        """What the other one shows, which has taken the session over by the first event."""
+        request = generation_pb2.WatchRequest(session_id=session_id, take_over=True)
+        claims = self.other.orchestrator.tally.claims
+        async with grpc.aio.insecure_channel(self.other.address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            stream = stub.Watch(request, timeout=LIMIT_S)
+            await until(lambda: self.other.orchestrator.tally.claims > claims)
+            async for response in stream:
+                yield event_from_wire(response)
 
     async def fence(self, session_id: str) -> int:
         return (await self.second.get_session(session_id)).fence
@@ -107,18 +121,18 @@ async def watched(address: str, **request: object) -> list[int]:
 async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_no_session(redis: RedisServer) -> None:
     """A failover has lost a claim, and the clock of the new primary's host is days behind."""
     async with pair(redis) as both:
-        started, events = await both.begin(10, request_id="lost claim")
-        session_id = started.session_id
-        former, lost = await both.fence(session_id), 1_000_000_000_000
-        with Redis(unix_socket_path=str(redis.socket)) as raw:
-            meta, *_ = session_keys(session_id)
-            raw.hset(meta, "fence", str(former + lost))
-            driver = both.stack.orchestrator.orchestrator.sessions[session_id]
-            async with asyncio.timeout(LIMIT_S):
-                while driver.fence <= former + lost or driver.session.state is not State.RUNNING:
-                    await anext(events)
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
-            raw.hset(meta, "fence", str(former))
+        with held(MIDDLE) as let_go:
+            started, events = await both.begin(10, request_id="lost claim")
+            session_id = started.session_id
+            former, lost = await both.fence(session_id), 1_000_000_000_000
+            with Redis(unix_socket_path=str(redis.socket)) as raw:
+                meta, *_ = session_keys(session_id)
+                raw.hset(meta, "fence", str(former + lost))
+                let_go(MIDDLE)
+                driver = both.stack.orchestrator.orchestrator.sessions[session_id]
+                await until(lambda: driver.fence > former + lost and driver.session.state is State.RUNNING)
+                driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
+                raw.hset(meta, "fence", str(former))
         seen = await watched(both.other.address, session_id=session_id, take_over=True)
         assert await both.fence(session_id) > driver.fence
         await events.aclose()
@@ -128,12 +142,13 @@ async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_n
 async def test_a_damaged_log_is_taken_from_nobody(redis: RedisServer) -> None:
     """Who asks for it is told, and its owner, which has everything, writes it again and goes on."""
     async with pair(redis) as both:
-        started, events = await both.begin(10)
-        fence = await both.fence(started.session_id)
-        with Redis(unix_socket_path=str(redis.socket)) as raw:
-            raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await watched(both.other.address, session_id=started.session_id, take_over=True)
+        with held(MIDDLE):
+            started, events = await both.begin(10)
+            fence = await both.fence(started.session_id)
+            with Redis(unix_socket_path=str(redis.socket)) as raw:
+                raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await watched(both.other.address, session_id=started.session_id, take_over=True)
         assert refused.value.code() is grpc.StatusCode.DATA_LOSS
         await tokens_of(events)
         assert await both.fence(started.session_id) == fence
@@ -145,14 +160,15 @@ async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: p
     """The store's clock is behind: what it gives is the old fence and one more."""
     async with stack(SLOW_TARGET) as running:
         events = running.client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        started = await anext(events)
-        assert isinstance(started, Started)
-        await anext(events)
-        now, store = time.time(), running.orchestrator.orchestrator.store
-        assert isinstance(store, MemoryStore)
-        driver = running.orchestrator.orchestrator.sessions[started.session_id]
-        monkeypatch.setattr(store, "_clock", lambda: 5.0)
-        store._logs[started.session_id].fence += 1  # somebody has claimed it, and is us again
+        with held(MIDDLE):
+            started = await anext(events)
+            assert isinstance(started, Started)
+            await anext(events)
+            now, store = time.time(), running.orchestrator.orchestrator.store
+            assert isinstance(store, MemoryStore)
+            driver = running.orchestrator.orchestrator.sessions[started.session_id]
+            monkeypatch.setattr(store, "_clock", lambda: 5.0)
+            store._logs[started.session_id].fence += 1  # somebody has claimed it, and is us again
         assert await tokens_of(events)
         assert driver.fence > now * 1_000_000
 
@@ -173,12 +189,12 @@ async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: 
     """The time of its first token is known to whoever emitted that."""
     async with pair(redis) as both:
         undisturbed = await both.first.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        started, events = await both.begin(30)
-        taken, request = Gathering(), generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
-        async with grpc.aio.insecure_channel(both.other.address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            async for response in stub.Watch(request, timeout=LIMIT_S):
-                taken.add(event_from_wire(response))
+        with held(MIDDLE) as let_go:
+            started, events = await both.begin(30)
+            taken = Gathering()
+            async for event in both.taken_over(started.session_id):
+                let_go(ALL)
+                taken.add(event)
         await tokens_of(events)
     stats = taken.completion().stats
     plainly = undisturbed.stats
@@ -197,12 +213,12 @@ async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis
     wish.update({"max_tokens": LENGTH, "ignore_eos": True})
     async with pair(redis) as both:
         undisturbed = await both.first.complete(PROMPT, **wish)
-        started, events = await both.begin(20, **wish)
-        taken, request = Gathering(), generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
-        async with grpc.aio.insecure_channel(both.other.address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            async for response in stub.Watch(request, timeout=LIMIT_S):
-                taken.add(event_from_wire(response))
+        with held(MIDDLE) as let_go:
+            started, events = await both.begin(20, **wish)
+            taken = Gathering()
+            async for event in both.taken_over(started.session_id):
+                let_go(ALL)
+                taken.add(event)
         await tokens_of(events)
     assert (tuple(taken.tokens), tuple(taken.logprobs)) == (undisturbed.tokens, undisturbed.logprobs)
     assert len(taken.logprobs) == LENGTH
@@ -229,11 +245,14 @@ async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:
 async def test_it_is_taken_from_one_that_runs(redis: RedisServer) -> None:
     """Both readers see all of it, and the former owner can append nothing more."""
     async with pair(redis) as both:
-        started, events = await both.begin(10)
-        fence = await both.fence(started.session_id)
-        taking = asyncio.create_task(watched(both.other.address, session_id=started.session_id, take_over=True))
+        with held(MIDDLE):
+            started, events = await both.begin(10)
+            fence = await both.fence(started.session_id)
+            taking = both.taken_over(started.session_id)
+            await anext(taking)
         tokens, _, finished = await tokens_of(events)
-        assert await taking == plain(TARGET, PROMPT, LENGTH)
+        seen, _, _ = await tokens_of(taking)
+        assert seen == plain(TARGET, PROMPT, LENGTH)
         assert await both.fence(started.session_id) > fence
     assert tokens == plain(TARGET, PROMPT, LENGTH)[-len(tokens) :]
     assert finished.reason is FinishReason.LENGTH
@@ -243,10 +262,11 @@ async def test_it_is_taken_from_one_that_runs(redis: RedisServer) -> None:
 async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
     """The first one lives, and its only reader reads no more: whoever reads elsewhere goes on."""
     async with pair(redis) as both:
-        started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
-        await events.aclose()
-        joined = await both.other.orchestrator.join(started.session_id)
-        joined.patience_with_others = 0.5
+        with held(MIDDLE):
+            started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
+            await events.aclose()
+            joined = await both.other.orchestrator.join(started.session_id)
+            joined.patience_with_others = 0.5
         tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
     assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
 
@@ -284,8 +304,10 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
 async def test_a_session_whose_owner_is_gone_goes_on(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.3)
     async with pair(redis) as both:
-        started, _ = await both.begin(10, request_id="orphan")
-        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        with held(MIDDLE):
+            started, _ = await both.begin(10, request_id="orphan")
+            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
         tokens, _, finished = await tokens_of(both.second.watch(started.session_id))
     assert tokens == plain(TARGET, PROMPT, LENGTH)
     assert finished.reason is FinishReason.LENGTH
@@ -343,8 +365,10 @@ async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: p
     """It needs no verifier."""
     monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
     async with pair(redis) as both:
-        started, _ = await both.begin(5, request_id="orphan-to-end")
-        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        with held(MIDDLE):
+            started, _ = await both.begin(5, request_id="orphan-to-end")
+            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
         for verifier in both.other.orchestrator.pool.verifiers:
             verifier.refusal = "a verifier that this one may not use"
         await both.second.cancel(started.session_id)
@@ -356,8 +380,10 @@ async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: p
 async def test_cancel_ends_what_was_left_here(redis: RedisServer) -> None:
     """Its owner in the log is the one that is asked, which has spoken a moment ago, but nobody drives it."""
     async with pair(redis) as both:
-        started, _ = await both.begin(5, request_id="left-to-end")
-        both.stack.orchestrator.orchestrator.sessions[started.session_id].abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+        with held(MIDDLE):
+            started, _ = await both.begin(5, request_id="left-to-end")
+            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
         await both.first.cancel(started.session_id)
         _, _, finished = await tokens_of(both.second.watch(started.session_id))
     assert finished.reason is FinishReason.CANCELLED
@@ -417,15 +443,16 @@ async def test_the_next_turn_stands_behind_its_parent(redis: RedisServer) -> Non
         more = (9, 11)
         tokens, _, _ = await tokens_of(both.second.continue_(done.session_id, more, max_tokens=20, ignore_eos=True))
         assert tokens == plain(TARGET, (*PROMPT, *done.tokens, *more), 20)
-        started, events = await both.begin(1)
-        for parent, code in (
-            (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
-            ("nobody's", grpc.StatusCode.NOT_FOUND),
-        ):
-            with pytest.raises(SpecwireError, match="parent: ") as refused:
-                await both.second.complete("5", parent=parent)
-            assert refused.value.code is code
-        await events.aclose()
+        with held(MIDDLE):
+            started, events = await both.begin(1)
+            for parent, code in (
+                (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
+                ("nobody's", grpc.StatusCode.NOT_FOUND),
+            ):
+                with pytest.raises(SpecwireError, match="parent: ") as refused:
+                    await both.second.complete("5", parent=parent)
+                assert refused.value.code is code
+            await events.aclose()
 
 
 async def test_a_session_stays_with_its_model(redis: RedisServer) -> None:
@@ -466,10 +493,13 @@ async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
         AsyncClient([one.orchestrator.address, other.orchestrator.address]) as client,
     ):
         events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        await anext(events)
-        first = await anext(events)
-        assert isinstance(first, Chunk)
-        await one.verifier.stop(0.0)
+        with held(MIDDLE):
+            await anext(events)
+            first = await anext(events)
+            assert isinstance(first, Chunk)
+            stopping = asyncio.create_task(one.verifier.stop(0.0))
+            await until(lambda: not one.orchestrator.orchestrator.pool.verifiers[0].up)
+        await stopping
         tokens, _, finished = await tokens_of(events)
         assert client.address == other.orchestrator.address
     assert [*first.tokens, *tokens] == plain(TARGET, PROMPT, LENGTH)

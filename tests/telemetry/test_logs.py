@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from specwire.client import Client
 from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.logs import JsonLines, TextLines, message_of, of_session
 from specwire.telemetry.options import Telemetry
+from tests.ports import free_port
 from tests.telemetry.stack import observed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,13 +76,6 @@ def test_a_wrong_option_is_named(name: str, value: str, option: str) -> None:
         Telemetry(**{name: value})
 
 
-def free_port() -> int:
-    """The first of three in a row."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) % 60_000 + 1024
-
-
 def up(*flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "deploy", "up", "--no-ray", "--target", TARGET, "--redis-url", "memory:"]
     listen = ["--listen", "127.0.0.1:0", "--http", "none", "--json", "--log-format", "json", "--log-level", "info"]
@@ -93,7 +86,7 @@ def up(*flags: str) -> subprocess.Popen[str]:
 
 
 def test_a_stack_logs_json_of_all_its_services_and_no_prompt() -> None:
-    with up("--metrics", f"127.0.0.1:{free_port()}") as stack:
+    with up("--metrics", f"127.0.0.1:{free_port(row=3)}") as stack:
         try:
             assert stack.stdout is not None
             address = json.loads(stack.stdout.readline())["address"]

@@ -15,11 +15,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.stack.options import StackOptions
-from specwire.client import Chunk, Finished
+from specwire.client import Chunk, Finished, Stats
 from specwire.core.messages import Discipline, SourceKind
-from tests.orchestrator.stack import PROMPT
+from tests.orchestrator.stack import ALL, PROMPT, held
 from tests.telemetry.promql import ADDED, PREFIX, grouped, selected
 from tests.telemetry.stack import Observed, observed
+from tests.wait import asked
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "observability"
 HISTOGRAM = ("_bucket", "_sum", "_count")
@@ -66,22 +67,27 @@ async def gathered(stack: Observed) -> Figures:
     return figures
 
 
-async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -> None:
-    async with observed() as stack:
-        before = await gathered(stack)
-        finished, during = None, Figures()
+async def written(stack: Observed) -> tuple[Stats, Figures, Figures, Figures]:
+    """A text's own figures, and what all services told before it, in the middle of it and after it."""
+    before, during, finished = await gathered(stack), Figures(), None
+    with held(8) as let_go:
         async with aclosing(stack.client.generate(PROMPT, max_tokens=60, ignore_eos=True)) as events:
             async for event in events:
-                if isinstance(event, Chunk) and not during.types and event.position > len(PROMPT) + 20:
+                if isinstance(event, Chunk) and not during.types and event.position > len(PROMPT) + 5:
                     during = await gathered(stack)
+                    let_go(ALL)
                 finished = event if isinstance(event, Finished) else None
-        assert finished is not None
-        after = await gathered(stack)
+    assert finished is not None
+    return finished.stats, before, during, await gathered(stack)
+
+
+async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -> None:
+    async with observed() as stack:
+        stats, before, during, after = await asked(lambda: written(stack), lambda told: told[0].accepted > 0)
 
         def grew(name: str, **labels: str) -> float:
             return after.sum(name, **labels) - before.sum(name, **labels)
 
-        stats = finished.stats
         at = {"service": "orchestrator"}
         assert grew("generation_tokens_total", **at) == stats.output_tokens == 60
         assert grew("spec_decode_num_draft_tokens_total", **at) == stats.proposed > 0
