@@ -14,7 +14,7 @@ PACKAGES = [
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
     *("specwire/core/law", "specwire/core/policy", "specwire/core/verify", "verify_service/engine"),
     *("orchestrator/api", "orchestrator/ownership", "orchestrator/peers", "orchestrator/session"),
-    *("deploy/cli", "deploy/stack"),
+    *("deploy/cli", "deploy/stack", "specwire/lm/runners"),
 ]
 
 
