@@ -161,4 +161,6 @@ def _timings(timings: StepTimings) -> verify_pb2.StepTimings:
         gap_us=timings.gap_us,
         waited_us=timings.waited_us,
         forward_ended_ns=timings.forward_ended_ns,
+        plain_us=timings.plain_us,
+        drafts_us=timings.drafts_us,
     )

@@ -288,11 +288,12 @@ class Drafters:
             drafting.plan(self.shown)
 
     def observe(self, verdict: Verdict, timings: OutputTimings) -> None:
-        """A verdict came. Its forward tells nothing where it was not of this session alone."""
+        """A verdict came."""
         step, forward = timings.step, None
         took_us = step.forward_us + step.choose_us
-        if step.sessions == 1 and took_us:
-            forward = Forward(step.rows, timings.verdict_received_ns / 1000, took_us)
+        if step.sessions and took_us:
+            ended_us = timings.verdict_received_ns / 1000
+            forward = Forward(step.rows, ended_us, took_us, step.sessions, step.plain_us, step.drafts_us)
         for drafting in list(self._by_source.values()):
             drafting.observe(verdict, forward, self.shown)
 

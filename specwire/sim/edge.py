@@ -154,7 +154,8 @@ class Edge:
             return
         width = min(verdict.width, len(verdict.tokens)) if verdict.kind is SourceKind.DRAFTER else 0
         accepted = window_counts(verdict.outcomes, width).accepted
-        forward = Forward(step.rows, self._clock.now_us, step.forward_us) if step.sessions == 1 else None
+        known = step.sessions, step.plain_us, step.drafts_us
+        forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
         self.planner.observe_verdict(
             PlannedFrom(verdict.position, verdict.tokens, width, accepted, round(decided.delay_us), forward)
         )

@@ -59,6 +59,8 @@ class StepTimes(NamedTuple):
     sessions: int
     rows: int
     forward_us: float
+    plain_us: float
+    drafts_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ class SimVerifier:
         self._machine.use(self._cost.at(len(parts), drafted, prefill), partial(self._forward_ended, parts, began_us))
 
     def _forward_ended(self, parts: Sequence[SimPart], began_us: float) -> None:
-        times = StepTimes(len(parts), sum(part.share.rows for part in parts), self._clock.now_us - began_us)
+        rows, taken_us = sum(part.share.rows for part in parts), self._clock.now_us - began_us
+        times = StepTimes(len(parts), rows, taken_us, *self.costs.told(len(parts)))
         if self._step_us:
             self._clock.after(self._step_us, partial(self._decide, parts, times))
         else:

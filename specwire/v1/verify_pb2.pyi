@@ -137,7 +137,7 @@ class Verdict(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ..., source: _Optional[int] = ..., answered: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., met: _Optional[int] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns")
+    __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns", "plain_us", "drafts_us")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,8 @@ class StepTimings(_message.Message):
     GAP_US_FIELD_NUMBER: _ClassVar[int]
     WAITED_US_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_US_FIELD_NUMBER: _ClassVar[int]
     step: int
     sessions: int
     rows: int
@@ -154,7 +156,9 @@ class StepTimings(_message.Message):
     gap_us: int
     waited_us: int
     forward_ended_ns: int
-    def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ...) -> None: ...
+    plain_us: int
+    drafts_us: int
+    def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("tokens", "from_position")

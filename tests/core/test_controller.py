@@ -9,7 +9,7 @@ import pytest
 
 from specwire.core.messages import Discipline, Pace, Plan, Proposal
 from specwire.core.policy.controller import Controller, Fixed, PlannedVerdict, parse_plan
-from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.estimates import Forward, ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
 
@@ -138,6 +138,19 @@ def test_off_without_gain_for_a_slow_or_a_poor_drafter() -> None:
         plan = settled(subject)
         assert (plan.discipline, plan.due) == (Discipline.OFF, 0)
         assert consistent(plan)
+
+
+def test_in_a_batch_it_plans_by_what_draft_tokens_add_to_the_step_of_all() -> None:
+    """Alone a window is nearly free; for eight sessions it costs as much as it brings."""
+    cheap, dear = Forward(8, 0.0, 20_000.0, 8, 20_000.0, 200.0), Forward(8, 0.0, 20_000.0, 8, 20_000.0, 24_000.0)
+    for shared in (True, False):
+        subject = controller(shared)
+        learn(subject, draft_us=500, accepted=3)
+        assert subject.plan().discipline is not Discipline.OFF
+        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, dear))
+        assert subject.plan().reason in ("probe", "no gain expected")
+        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, cheap))
+        assert subject.plan().discipline is not Discipline.OFF
 
 
 def test_off_is_probed_now_and_then() -> None:

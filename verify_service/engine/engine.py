@@ -263,6 +263,7 @@ class Engine:
         told = choices(logits, parts, self.lm.info.deterministic, self._patience_until(ended_us + MOST_LATE_US))
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
+        plain_us, drafts_us = self.costs.told(len(parts))
         timings = StepTimings(
             step=self.steps,
             sessions=len(parts),
@@ -272,6 +273,8 @@ class Engine:
             gap_us=round(pauses.gap_us(began_us)),
             waited_us=round(pauses.waited_us),
             forward_ended_ns=round(ended_us * 1000),
+            plain_us=round(plain_us),
+            drafts_us=round(drafts_us),
         )
         self.steps += 1
         self.tally.step(timings)

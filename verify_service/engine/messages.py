@@ -196,6 +196,8 @@ class StepTimings:
     gap_us: int
     waited_us: int
     forward_ended_ns: int
+    plain_us: int = 0
+    drafts_us: int = 0
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ class PlannedVerdict(NamedTuple):
         position, tokens: the decided tokens and where the first of them stands.
         tested, accepted: draft tokens of the drafter in the window, and of those the accepted ones.
         delay_us: from an earlier verdict to the proposal that answered it, 0 if none came.
-        forward: the forward that decided, if it was the session's alone and its times are known.
+        forward: the forward that decided, if its times are known.
     """
 
     position: int
@@ -321,7 +321,9 @@ class SideBySide:
         self._draft_us = smoothed(self._draft_us, token_us)
 
     def verdict(self, tokens: int, forward: Forward | None) -> None:
-        """A verdict brought `tokens`. forward: of the session alone; None where there were others, or none is known."""
+        """A verdict brought `tokens`. forward: None where it is not known."""
+        if forward is not None and forward.sessions > 1:
+            forward = None
         self._since_try += 1
         ended_us = forward.ended_us if forward is not None else None
         self._alone = forward is not None
@@ -496,6 +498,7 @@ class Controller:
         self._verdicts = self._ignored = 0
         self._probing = Probing()
         self._beside = SideBySide(forward)
+        self._batch: ForwardTimes | None = None
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
@@ -511,6 +514,8 @@ class Controller:
         heir._draft_us = self._draft_us
         heir._overhead_us = self._overhead_us
         heir._probing = replace(self._probing, left=0)
+        if forward is self._forward:
+            heir._batch = self._batch
         if forward is self._forward and shared_host == self._shared:
             heir._beside = self._beside
             heir._beside.begin()
@@ -546,6 +551,8 @@ class Controller:
             overhead_us = max(0.0, decided.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(decided.tokens), decided.forward)
+        if decided.forward is not None:
+            self._batch = _batch_times(decided.forward)
         self._verdicts += 1
         answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
         self._probing.verdict(answered, float(decided.delay_us))
@@ -570,6 +577,11 @@ class Controller:
     def drafter_changed(self) -> None:
         """See `Planner`."""
         self._overhead_us = None
+
+    @property
+    def _step(self) -> ForwardTimes:
+        """V(m) of the step that the session takes part in, each of its sessions with m rows."""
+        return self._batch or self._forward
 
     # What to do
 
@@ -610,12 +622,12 @@ class Controller:
         return Plan(Discipline.STREAM, pace, 0, beside.reason)
 
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
-        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward)
+        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._step)
 
     def _in_turns(self, draft_us: float) -> Plan:
         rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
         windows = range(MOST_WINDOW + 1)
-        speeds = [lockstep_rate(rates, window, draft_us, self._forward, overhead_us) for window in windows]
+        speeds = [lockstep_rate(rates, window, draft_us, self._step, overhead_us) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
         if gain < LEAST_GAIN or self._ignored >= MOST_IGNORED:
@@ -632,9 +644,16 @@ class Controller:
         microsecond) that time would have brought (draft_us + growth) * speed. In coarse steps, so that the pace does
         not change all the time.
         """
-        growth = (self._forward.at(window + 1) - self._forward.at(1)) / window
+        growth = (self._step.at(window + 1) - self._step.at(1)) / window
         steps = round((draft_us + growth) * speed / FLOOR_STEP)
         return min(MOST_FLOOR, max(ASKING_FLOOR, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:
-        return self._probing.plan(self._shared, self._forward.at(1)) or off("no gain expected")
+        return self._probing.plan(self._shared, self._step.at(1)) or off("no gain expected")
+
+
+def _batch_times(forward: Forward) -> ForwardTimes | None:
+    """V(m) of a batch whose sessions have m rows each; None for a session alone, and where nobody says."""
+    if forward.sessions < 2 or not forward.plain_us:
+        return None
+    return ForwardTimes({1: forward.plain_us, 2: forward.plain_us + forward.drafts_us})

@@ -126,6 +126,11 @@ class StepCosts:
         known = self._plain.get(sessions)
         return self._like(sessions) if known is None else known
 
+    def told(self, sessions: int) -> tuple[float, float]:
+        """What drafters plan by: the plain step, and what a draft token for each of `sessions` would add to it."""
+        plain_us = self.plain(sessions)
+        return plain_us, max(0.0, self.of(sessions)(2 * sessions) - plain_us)
+
     def _like(self, sessions: int) -> float:
         """The plain step of a batch of which none was seen: like those of the size next to it, whose texts are known to
         be long or short, else as measured at start.

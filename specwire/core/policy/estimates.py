@@ -346,11 +346,18 @@ REMEMBERED_FORWARDS = 64
 
 
 class Forward(NamedTuple):
-    """A forward of one session alone, of `rows` positions."""
+    """A forward of `rows` positions.
+
+    sessions: that took part. plain_us, drafts_us: what a step of so many is expected to take without draft tokens, and
+    what one for each would add, as the verifier knows them; 0: it did not say.
+    """
 
     rows: int
     ended_us: float
     took_us: float
+    sessions: int = 1
+    plain_us: float = 0.0
+    drafts_us: float = 0.0
 
     @property
     def began_us(self) -> float:
