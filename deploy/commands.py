@@ -1,15 +1,15 @@
-"""The commands of `specwire`, and the module that carries each one out."""
+"""The commands of `specwire`, and what carries each one out."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 
 class Module(Protocol):
-    """What the module of a command offers."""
+    """What a command's module offers, or an object in one."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -18,7 +18,11 @@ class Module(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command. configurable: its options may also come from a file and the environment (`deploy.settings`)."""
+    """A command.
+
+    module: its `Module`, or "module:name" of one. configurable: its options may also come from a file and the
+    environment (`deploy.settings`).
+    """
 
     name: str
     help: str
@@ -27,7 +31,7 @@ class Command:
 
     def load(self) -> Module:
         """Import what it takes."""
-        return cast(Module, importlib.import_module(self.module))
+        return cast(Module, pkgutil.resolve_name(self.module))
 
 
 COMMANDS = (
@@ -39,10 +43,10 @@ COMMANDS = (
     Command("verify", "serve a target model", "verify_service.server", configurable=True),
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.cli.edge", configurable=True),
     Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
-    Command("deploy", "run pools of services on a Ray cluster, as a file says", "deploy.cluster.deploy"),
-    Command("status", "show what is deployed on a Ray cluster", "deploy.cluster.status"),
-    Command("scale", "give a pool on a Ray cluster another number of replicas", "deploy.cluster.scale"),
-    Command("undeploy", "drain and end what is deployed on a Ray cluster", "deploy.cluster.undeploy"),
+    Command("deploy", "run pools of services on a Ray cluster, as a file says", "deploy.cluster.commands:DEPLOY"),
+    Command("status", "show what is deployed on a Ray cluster", "deploy.cluster.commands:STATUS"),
+    Command("scale", "give a pool on a Ray cluster another number of replicas", "deploy.cluster.commands:SCALE"),
+    Command("undeploy", "drain and end what is deployed on a Ray cluster", "deploy.cluster.commands:UNDEPLOY"),
     Command("simulate", "say what a setting would do, in virtual time", "deploy.cli.simulate"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.cli.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.doctor"),

@@ -17,7 +17,7 @@ from deploy.cli.generate import by_source, forwards
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, stack_options
-from deploy.stack.starting import start_shown
+from deploy.stack.stack import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import Gathering
 from specwire.core.invalid import InvalidParameter

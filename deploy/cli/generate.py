@@ -14,7 +14,7 @@ from deploy.cli.main import run_owned
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import Painter, ProvisionalTail, is_terminal, number, painter
 from deploy.stack.options import StackError
-from deploy.stack.starting import start_shown
+from deploy.stack.stack import start_shown
 from specwire.client import (
     AsyncClient,
     Chunk,

@@ -20,7 +20,7 @@ from deploy.stack.options import (
     add_stack_arguments,
     stack_options,
 )
-from deploy.stack.starting import start_shown
+from deploy.stack.stack import start_shown
 from orchestrator.options import (
     add_http_arguments,
     and_http,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -16,12 +17,13 @@ import grpc
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from deploy.cluster.command import ray_token
-from deploy.cluster.planning import Change, ReplicaName, ReplicaPlace, replica_name
-from deploy.cluster.registered import wait_until_known
+from deploy.cluster.commands import ray_token
 from deploy.cluster.replica import Order, Record, Replica
+from deploy.cluster.rollout import Change, ReplicaName, ReplicaPlace, replica_name
 from deploy.cluster.schema import ClusterConfig, Group, parse
 from deploy.stack.options import StackError
+from specwire.registry.directory import Directory, RegistryUnavailable
+from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.rpc.process import one_line
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -319,3 +321,46 @@ def _asked_for(group: Group) -> str:
     wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, group.accelerator_type: 1, **group.resources}
     told = ", ".join(f"{name}: {amount:g}" for name, amount in wanted.items() if name and amount)
     return f"each replica asks for a node with {told or 'nothing'} free"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a deployment's services say of themselves in the registry.
+
+# An orchestrator looks at the registry every second, and says what it has found every two.
+KNOWN_LIMIT_S = 20.0
+PAUSE_S = 0.5
+
+
+async def listed(url: str) -> tuple[ServiceEntry, ...]:
+    """Who is in the registry. Raises RegistryUnavailable."""
+    directory = Directory.at(url)
+    try:
+        return (await directory.listing()).entries
+    finally:
+        await directory.close()
+
+
+def are_known(addresses: Iterable[str], entries: Iterable[ServiceEntry]) -> bool:
+    """Every orchestrator gives its new sessions to the versions of the verifiers there."""
+    found = {entry.address: entry for entry in entries}
+    verifiers = [found.get(address) for address in addresses]
+    if None in verifiers:
+        return False
+    versions = [model for entry in verifiers if entry is not None for model in entry.models]
+    serving = [
+        entry for entry in found.values() if entry.role is Role.ORCHESTRATOR and entry.state is ServiceState.SERVING
+    ]
+    return all(any(each.equals(model) for model in entry.models) for entry in serving for each in versions)
+
+
+def wait_until_known(url: str, addresses: Iterable[str], limit_s: float = KNOWN_LIMIT_S) -> bool:
+    """Whether `are_known` came to hold in time: of verifiers that have no room it may not."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            if are_known(addresses, asyncio.run(listed(url))):
+                return True
+        except RegistryUnavailable:
+            pass  # it may answer again
+        time.sleep(PAUSE_S)
+    return False

@@ -22,7 +22,7 @@ from typing import IO
 
 import ray
 
-from deploy.cluster.planning import ReplicaPlace
+from deploy.cluster.rollout import ReplicaPlace
 from deploy.stack import bound
 from deploy.stack.processes import KEPT_LINES, environment
 from deploy.stack.ray_actors import ThreadOutcome

@@ -26,7 +26,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deploy.cluster.planning import replica_name
+from deploy.cluster.rollout import replica_name
 from deploy.cluster.schema import ORCHESTRATORS, parse, read_text
 from deploy.stack.processes import environment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
-from deploy.stack.fetching import file_here
+from deploy.stack.hub_cache import Fetching, file_here, hub_cache
 from deploy.stack.options import VERIFIER, Host, StackError, StackOptions
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
@@ -21,8 +22,9 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
+from specwire.progress import REDRAW_S, Bar
 from specwire.redis.urls import MEMORY, without_password
-from specwire.rpc.process import one_line
+from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
 from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 
@@ -220,3 +222,53 @@ async def _await_healthy(address: str) -> None:
             raise StackError(f"the orchestrator on {address} does not answer: {error.details()}") from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise StackError(f"the orchestrator on {address} is not serving")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a stack that starts tells its user: lines, and on a terminal how far it is.
+
+LINE = re.compile(r"([\w-]+): (loading|ready)\b")
+
+
+class Starting:
+    """A `Report`: each line is said, and moves the bar where it tells of a service."""
+
+    def __init__(self, bar: Bar, fetching: Fetching) -> None:
+        self._bar = bar
+        self._fetching = fetching
+        self._loading: set[str] = set()
+        self._ready: set[str] = set()
+
+    def __call__(self, line: str) -> None:
+        say(f"specwire: {line}")
+        if (found := LINE.match(line)) is None:
+            return
+        role, state = found.groups()
+        (self._ready if state == "ready" else self._loading).add(role)
+        self.tick()
+
+    def tick(self) -> None:
+        """Time has passed, in which more may have been fetched."""
+        left = ", ".join(sorted(self._loading - self._ready))
+        fetched = self._fetching.text() if left else ""
+        self._bar.at(len(self._ready), ", ".join(filter(None, (left and f"loading {left}", fetched))))
+
+
+async def start_shown(options: StackOptions, folder: Path) -> Stack:
+    """`start`, told to whoever watches. Raises StackError."""
+    services = options.services()
+    fetching = Fetching((service.model for service in services.values()), hub_cache())
+    with Bar("starting", len(services)) as bar:
+        starting = Starting(bar, fetching)
+        ticking = asyncio.create_task(_tick(starting))
+        try:
+            return await start(options, folder, starting)
+        finally:
+            ticking.cancel()
+
+
+async def _tick(starting: Starting) -> None:
+    """Models load for a while in which nothing is said."""
+    while True:
+        await asyncio.sleep(REDRAW_S)
+        starting.tick()

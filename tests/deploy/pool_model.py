@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.planning import ReplicaName, ReplicaPlace
+from deploy.cluster.autoscaler import Look, Steering, every
+from deploy.cluster.rollout import ReplicaName, ReplicaPlace
 from deploy.cluster.schema import ClusterConfig, Group
-from deploy.cluster.steering import Look, Steering, every
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 
 TICK_S = 0.05

@@ -14,11 +14,9 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.cluster import fleet
-from deploy.cluster.command import carried_out, drain_timeout_of, ray_token
-from deploy.cluster.scale import counts_of
+from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ray_token, table
 from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.schema import InvalidConfig, parse
-from deploy.cluster.status import table
 
 SMALLEST = """
 redis: redis://127.0.0.1:6379/0

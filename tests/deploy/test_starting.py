@@ -1,4 +1,4 @@
-"""deploy.stack.starting: what a start tells its user."""
+"""deploy.stack.stack: what a start tells its user."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.stack.fetching import Fetching
-from deploy.stack.starting import Starting
+from deploy.stack.hub_cache import Fetching
+from deploy.stack.stack import Starting
 from specwire.progress import Bar, LastLine
 
 

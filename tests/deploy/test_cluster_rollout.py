@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.planning import Change, ReplicaName, plan, removal, replica_name
+from deploy.cluster.rollout import Change, ReplicaName, plan, removal, replica_name
 from deploy.cluster.schema import ClusterConfig, parse
 
 CONFIG = parse("""

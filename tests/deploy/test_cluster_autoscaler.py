@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.planning import ReplicaName, ReplicaPlace
-from deploy.cluster.registered import are_known
+from deploy.cluster.autoscaler import RETRY_S, Look, Orders, Steering, every
+from deploy.cluster.commands import scaling
+from deploy.cluster.fleet import are_known
+from deploy.cluster.rollout import ReplicaName, ReplicaPlace
 from deploy.cluster.schema import parse
-from deploy.cluster.status import scaling
-from deploy.cluster.steering import RETRY_S, Look, Orders, Steering, every
 from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState
 
 CONFIG = parse("""

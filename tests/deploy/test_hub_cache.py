@@ -1,4 +1,4 @@
-"""deploy.stack.fetching: bytes of models that come into the hub's cache."""
+"""deploy.stack.hub_cache: bytes of models that come into the hub's cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from deploy.stack.fetching import Fetching, hub_cache
-from deploy.stack.starting import Starting
+from deploy.stack.hub_cache import Fetching, hub_cache
+from deploy.stack.stack import Starting
 from specwire.progress import Bar, LastLine
 
 MODEL = "maker/large"
