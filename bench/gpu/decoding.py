@@ -14,12 +14,12 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
 from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Text
-from specwire.core.verify.prefixes import common
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
 from verify_service.engine.calibrate import step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
+from verify_service.engine.slots import common
 
 LINK, SOURCE = 0, 1
 GREEDY = Sampling(temperature=0.0)

@@ -15,16 +15,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from demo_pair.train.corpus import read_corpus
-from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
-from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, logits_of, tell
-from demo_pair.train.own_text import own_windows
+from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, training_stream
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, logits_of, pair_config, tell
 from demo_pair.train.target import EVALUATION_WINDOWS
-from demo_pair.train.tokenizer import VOCABULARY
 from specwire.progress import Bar
 
 ROWS = 12
@@ -32,21 +31,6 @@ SEED = 20261122
 OWN_WINDOWS = 1024
 ARGMAX_WEIGHT = 0.5
 ROUNDS = [Schedule(4e-3, 50, 850, 450), Schedule(4e-3, 50, 850, 700)]
-
-
-def draft_config() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
 
 
 def imitation_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
@@ -90,7 +74,7 @@ def train(work: Path, rounds: list[Schedule]) -> None:
     stream = training_stream(files, tokenizer)
     held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
     torch.manual_seed(SEED)
-    model = LlamaForCausalLM(draft_config())
+    model = LlamaForCausalLM(pair_config(width=256, inner=512, layers=2, heads=4))
     finished = work / "draft.checkpoint"
     first = 0
     if finished.exists():
@@ -131,6 +115,44 @@ def imitate(
                 rate = (step + 1) * ROWS * WINDOW / (time.monotonic() - started)
                 progress = f"step {step + 1}/{schedule.steps} loss {loss.item():.3f} agreement {agreement:.3f}"
                 tell(f"{progress} {rate:.0f} tokens/s")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The target's own continuations of training files: what a drafter must learn to foresee.
+
+PREFIX = 160
+ROWS = 64
+SAMPLED_TEMPERATURE = 0.8
+
+
+def own_windows(target: PreTrainedModel, stream: Stream, count: int, seed: int) -> torch.Tensor:
+    """(count, WINDOW + 1) windows: PREFIX tokens of the corpus, then the target's text, half greedy, half sampled."""
+    generator = np.random.default_rng(seed)
+    starts = generator.integers(0, len(stream) - PREFIX, size=count)
+    prefixes = torch.from_numpy(np.stack([stream[s : s + PREFIX] for s in starts]).astype(np.int64))
+    torch.manual_seed(seed)
+    parts = [
+        continued(target, rows, sampled=index % 2 == 1, done=index * ROWS, count=count)
+        for index, rows in enumerate(prefixes.split(ROWS))
+    ]
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def continued(target: PreTrainedModel, prefixes: torch.Tensor, sampled: bool, done: int, count: int) -> torch.Tensor:
+    options = {"do_sample": True, "temperature": SAMPLED_TEMPERATURE, "top_k": 0} if sampled else {"do_sample": False}
+    length = WINDOW + 1 - PREFIX
+    with torch.autocast("cpu", torch.bfloat16):
+        text = target.generate(  # type: ignore[operator]  # a mixin that mypy takes for a tensor
+            prefixes,
+            attention_mask=torch.ones_like(prefixes),
+            max_new_tokens=length,
+            min_new_tokens=length,
+            pad_token_id=0,
+            **options,
+        )
+    print(f"own text {done + len(prefixes)}/{count}", flush=True)
+    return torch.as_tensor(text)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Optimisers, schedule and loss shared by the two trainings."""
+"""What the two trainings share: the models' shape, optimisers, schedule and loss."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
+from demo_pair.train.data import VOCABULARY
 from specwire.progress import LAST_LINE
+
+
+def pair_config(*, width: int, inner: int, layers: int, heads: int) -> LlamaConfig:
+    """What target and drafter are but for their size."""
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, read_corpus
-from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, training_stream
-from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, next_token_loss, tell
-from demo_pair.train.tokenizer import VOCABULARY, train_tokenizer
+from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, train_tokenizer, training_stream
+from demo_pair.train.optimise import Optimiser, Schedule, held_out_loss, next_token_loss, pair_config, tell
 from specwire.progress import Bar
 
 ROWS = 12
@@ -27,21 +26,6 @@ SEED = 20261121
 CHECKPOINT_EVERY = 100
 EVALUATE_EVERY = 200
 EVALUATION_WINDOWS = 64
-
-
-def target_config() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
 
 
 def load_tokenizer(folder: Path, files: list[SourceFile]) -> PreTrainedTokenizerFast:
@@ -59,7 +43,7 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
     print(f"{len(files)} files; {len(changed)} differ from the manifest", flush=True)
     tokenizer = load_tokenizer(work / "target", files)
     held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
-    model = LlamaForCausalLM(target_config())
+    model = LlamaForCausalLM(pair_config(width=384, inner=1024, layers=6, heads=6))
     optimiser = Optimiser(model, schedule)
     checkpoint, first = work / "target.checkpoint", 0
     if checkpoint.exists():

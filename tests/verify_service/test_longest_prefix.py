@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.verify.prefixes import LEAST_SHARED, Prefix, common, longest
+from verify_service.engine.slots import LEAST_SHARED, Prefix, common, longest
 
 BITS = st.lists(st.integers(0, 1), max_size=200)
 
