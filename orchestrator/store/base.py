@@ -288,19 +288,23 @@ class Bound:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogTail:
     """A log's end as it was at one instant: what was decided behind the first `skipped` tokens of the output.
 
-    length: of the log in tokens, prompt included. The rest is as in StoredSession.
+    length: of the log in tokens, prompt included: the position of the next one.
+    tokens: with one outcome each, and what was reported of each where the sampling asks for it.
+    reason: None while the session runs. text_length: once it has ended, the length of the output in code points, cut at
+    the stop string.
+    silent_s: since its owner last wrote (or its claim), in seconds by the store's clock; what `claim` returns has 0.
     """
 
     fence: int
     owner: str
-    skipped: int
     length: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
+    skipped: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     reason: FinishReason | None = None
     text_length: int = 0
@@ -309,50 +313,22 @@ class LogTail:
 
     @property
     def abandoned(self) -> bool:
-        """As of StoredSession."""
-        return is_abandoned(self.reason, self.silent_s)
+        """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
+        return self.reason is None and self.silent_s > LEASE_S
 
 
-def is_abandoned(reason: FinishReason | None, silent_s: float) -> bool:
-    """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
-    return reason is None and silent_s > LEASE_S
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession(LogTail):
+    """A whole log as it was at one instant.
 
-
-@dataclass(frozen=True, slots=True)
-class StoredSession:
-    """A log as it was at one instant.
-
-    tokens: the decided ones, after the prompt, with one outcome each, and what was reported of each where the sampling
-    asks for it. reason: None while the session runs.
-    text_length: once it has ended, the length of the output in code points, cut at the stop string.
-    silent_s: since its owner last wrote (or its claim), in seconds by the store's clock; what `claim` returns has 0.
     claimed, ended: Unix time in seconds by the store's clock; ended is None while the session runs.
     retention_s: how long the log stays after the session's end.
     """
 
     record: SessionRecord
-    fence: int
-    owner: str
-    tokens: tuple[int, ...]
-    outcomes: tuple[Outcome, ...]
-    reason: FinishReason | None = None
-    text_length: int = 0
-    cancelled: bool = False
-    silent_s: float = 0.0
     claimed: float = 0.0
     ended: float | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
     retention_s: float = 0.0
-
-    @property
-    def abandoned(self) -> bool:
-        """It may be claimed: see is_abandoned."""
-        return is_abandoned(self.reason, self.silent_s)
-
-    @property
-    def length(self) -> int:
-        """Of the log in tokens, prompt included: the position of the next one."""
-        return len(self.record.prompt) + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta, Struct, convert
@@ -214,77 +215,73 @@ Parts: TypeAlias = tuple[list[bytes], int, bytes, bytes, list[bytes], int]
 
 def stored_session(session_id: str, reply: Reply) -> StoredSession:
     """Raises DamagedLog, which says what of it cannot be read."""
-    try:
-        return _decoded(session_id, reply)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
+    with _read_or_damaged(session_id):
+        return _session(session_id, _parts(reply))
 
 
 def stored_tail(session_id: str, reply: Reply, skipped: int) -> LogTail:
     """Of a snapshot without the first `skipped` tokens of the output. Raises DamagedLog."""
+    with _read_or_damaged(session_id):
+        parts = _parts(reply)
+        return LogTail(skipped=skipped, length=parts[-1] // TOKEN_BYTES, **_state(parts, unpack_tokens(parts[2])))
+
+
+@contextmanager
+def _read_or_damaged(session_id: str) -> Iterator[None]:
     try:
-        return _tail(reply, skipped)
+        yield
     except (ValueError, OverflowError) as error:
         raise DamagedLog(f"session {session_id}: its log cannot be read: {error}") from None
 
 
-def _tail(reply: Reply, skipped: int) -> LogTail:
-    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, size = cast(Parts, reply[1:])
-    if None in fields[:NEEDED] or None in packed_logprobs:
-        raise ValueError("some of its fields are missing")
+def _parts(reply: Reply) -> Parts:
+    parts = cast(Parts, reply[1:])
+    for name, values in (("fields", parts[0][:NEEDED]), ("logprobs", parts[4])):
+        if None in values:
+            raise ValueError(f"{name}: some are missing")
+    return parts
+
+
+def _state(parts: Parts, tokens: tuple[int, ...]) -> dict[str, Any]:
+    """What a tail and a whole log have in common. tokens: of the output."""
+    fields, left_ms, _, packed_outcomes, packed_logprobs, _ = parts
     _, fence, owner, kept_ms, _, cancelled, reason, text_length, _, _ = fields
-    tokens, outcomes = unpack_tokens(packed_tokens), unpack_outcomes(packed_outcomes)
-    if len(tokens) != len(outcomes):
+    outcomes, logprobs = unpack_outcomes(packed_outcomes), tuple(map(unpack_logprobs, packed_logprobs))
+    if len(outcomes) != len(tokens):
         raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
-    logprobs = tuple(map(unpack_logprobs, packed_logprobs))
     if len(logprobs) not in (0, len(tokens)):
         raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
-    return LogTail(
-        fence=bounded("fence", int(fence), MOST_FENCE),
-        owner=owner.decode(),
-        skipped=skipped,
-        length=size // TOKEN_BYTES,
-        tokens=tokens,
-        outcomes=outcomes,
-        logprobs=logprobs,
-        reason=FinishReason(int(reason)) if reason else None,
-        text_length=bounded("text_length", int(text_length or 0), MOST_WHOLE),
-        cancelled=cancelled == b"1",
-        silent_s=max(0.0, (int(kept_ms) - left_ms) / 1000),
-    )
+    return {
+        "fence": bounded("fence", int(fence), MOST_FENCE),
+        "owner": owner.decode(),
+        "tokens": tokens,
+        "outcomes": outcomes,
+        "logprobs": logprobs,
+        "reason": FinishReason(int(reason)) if reason else None,
+        "text_length": bounded("text_length", int(text_length or 0), MOST_WHOLE),
+        "cancelled": cancelled == b"1",
+        "silent_s": max(0.0, (int(kept_ms) - left_ms) / 1000),
+    }
 
 
-def _decoded(session_id: str, reply: Reply) -> StoredSession:
-    fields, left_ms, packed_tokens, packed_outcomes, packed_logprobs, _ = cast(Parts, reply[1:])
-    if None in fields[:NEEDED]:
-        raise ValueError("some of its fields are missing")
-    record_json, fence, owner, kept_ms, claimed_us, cancelled, reason, text_length, ended_us, retention_ms = fields
-    text, outcomes = unpack_tokens(packed_tokens), unpack_outcomes(packed_outcomes)
+def _session(session_id: str, parts: Parts) -> StoredSession:
+    record_json, _, _, _, claimed_us, _, _, _, ended_us, retention_ms = parts[0]
+    text = unpack_tokens(parts[2])
     record = decode_record(record_json, text)
     if record.session_id != session_id:
         raise ValueError(f"session_id: it is that of {record.session_id!r}")
-    if len(text) - len(record.prompt) != len(outcomes):
-        raise ValueError(f"outcomes: {len(outcomes)} for {len(text) - len(record.prompt)} tokens")
-    if None in packed_logprobs:
-        raise ValueError("logprobs: some are missing")
-    logprobs = tuple(map(unpack_logprobs, packed_logprobs))
-    if len(logprobs) != (0 if record.sampling.logprobs is None else len(outcomes)):
-        raise ValueError(f"logprobs: {len(logprobs)} for {len(outcomes)} tokens, {record.sampling.logprobs} asked for")
-    return StoredSession(
+    stored = StoredSession(
         record=record,
-        fence=bounded("fence", int(fence), MOST_FENCE),
-        owner=owner.decode(),
-        tokens=text[len(record.prompt) :],
-        outcomes=outcomes,
-        reason=FinishReason(int(reason)) if reason else None,
-        text_length=bounded("text_length", int(text_length or 0), MOST_WHOLE),
-        cancelled=cancelled == b"1",
-        silent_s=max(0.0, (int(kept_ms) - left_ms) / 1000),
+        length=len(text),
         claimed=bounded("claimed_us", int(claimed_us), MOST_FENCE) / US,
         ended=bounded("ended_us", int(ended_us), MOST_FENCE) / US if ended_us else None,
-        logprobs=logprobs,
         retention_s=_lifetime_s(retention_ms),
+        **_state(parts, text[record.prompt_length :]),
     )
+    told, asked = len(stored.logprobs), record.sampling.logprobs
+    if told != (0 if asked is None else len(stored.tokens)):
+        raise ValueError(f"logprobs: {told} for {len(stored.tokens)} tokens, {asked} asked for")
+    return stored
 
 
 def _lifetime_s(milliseconds: bytes | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.store.base import (
     BEGINNING_S,
@@ -176,7 +177,7 @@ class MemoryStore:
 
     async def tail(self, session_id: str, skipped: int) -> LogTail | None:
         log = self._readable(session_id)
-        return self._tail(log, skipped) if log else None
+        return LogTail(skipped=skipped, **self._state(log, skipped)) if log else None
 
     async def cancel(self, session_id: str) -> None:
         self._log(session_id).cancelled = True
@@ -300,34 +301,26 @@ class MemoryStore:
         kept = log.ttl_s if log.reason is None else log.retention_s
         return max(0.0, self._clock() + kept - log.expires)
 
-    def _tail(self, log: _Log, skipped: int) -> LogTail:
-        return LogTail(
-            fence=log.fence,
-            owner=log.owner,
-            skipped=skipped,
-            length=len(log.tokens),
-            tokens=tuple(log.tokens[len(log.record.prompt) + skipped :]),
-            outcomes=tuple(log.outcomes[skipped:]),
-            logprobs=tuple(log.logprobs[skipped:]),
-            reason=log.reason,
-            text_length=log.text_length,
-            cancelled=log.cancelled,
-            silent_s=self._silent_s(log),
-        )
+    def _state(self, log: _Log, skipped: int = 0) -> dict[str, Any]:
+        """What a tail and a whole log have in common."""
+        return {
+            "fence": log.fence,
+            "owner": log.owner,
+            "length": len(log.tokens),
+            "tokens": tuple(log.tokens[log.record.prompt_length + skipped :]),
+            "outcomes": tuple(log.outcomes[skipped:]),
+            "logprobs": tuple(log.logprobs[skipped:]),
+            "reason": log.reason,
+            "text_length": log.text_length,
+            "cancelled": log.cancelled,
+            "silent_s": self._silent_s(log),
+        }
 
     def _snapshot(self, log: _Log) -> StoredSession:
         return StoredSession(
             record=log.record,
-            fence=log.fence,
-            owner=log.owner,
-            tokens=tuple(log.tokens[len(log.record.prompt) :]),
-            outcomes=tuple(log.outcomes),
-            reason=log.reason,
-            text_length=log.text_length,
-            cancelled=log.cancelled,
-            silent_s=self._silent_s(log),
             claimed=log.claimed,
             ended=log.ended,
-            logprobs=tuple(log.logprobs),
             retention_s=log.retention_s,
+            **self._state(log),
         )

@@ -89,7 +89,10 @@ PAST, FAR = 1.0, 1e11
 
 def running(**changes: object) -> StoredSession:
     record = record_of("s", **changes)
-    return StoredSession(record, 1, "them", (7,), (D,), silent_s=LEASE_S + 1)
+    length = record.prompt_length + 1
+    return StoredSession(
+        record=record, fence=1, owner="them", length=length, tokens=(7,), outcomes=(D,), silent_s=LEASE_S + 1
+    )
 
 
 @pytest.mark.parametrize(
