@@ -183,7 +183,7 @@ def _checked(completion: Completion) -> Completion:
 # Where two texts of the same target part: a near-tie of the target's scores, or a defect.
 #
 # The logits of a position depend a little on how many positions share a forward. Where the best scores are closer than
-# that, either token is the target's own choice (ARCHITECTURE.md section 9).
+# that, either token is the target's own choice (docs/EXACTNESS.md).
 
 FLOAT32_GAP = 1e-4
 BFLOAT16_ULPS = 2

@@ -298,7 +298,7 @@ class Session:
                 return self._on_owner_lost(event)
 
     def check(self) -> None:
-        """Raise AssertionError where an invariant of ARCHITECTURE.md section 6 does not hold."""
+        """Raise AssertionError where an invariant of PROTOCOL.md section 14 does not hold."""
         ordered = self.prompt_length <= self.emitted <= self.durable <= len(self.text) <= self.credit
         if not ordered:
             raise AssertionError(

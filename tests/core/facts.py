@@ -1,4 +1,4 @@
-"""What the machine's world records by itself, and the invariants of ARCHITECTURE.md section 6 over it."""
+"""What the machine's world records by itself, and the invariants of PROTOCOL.md section 14 over it."""
 
 from __future__ import annotations
 

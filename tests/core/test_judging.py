@@ -1,7 +1,7 @@
 """Rejection and block verification decide by the target's law, exactly, whatever arrives when.
 
 Proved by running the core's own decisions in every world that there is (tests/core/laws.py). That the proof can fail is
-shown by drafters and verifiers that break one condition of ARCHITECTURE.md section 4 each.
+shown by drafters and verifiers that break one condition of PROTOCOL.md section 7 each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A session's three parties, its log and its client, joined by links that fail: the machine that the proofs run.
 
 Every action is an event that may happen at any time; where it cannot happen now, it does nothing. `step` performs one
-and then checks every invariant of ARCHITECTURE.md section 6 against facts that the world records by itself.
+and then checks every invariant of PROTOCOL.md section 14 against facts that the world records by itself.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_a_fault(running: Place, cell: Cell) -> None:
 
 
 def check_choices(one: Asked, tokens: Sequence[int]) -> None:
-    """Behind a near-tie the text is another one, and valid (ARCHITECTURE.md, section 9)."""
+    """Behind a near-tie the text is another one, and valid (docs/EXACTNESS.md)."""
     job = Job(0, one.prompt, LENGTH, one.sampling, True, (), "", Manner.READ, 0, (), False)
     for wrong in mismatches(target(), job, tokens):
         say(f"near-tie: {wrong}")

@@ -23,7 +23,7 @@ from tests.wait import lives, until
 
 PATIENCE_S = 100.0
 COUNT = 48
-# ARCHITECTURE.md, section 9.
+# Two scores that are closer are a near-tie (docs/EXACTNESS.md).
 NEAR_TIE = 1e-4
 
 

@@ -1,4 +1,4 @@
-"""One session in virtual time: the table of ARCHITECTURE.md section 1, and what must hold in every cell."""
+"""One session in virtual time: the table from which the design was made, and what must hold in every cell."""
 
 from __future__ import annotations
 

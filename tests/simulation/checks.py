@@ -1,4 +1,4 @@
-"""The invariants of ARCHITECTURE.md section 6, held against the parties' real state after every callback.
+"""The invariants of PROTOCOL.md section 14, held against the parties' real state after every callback.
 
 Only what belongs to the process that has just run is looked at, and of that only what has changed.
 """

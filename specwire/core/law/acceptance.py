@@ -171,7 +171,7 @@ def draw_quantised(weights: Weights, seed: int, choice: int, position: int) -> i
 # very functions over exact fractions and every outcome of every coin (tests/core/test_judging.py).
 #
 # Exactness needs more than these functions: whether, when and from which source a draft token is tested must not depend
-# on its value nor on anything drafted after it (ARCHITECTURE.md section 4), and no random number may be used twice
+# on its value nor on anything drafted after it (PROTOCOL.md section 7), and no random number may be used twice
 # (`specwire.core.law.noise`).
 
 

@@ -18,7 +18,7 @@ from specwire.core.law.constraint import Constraint, Mask
 from specwire.core.messages import Floats, TokenLogprobs
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The acceptance rules by name, and what tells them apart (ARCHITECTURE.md section 4, PROTOCOL.md section 7).
+# The acceptance rules by name, and what tells them apart (docs/EXACTNESS.md, PROTOCOL.md section 7).
 
 
 class Rule(StrEnum):

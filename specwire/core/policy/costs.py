@@ -192,7 +192,7 @@ def _likely(seen_us: float, expected_us: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The ledger that makes "never slower" a rule instead of a hope (ARCHITECTURE.md section 1).
+# The ledger that makes "never slower" a rule instead of a hope (docs/HOW_IT_WORKS.md).
 #
 #     L = time spent - time that plain decoding would have taken for the same tokens
 #

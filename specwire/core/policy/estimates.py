@@ -193,7 +193,7 @@ def worth_waiting(
 ) -> bool:
     """Whether to wait `wait_us` for proposals that raise the step's expected tokens by `gained`.
 
-    (B + g) / (V(m + n) + w) > B / V(m), ARCHITECTURE.md section 3.
+    (B + g) / (V(m + n) + w) > B / V(m), docs/HOW_IT_WORKS.md.
     """
     return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
 
