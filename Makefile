@@ -220,7 +220,7 @@ bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: spe
 bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
 	$(BIN)/python -m bench.deterministic
 
-bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, beside transformers' static and continuous batching (20 minutes)
+bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour)
 	$(BIN)/python -m bench.batch.run
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows

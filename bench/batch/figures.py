@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.batch.rows import OFF, OURS, Together
+from bench.batch.rows import OFF, OURS, SAMPLES, Together
 from bench.interval import Estimate, estimate, percentile
 from bench.runs import Run, Sample
 from bench.speed import first_token_ms, speed_ratio, tokens_per_forward, tokens_per_second
@@ -88,7 +88,7 @@ def _of_level(samples: Sequence[BatchSample]) -> Iterator[Line]:
             level=own[0].level,
             row=row,
             tokens_per_second=tokens_per_second(wholes, row),
-            to_off=speed_ratio(wholes, row, OFF),
+            to_off=speed_ratio(wholes, row, SAMPLES.get(row, OFF)),
             pause_p50_ms=percentile(gaps, 50) if gaps else 0.0,
             pause_p95_ms=percentile(gaps, 95) if gaps else 0.0,
             first_token_ms=first_token_ms(sessions, row),

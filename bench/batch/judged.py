@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from bench.bars import Bar, at_least, at_most
 from bench.batch.figures import BatchSample, Line
-from bench.batch.rows import AUTOMATIC, OFF, OURS, PEERS
+from bench.batch.rows import AUTOMATIC, OFF, OURS, PEERS, SAMPLED, TEMPERATURE
 from bench.interval import Estimate
 from bench.speed import speed_ratio
 from bench.texts import Judged
 
 # Automatic drafting as a multiple of drafting off: at every level, and for a session alone.
-NEVER_SLOWER, ALONE = 0.97, 1.3
+NEVER_SLOWER, ALONE = 0.98, 1.3
 # At this level, as multiples of the better peer.
 FULL, OFF_TO_PEER, AUTOMATIC_TO_PEER = 16, 0.9, 1.0
 # Between the forwards, as a share of the forward, at that level.
@@ -40,6 +40,8 @@ def _to_off(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
             yield at_least(name, line.to_off, NEVER_SLOWER)
             if level == 1:
                 yield at_least(f"{name}, alone", line.to_off, ALONE)
+        if row == SAMPLED:
+            yield at_least(f"{level} at once, temperature {TEMPERATURE:g}, automatic / off", line.to_off, NEVER_SLOWER)
 
 
 def _to_peers(samples: Sequence[BatchSample], lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:

@@ -10,9 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from bench.batch.figures import Line
-from bench.batch.rows import AUTOMATIC, CONTINUOUS, LABELS, OFF, ON, PADDED
+from bench.batch.rows import AUTOMATIC, CONTINUOUS, LABELS, OFF, ON, PADDED, SAMPLED, SAMPLED_OFF
 
-COLOURS = {OFF: "#7fb3d5", ON: "#c9a227", AUTOMATIC: "#1f6fb2", PADDED: "#9aa5b1", CONTINUOUS: "#627282"}
+COLOURS = {
+    OFF: "#7fb3d5",
+    ON: "#c9a227",
+    AUTOMATIC: "#1f6fb2",
+    SAMPLED_OFF: "#a9cfa4",
+    SAMPLED: "#3b8132",
+    PADDED: "#9aa5b1",
+    CONTINUOUS: "#627282",
+}
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rows: this system with drafting off, on and automatic; transformers padded and continuous."""
+"""The rows: this system with drafting off, on and automatic, sampled off and automatic; transformers' two batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ T = TypeVar("T")
 
 OFF, ON, AUTOMATIC, PADDED, CONTINUOUS = "off", "on", "automatic", "padded", "continuous"
 OURS = (OFF, ON, AUTOMATIC)
+# Greedy texts repeat themselves, and draft tokens are then right more often than in most texts that people ask for.
+TEMPERATURE, SEED = 0.8, 1
+SAMPLED_OFF, SAMPLED = f"off, {TEMPERATURE:g}", f"automatic, {TEMPERATURE:g}"
+# What a row's speed is a multiple of, where that is not OFF.
+SAMPLES = {SAMPLED_OFF: SAMPLED_OFF, SAMPLED: SAMPLED_OFF}
 PEERS = (PADDED, CONTINUOUS)
 LABELS = {
     OFF: "specwire, drafting off",
     ON: "specwire, drafting on (fixed plan)",
     AUTOMATIC: "specwire, drafting automatic",
+    SAMPLED_OFF: f"specwire, drafting off, temperature {TEMPERATURE:g}",
+    SAMPLED: f"specwire, drafting automatic, temperature {TEMPERATURE:g}",
     PADDED: "transformers, static batch",
     CONTINUOUS: "transformers, continuous batching",
 }
@@ -37,7 +44,7 @@ class Together:
 
 
 class BatchRow(Protocol):
-    """One way to generate greedily for several sessions, whatever tokens come."""
+    """One way to generate for several sessions, whatever tokens come."""
 
     @property
     def key(self) -> str: ...

@@ -14,11 +14,13 @@ from specwire.client import AsyncClient, Started
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How sessions are asked for: whom, and what may propose."""
+    """How sessions are asked for: whom, what may propose, and how tokens are drawn."""
 
     client: AsyncClient
     label: str
     drafting: bool
+    temperature: float = 0.0
+    seed: int | None = None
 
 
 async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[str, Run]:
@@ -29,7 +31,13 @@ async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[st
     """
     began_ns = time.monotonic_ns()
     stream = asked.client.generate(
-        prompt, max_tokens=tokens, ignore_eos=True, drafting=asked.drafting, timeout=RUN_LIMIT
+        prompt,
+        max_tokens=tokens,
+        ignore_eos=True,
+        drafting=asked.drafting,
+        temperature=asked.temperature,
+        seed=asked.seed,
+        timeout=RUN_LIMIT,
     )
     events = [event async for event in stream]
     if not events or not isinstance(events[0], Started):

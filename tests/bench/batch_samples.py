@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.batch.figures import BatchSample
-from bench.batch.rows import AUTOMATIC, CONTINUOUS, OFF, ON, PADDED, Together
+from bench.batch.rows import AUTOMATIC, CONTINUOUS, OFF, ON, PADDED, SAMPLED, SAMPLED_OFF, Together
 from bench.runs import Arrival, Run
 from specwire.client import Timings
 from specwire.client.events import Step
 
 MS = 1_000_000
 # Seconds of 10 tokens of each session, per session at once.
-SECONDS = {OFF: 0.10, ON: 0.12, AUTOMATIC: 0.05, PADDED: 0.20, CONTINUOUS: 0.08}
+SECONDS = {OFF: 0.10, ON: 0.12, AUTOMATIC: 0.05, PADDED: 0.20, CONTINUOUS: 0.08, SAMPLED_OFF: 0.20, SAMPLED: 0.16}
 OURS = (OFF, ON, AUTOMATIC)
 
 

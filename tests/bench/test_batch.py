@@ -48,7 +48,7 @@ def test_speeds_are_of_all_sessions_together_and_ratios_within_a_repeat() -> Non
 def test_where_sessions_never_met_in_a_step_it_is_said_that_nothing_is_known() -> None:
     samples = [replace(each, level=3) for each in made(levels=(2,))]
     found = lines([replace(each, together=Together(1.0, each.together.runs[:1])) for each in samples])
-    assert [line.outside for line in found] == [None] * 5
+    assert [line.outside for line in found] == [None] * 7
     assert [note.partition(":")[0] for note in unknown(found)] == [f"3 at once, {row}" for row in OURS]
 
 
@@ -65,9 +65,11 @@ def test_bars() -> None:
     tie = Judged(Mismatch(OFF, 3, 1, 2, 9), 0.0, Scores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)
     judged = bars(samples, lines(samples), [JudgedText(16, wrong), JudgedText(16, tie)])
     assert [(bar.name, round(bar.value, 3), bar.needed, bar.holds) for bar in judged] == [
-        ("1 at once, automatic / off", 2.0, 0.97, True),
+        ("1 at once, automatic / off", 2.0, 0.98, True),
         ("1 at once, automatic / off, alone", 2.0, 1.3, True),
-        ("16 at once, automatic / off", 2.0, 0.97, True),
+        ("1 at once, temperature 0.8, automatic / off", 1.25, 0.98, True),
+        ("16 at once, automatic / off", 2.0, 0.98, True),
+        ("16 at once, temperature 0.8, automatic / off", 1.25, 0.98, True),
         ("16 at once, off / the better peer (continuous)", 0.8, 0.9, False),
         ("16 at once, automatic / the better peer (continuous)", 1.6, 1.0, True),
         ("16 at once, off: between forwards / forward, p50", 0.1, 0.2, True),
@@ -141,7 +143,7 @@ def test_the_table_the_file_and_the_picture_say_all(tmp_path: Path) -> None:
     write(found, tmp_path / "batch.json")
     written = json.loads((tmp_path / "batch.json").read_text())
     assert written["name"] == "batch"
-    assert len(written["raw"]) == 2 * 7 * 5
+    assert len(written["raw"]) == 2 * 7 * 7
     assert len(written["raw"][-1]["sessions"]) == 16
     assert "specwire, drafting automatic" in batch_table(written)
     draw(found.lines, tmp_path / "batch.png")
