@@ -26,9 +26,9 @@ Requests = AsyncIterator[draft_pb2.JoinRequest]
 
 HELLO_LIMIT = 10.0
 MOST_JOINED = 64
-# Of one message: far more than honest drafters say in a tick, for a thousand sessions, and little to keep in memory.
+# Most bytes of one message: far more than honest drafters say in a tick for a thousand sessions, and little memory.
 MOST_SAID_BYTES = 1 << 20
-# Of a drafter's description this much is kept, and shown to clients; whoever dials in may have written anything. Not
+# These fields of a drafter's description are kept and shown to clients; whoever dials in may write anything. Not
 # the host: to claim the verifier's would change how every session is paced.
 STRINGS = (
     "model",

@@ -141,7 +141,7 @@ class Placing:
 
     @property
     def _draws(self) -> int:
-        """Of as many the one with the least load is taken; 0: of all."""
+        """How many drawn candidates are compared by load; 0: all."""
         return TWO if self._feed is not None and len(self._feed.orchestrators) > 1 else 0
 
 

@@ -121,7 +121,7 @@ class KnownSessions:
             del self.sessions[driver.record.session_id]
 
     def forget_oldest(self) -> None:
-        """Of those that are over."""
+        """Forget the sessions that ended first, beyond FINISHED_KEPT."""
         ended = [session_id for session_id, driver in self.sessions.items() if driver.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]
@@ -232,7 +232,7 @@ class Books:
 
 # Seconds that a session which is to be deleted, or that nobody drives, has for its end to reach the log.
 END_LIMIT_S = 5.0
-# Of an orchestrator's name in the log, drawn anew at each start: a successor at the same address is somebody else.
+# Random bytes of an orchestrator's name in the log. It is new at each start: a successor is somebody else.
 OWNER_BYTES = 8
 # Whose figures they are.
 ORCHESTRATOR = "orchestrator"

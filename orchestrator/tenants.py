@@ -186,7 +186,7 @@ def check_rule(sampling: Sampling, allowed: frozenset[Rule]) -> None:
 
 
 def rules_of(given: str | None) -> frozenset[Rule] | None:
-    """Of --rules; raises InvalidParameter."""
+    """The rules that --rules names; raises InvalidParameter."""
     if given is None:
         return None
     try:

@@ -67,7 +67,7 @@ class LastLine:
         return max(1, self._columns() - 1)
 
     def _columns(self) -> int:
-        """Of the terminal that is drawn on; stdout may be a pipe."""
+        """Width of the terminal that is drawn on; stdout may be a pipe."""
         try:
             return int(os.environ.get("COLUMNS", "")) or FALLBACK
         except ValueError:

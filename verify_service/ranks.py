@@ -90,7 +90,7 @@ class Ranks:
             self._others.append(Other(name, told, self._ended))
 
     def _ended(self, why: str) -> None:
-        """Of one of the others, in its own thread."""
+        """Note that another rank has ended; called in that rank's own thread."""
         with self._lock:
             if not self._closed and not self.lost.done():
                 self.lost.set_result(why)

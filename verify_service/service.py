@@ -46,7 +46,7 @@ ScoreContext = grpc.aio.ServicerContext[verify_pb2.ScoreRequest, verify_pb2.Scor
 STOPPING = "the verifier is stopping"
 # How long ended links may take to say so to their peers.
 FAREWELL_S = 1.0
-# Of a session's id in traces, as in logs: whoever knows the whole may read the session.
+# Characters of a session's id in traces, as in logs: whoever knows the whole may read the session.
 SHOWN_CHARACTERS = 8
 
 

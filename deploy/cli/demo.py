@@ -266,7 +266,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of some pairs, with drafting off and on.
+    """Figures of some pairs, with drafting off and on.
 
     acceptance: of the tokens that were tested; None if none was. first_token_ms: the median. identical: all texts are.
     """

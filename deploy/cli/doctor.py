@@ -310,7 +310,7 @@ def _holes(version: tuple[int, ...]) -> Iterator[Finding]:
 
 
 async def _settings(url: str) -> list[Finding]:
-    """Of every server behind the URL."""
+    """Findings about the settings of every server behind the URL."""
     lines = lines_of(url, LIMIT_S)
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -17,7 +17,7 @@ from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.text.detokenizer import vocabulary_fingerprint
 
-# Of the memory that is available, what weights and caches may take: forwards need some, too.
+# Share of the available memory that weights and caches may take: forwards need some, too.
 SHARE = 0.9
 
 

@@ -163,7 +163,7 @@ def stack_address_of(args: argparse.Namespace) -> StackAddress:
 
 
 def found_address(tls: ClientTls | None) -> str | None:
-    """Of the stack that runs on this machine, None where none does. InvalidParameter if it is not for us to choose."""
+    """Address of the stack that runs on this machine; None where none does. InvalidParameter where several do."""
     stacks = listed_stacks()
     if len(stacks) > 1:
         told = ", ".join(f"{each.address} ({each.target})" for each in stacks)

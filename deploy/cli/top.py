@@ -269,7 +269,7 @@ def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
 
 
 def _places(peer: pb.PeerStatus) -> str:
-    """Of so many, with those of other orchestrators; an orchestrator has no places."""
+    """Sessions and slots, sessions of other orchestrators apart; an orchestrator has no slots."""
     others = f"+{peer.others_sessions}" if peer.others_sessions else ""
     return f"{peer.sessions}{others}/{peer.slots}" if peer.slots else str(peer.sessions)
 

@@ -72,7 +72,7 @@ ASK_LIMIT_S = 5.0
 # One that does not answer for so long cannot be told to drain.
 REACH_LIMIT_S = 20.0
 KNOCK_LIMIT_S = 5.0
-# Of Ray's control plane; asked only for whether it lets us in.
+# A method of Ray's control plane, called only to see whether it lets us in.
 ANY_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 # For what an autoscaler is in the middle of.
 HOLD_LIMIT_S = 30.0

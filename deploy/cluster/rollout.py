@@ -94,7 +94,7 @@ def plan(config: ClusterConfig, seen: Iterable[ReplicaName], counts: Mapping[str
 
 
 def removal(seen: Iterable[ReplicaName]) -> list[Change]:
-    """Of all; orchestrators, which call the others, and their clients first."""
+    """Removal of all replicas; orchestrators, which call the others, first."""
     there = sorted(set(seen))
     names = sorted({each.group for each in there}, key=lambda name: (name != "orchestrators", name))
     return [_removal(name, [each for each in there if each.group == name]) for name in names]

@@ -179,8 +179,8 @@ SCALING = {
     "queue_s": 3600.0,
     "misses": 1.0,
 }
-# Of a verifier, unless `options` says another: sessions that no other one can take, as their weights were replaced, end
-# in this time.
+# Grace of a verifier unless `options` says another. Sessions that no other one can take, because their weights were
+# replaced, end in this time.
 VERIFY_GRACE_S = 120
 # What the deployment itself says to a service.
 OWN_OPTIONS = (
@@ -223,7 +223,7 @@ class Group:
 
     @property
     def digest(self) -> str:
-        """Of all that a replica is made by: two groups of one digest have the same replicas."""
+        """Digest of all that a replica is made by: two groups with one digest have the same replicas."""
         made_by = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in NOT_MADE_BY}
         return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
@@ -384,7 +384,7 @@ def _words(keys: YamlKeys, options: Mapping[str, Any], command: str, *first: str
 
 
 def _grace(words: tuple[str, ...]) -> float:
-    """Of a command line that has been checked."""
+    """Seconds of grace in a command line that has been checked."""
     said = [word.removeprefix("--grace=") for word in words if word.startswith("--grace=")]
     return float(said[-1]) if said else DRAIN_GRACE
 

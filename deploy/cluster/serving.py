@@ -38,7 +38,7 @@ GRACE_S = 600.0
 LOOK_EVERY_S = 5.0
 CONNECT_LIMIT_S = 2.0
 DEPLOY_LIMIT_S = 3600.0
-# Of one connection (RFC 9110, 7.6.1), and what is said anew for the next one.
+# Headers of one connection only (RFC 9110, 7.6.1).
 OWN_HEADERS = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
 )
@@ -112,7 +112,7 @@ def has_http(text: str) -> bool:
 
 
 async def front_doors() -> list[str]:
-    """Of the orchestrators that are ready and answer."""
+    """URLs of the orchestrators that are ready and answer."""
     listed = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
     ours = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
     names = [each for each in ours if (name := replica_name(each)) is not None and name.group == ORCHESTRATORS]

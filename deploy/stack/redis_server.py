@@ -109,7 +109,7 @@ def find_redis() -> str:
 
 
 def version_of(server: str) -> tuple[int, ...]:
-    """Of a redis-server, such as (6, 2, 14); () where it does not say."""
+    """Version of a redis-server, such as (6, 2, 14); () where it does not say."""
     try:
         said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=START_LIMIT).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -249,7 +249,7 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
 DEADLINE_SLACK_S = 0.1
 # A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
 RESUME_AFTER_S = 0.1
-# Of a session's id in logs and traces: whoever knows the whole may read the session.
+# Characters of a session's id in logs and traces: whoever knows the whole may read the session.
 SHOWN_CHARACTERS = 8
 
 
@@ -307,7 +307,7 @@ class Generating:
                 driver.trace = None if driver.trace is trace else driver.trace
 
     async def target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
-        """Of the model that the request names, or else its parent's."""
+        """The target of the model that the request names, or else of its parent's."""
         pool = self._orchestrator.pool
         if request.parent and not request.model and len(pool.models.names()) > 1:
             check_owner(request.parent, tenant, "parent")

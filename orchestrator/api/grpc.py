@@ -105,7 +105,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
-    """Of a model that several verifiers may serve."""
+    """The description of a model that several verifiers may serve."""
     info = described(target.info)
     info.context = target.context
     return info

@@ -113,7 +113,7 @@ def keyed_seed(secret: bytes, tenant: str, request_id: str, prompt: int) -> int:
 
 
 def digest_of(request: generation_pb2.GenerateRequest) -> str:
-    """Of what is asked for, so that a request id is not used for two different things.
+    """Digest of what is asked for, so that a request id is not used for two different things.
 
     What says how one call is answered, not which session it is, is left out: a repeated call may differ there.
     """
@@ -161,7 +161,7 @@ async def encoded(text: str, target: Target) -> list[int]:
     check_size(text, target)
     if len(text) < LONG_TEXT:
         return encode(target.tokenizer, text)
-    # Of the library's calls, only those for batches release the interpreter's lock.
+    # Only the library's calls for batches release the interpreter's lock.
     batch = await asyncio.to_thread(target.tokenizer.encode_batch, [text], add_special_tokens=False)
     return list(batch[0].ids)
 

@@ -18,7 +18,7 @@ from specwire.v1 import status_pb2_grpc
 
 MOST_SESSIONS = 256
 MOST_ORCHESTRATORS = 256
-# Of a session's id: enough to find it in a log, too little to watch it.
+# Characters of a session's id: enough to find it in a log, too few to watch it.
 NAME = 8
 
 Peer = VerifierPeer | DrafterPeer

@@ -126,7 +126,7 @@ class CompletionShape:
 
 
 def _by_text(known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
-    """Of tokens that read the same the most probable counts."""
+    """Log-probabilities by text. Where two tokens have the same text, the most probable one counts."""
     pairs = zip(known.top_ids, known.top_logprobs, strict=True)
     return {names.text(token): finite(logprob) for token, logprob in reversed(list(pairs))}
 

@@ -25,7 +25,7 @@ BASE_BODY_BYTES, TOKEN_BYTES = 1024 * 1024, 64
 # As much as a gRPC message.
 MOST_BODY_BYTES = 16 * 1024 * 1024
 BODY_LIMIT_S = 30.0
-# Of all bodies of one tenant that are being read, or whose requests have not begun to be answered. Parsed they take up
+# Most bytes of one tenant's bodies that are being read, or whose answers have not begun. Parsed they take up
 # to 16 times as much.
 MOST_TENANT_BYTES = 64 * 1024 * 1024
 RETRY_S = 1.0

@@ -38,7 +38,7 @@ from specwire.v1 import generation_pb2 as pb
 # ----------------------------------------------------------------------------------------------------------------------
 # What the HTTP endpoints share: the orchestrator behind them, who calls, the served model and its template.
 
-# Of the identity's own: enough to tell versions apart.
+# Digits of the identity that are shown: enough to tell versions apart.
 FINGERPRINT_DIGITS = 12
 INSTEAD = "use /v1/completions, or start the service with --chat-template FILE"
 
@@ -118,7 +118,7 @@ class HttpService:
 
     @property
     def most_body_bytes(self) -> int:
-        """Of one request: as was asked for, or what the largest context that is served may need."""
+        """Most bytes of a body: as was asked for, or what the largest served context may need."""
         contexts = [target.context for target in self.orchestrator.pool.targets()]
         return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
 
@@ -142,7 +142,7 @@ class HttpService:
         return Served(target, TokenBytes(target.tokenizer), template)
 
     async def fields(self, call: Call) -> Fields:
-        """Of the JSON object in the body. InvalidParameter."""
+        """Fields of the JSON object in the body. Raises InvalidParameter."""
         return Fields(await self._parser.parse(call.body, call.tenant))
 
     async def prompt(

@@ -21,7 +21,7 @@ from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
 
 logger = logging.getLogger(__name__)
 
-# Of the request that is being answered: its x-request-id.
+# The x-request-id of the request that is being answered.
 request_name: ContextVar[str] = ContextVar("request_name", default="")
 
 INVALID = "invalid_request_error"

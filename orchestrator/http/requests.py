@@ -54,7 +54,7 @@ class Fields:
         return self._left.pop(name, None)
 
     def names(self) -> list[str]:
-        """Of what is left."""
+        """Names of the fields that are left."""
         return list(self._left)
 
     def text(self, name: str) -> str | None:
@@ -313,7 +313,7 @@ MOST_TIMEOUT_S = 86_400.0
 # One spelling of each: 07 beside 7 would be two biases of one id.
 ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
-# Of OpenAI's API: each is a string of the client's choice.
+# Fields of OpenAI's API that are accepted without effect: each is a string of the client's choice.
 WITHOUT_EFFECT = (
     "user",
     "safety_identifier",

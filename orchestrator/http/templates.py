@@ -226,7 +226,7 @@ class RemoteTemplate:
         return process
 
     def close(self) -> None:
-        """Of a model that is gone. What is being rendered is rendered."""
+        """End the processes of a model that is gone. What is being rendered is finished."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()

@@ -144,7 +144,7 @@ KEPT_S = 600.0
 
 
 def identity_of(record: SessionRecord) -> Identity:
-    """Of the model that the session was begun with. `record`: as of `Models.completed`."""
+    """Identity of the model that the session was begun with. `record`: as of `Models.completed`."""
     return Identity(
         record.weights_fingerprint,
         record.vocabulary_fingerprint,
@@ -165,7 +165,7 @@ class Models:
     def __init__(self, tokenizers: Tokenizers) -> None:
         self._tokenizers = tokenizers
         self._versions: dict[Identity, Target] = {}
-        # Of all versions that were ever known: what was begun with one that is gone can still be read.
+        # Weights of all versions ever known: a session begun with one that is gone can still be read.
         self._weights: set[str] = set()
         self._missed: dict[Identity, float] = {}
 
@@ -242,7 +242,7 @@ class Models:
         return read.tokenizer
 
     def name_of(self, record: SessionRecord) -> str:
-        """Of the session's model, as it is called now; "" if that is unknown."""
+        """The present name of the session's model; "" if that is unknown."""
         target = self._versions.get(identity_of(self.completed(record)))
         return record.model if target is None else target.info.model
 

@@ -36,7 +36,7 @@ GIVEN_UP_S = 10.0
 
 @dataclass(slots=True)
 class PeerReport:
-    """Of one peer; as it is made, of one that was named and not looked up.
+    """What is known of one peer; by default, of one that was named and not looked up.
 
     others: sessions that it has for other orchestrators, as it said last. started: Unix time in seconds.
     fresh: its latest heartbeat came in time. missing_since: since when it is not registered; None where it is.
@@ -105,7 +105,7 @@ def share_host(verifier: Info, drafter: Info) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 # How much a drafter may send: what it was asked for, and no more.
 
-# Of one session's draft tokens so many are relayed in a burst. What is asked for adds up while answers are under way:
+# Most draft tokens of one session relayed in a burst. What is asked for adds up while answers are under way:
 # 32 advances of the longest run-ahead (core.plan.MOST_RUN_AHEAD).
 MOST_RELAYED = 4096
 # A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.

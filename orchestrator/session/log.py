@@ -37,7 +37,7 @@ from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 
 
 def status_of_store(error: StoreError) -> grpc.StatusCode:
-    """Of a call that begins a session, or names one."""
+    """Status of a call that begins a session, or names one."""
     if isinstance(error, StoreUnavailable | SessionExists):  # the other call's session is joined the next time
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, MissingSession):
@@ -53,7 +53,7 @@ def retry_of_store(error: StoreError) -> float | None:
 
 
 def status_of_append(error: StoreError) -> grpc.StatusCode:
-    """Of a running session, which had a log: that it is missing means that it was lost, unless it was deleted."""
+    """Status of a running session, which had a log: a missing one was lost, unless it was deleted."""
     lost = isinstance(error, MissingSession) and not isinstance(error, DeletedSession)
     return grpc.StatusCode.DATA_LOSS if lost else status_of_store(error)
 
@@ -104,7 +104,7 @@ REFUSED_S = 2.0
 MOST_MENDS = 4
 # A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
 RENEW_S = LEASE_S / 3
-# Of the time that a running session's log is kept for without its owner: after that its request id is bound again.
+# A request id is bound again after this share of the time that a running session's log is kept without its owner.
 REBIND_SHARE = 0.25
 
 

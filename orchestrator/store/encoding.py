@@ -136,7 +136,7 @@ class RecordFields(Struct, kw_only=True):
 
 
 class RecordHead(Struct):
-    """Of a record of any version."""
+    """What records of every version begin with."""
 
     version: int
     tenant: str
@@ -207,9 +207,9 @@ def bounded(name: str, value: int, most: int) -> int:
 US = 1e6
 # Fences and instants in microseconds: what a Lua number holds exactly.
 MOST_FENCE = 1 << 53
-# Of the fields, those that every log has.
+# Number of fields that every log has.
 NEEDED = 6
-# Of the reply: fields, what is left of the time to live in ms, tokens, outcomes, logprobs, bytes of all tokens.
+# Parts of the reply: fields, time to live left in ms, tokens, outcomes, logprobs, bytes of all tokens.
 Parts: TypeAlias = tuple[list[bytes], int, bytes, bytes, list[bytes], int]
 
 
@@ -220,7 +220,7 @@ def stored_session(session_id: str, reply: Reply) -> StoredSession:
 
 
 def stored_tail(session_id: str, reply: Reply, skipped: int) -> LogTail:
-    """Of a snapshot without the first `skipped` tokens of the output. Raises DamagedLog."""
+    """The log's tail in a snapshot without the first `skipped` tokens of the output. Raises DamagedLog."""
     with _read_or_damaged(session_id):
         parts = _parts(reply)
         return LogTail(skipped=skipped, length=parts[-1] // TOKEN_BYTES, **_state(parts, unpack_tokens(parts[2])))

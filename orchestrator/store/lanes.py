@@ -20,7 +20,7 @@ Reply = list[object]
 
 # Calls in one round trip: many large ones would not be answered in time.
 MOST_AT_ONCE = 256
-# Of the time for a round trip, what Redis may wait for its replicas.
+# Share of a round trip's time that Redis may wait for its replicas.
 WAIT_SHARE = 0.8
 CLOSED = "the store was closed"
 

@@ -70,9 +70,9 @@ class MemoryStore:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
         self._requests: dict[tuple[str, str], _Binding] = {}
-        # Of deleted sessions: until when that is known.
+        # Deleted sessions, and until when that is known.
         self._deleted: dict[str, float] = {}
-        # By model, of each running session the instant at which it is missed.
+        # By model: when each running session is missed.
         self._rolls: dict[str, dict[str, float]] = {}
         self._looked = 0.0
         self._secret = b""

@@ -148,7 +148,7 @@ class RedisStore:
         raise StoreUnavailable(f"the session log: {session_id} changes hands too often")
 
     async def _whole(self, session_id: str, reply: Reply) -> StoredSession:
-        """Of a snapshot. Raises DamagedLog, of which the owner learns."""
+        """The session in a snapshot. Raises DamagedLog, after telling the owner."""
         try:
             return stored_session(session_id, reply)
         except DamagedLog:

@@ -109,7 +109,7 @@ local function add_logprobs(first, index)
 end
 """
 
-# Of a string; where somebody has put something else there, no log has that size.
+# Bytes of a string; where somebody has put something else there, no log has that size.
 SIZE = """
 local function size(key)
   local bytes = redis.pcall('STRLEN', key)

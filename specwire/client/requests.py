@@ -14,7 +14,7 @@ from specwire.v1 import common_pb2, generation_pb2
 
 TIMEOUT_S = 300.0
 REQUEST_ID_BYTES = 18
-# Of one prompt at a time.
+# Most completions of one prompt in one call.
 MOST_COMPLETIONS = 64
 
 Prompt = str | Sequence[int]

@@ -22,7 +22,7 @@ from specwire.core.invalid import InvalidParameter
 # 5. Nearness: the first of the wished regions, then the second, then any.
 # 6. Load: sessions there, those that wait included, by slots.
 #
-# Of many who are alike up to there, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
+# Among many who are alike up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
 # all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the
 # loads by hearsay: else all of them send what comes between two heartbeats to the same one, which was the least loaded
 # of all. Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing",

@@ -61,7 +61,7 @@ class Outline:
 
 
 def outline(spec: str, context: int | None = None) -> Outline:
-    """Of a local directory, or a hub id. Raises ModelError for whatever can be refused without the weights."""
+    """Outline of a local directory or hub id. Raises ModelError for whatever can be refused without the weights."""
     config, location = _config(spec), _location(spec)
     check_kind(config)
     check_class(config)

@@ -43,7 +43,7 @@ SPREAD = 16.0
 NEVER = -64.0
 # Streams of coins and logits, apart from one another.
 AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
-# Of a sleep: what counts of its being late, and over how many sleeps it is averaged.
+# A sleep's lateness counts up to this, and is averaged over so many sleeps.
 MOST_LATE_S, LATE_SPAN = 2e-4, 8
 # What a model with a memory remembers fits in 64 bits.
 TOKEN_BITS, MOST_MEMORY = 21, 3

@@ -73,7 +73,7 @@ class _Url:
         raise InvalidUrl(f"{self.field}: {part}: {why}: {self.shown}")
 
     def addresses(self, default_port: int) -> list[tuple[str, int]]:
-        """Of all hosts; raises InvalidUrl."""
+        """(host, port) of every host; raises InvalidUrl."""
         return [self._address(text, default_port) for text in self.hosts.split(",")]
 
     def _address(self, text: str, default_port: int) -> tuple[str, int]:

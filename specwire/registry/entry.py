@@ -128,7 +128,7 @@ class EntryFields(Struct):
 
 
 class EntryHead(Struct):
-    """Of an entry of any version."""
+    """What entries of every version begin with."""
 
     v: Annotated[int, Meta(ge=1)]
 

@@ -35,7 +35,7 @@ RHYTHM = Rhythm()
 
 
 def new_id() -> str:
-    """Of a service that starts."""
+    """A random id for a service that starts."""
     return secrets.token_hex(16)
 
 

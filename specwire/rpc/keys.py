@@ -63,7 +63,7 @@ class Keys:
 
 
 def _digest(token: str) -> bytes:
-    """Of one length whatever the token's, so that comparing tells nothing about that either."""
+    """A digest has one length whatever the token's, so comparing tells nothing about that length either."""
     return hashlib.sha256(token.encode()).digest()
 
 

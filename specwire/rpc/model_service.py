@@ -49,7 +49,7 @@ def size_of(field: str, text: str | None) -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # A model's description on the wire, the same for drafters and verifiers.
 
-# Of a digest: enough to tell two apart.
+# Characters of a digest that are shown: enough to tell two apart.
 SHOWN_HEX = 12
 
 
@@ -94,7 +94,7 @@ class Identity:
         return self.weights[:SHOWN_HEX], self.vocabulary[:SHOWN_HEX], self.tokenizer[:SHOWN_HEX], eos_ids
 
 
-# Of the identity's parts, in their order.
+# Names of the identity's parts, in their order.
 NAMES = ("weights", "vocabulary", "tokenizer", "EOS ids")
 
 

@@ -111,7 +111,7 @@ class LinkSpans:
             span.event(name, **attributes)
 
     def end(self, link: Hashable, handle: int, error: str = "", **attributes: Value) -> None:
-        """Of a session that has none nothing is to be done."""
+        """End the session's span; a session without one is ignored."""
         span = self._open.pop((link, handle), None)
         if span is not None:
             span.end(error, **attributes)

@@ -23,7 +23,7 @@ def packed(said: dict[str, Any], data: bytes = b"") -> bytes:
 
 
 def lengths_of(head: bytes) -> tuple[int, int]:
-    """Of the object and of the bytes, as the first HEAD bytes say."""
+    """Bytes of the object and of the data behind it, as the first HEAD bytes say."""
     object_size, data_size = LENGTHS.unpack(head)
     return object_size, data_size
 

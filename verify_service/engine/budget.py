@@ -19,7 +19,7 @@ MESSAGE = "the target's forward ran out of memory"
 
 
 class ShortOfMemory(Exception):
-    """Of a forward that decided nothing."""
+    """A forward lacked memory and has decided nothing."""
 
 
 @contextmanager

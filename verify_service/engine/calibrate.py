@@ -11,7 +11,7 @@ from specwire.core.policy.estimates import ForwardTimes, typical
 from specwire.lm import Feed, LanguageModel
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-# Of several sessions: how many, and positions of each.
+# Shapes of forwards of several sessions: how many, and positions of each.
 SESSIONS, DEPTHS = (4, 16), (1, 4)
 PREFIX = 64
 # Seconds, and rounds at least and at most: of one session, and of several, which every step refines.
@@ -25,7 +25,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class BatchShape(NamedTuple):
-    """Of a forward: so many sessions, each with so many positions, all of whose rows are wanted."""
+    """A forward of so many sessions, each with so many positions, all of whose rows are wanted."""
 
     sessions: int
     depth: int

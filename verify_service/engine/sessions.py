@@ -17,7 +17,7 @@ from verify_service.engine.messages import Opening
 # The sessions that the engine holds, and which cache slot each of them has, if it has one yet.
 
 REMEMBERED_GENERATIONS = 4096
-# Of a session that waits for one.
+# The slot of a session that waits for one.
 NO_SLOT = -1
 
 

@@ -81,7 +81,7 @@ WAITS_KEPT_US = 2.5e6
 
 
 class LongestWait:
-    """Of late: in the present stretch of time and the one before. Written by one thread, read by any."""
+    """The longest wait in the present stretch of time and the one before. Written by one thread, read by any."""
 
     def __init__(self) -> None:
         self._stretch = 0
@@ -97,7 +97,7 @@ class LongestWait:
         return max(self._as_of(int(now_us // WAITS_KEPT_US)))
 
     def _as_of(self, stretch: int) -> tuple[float, float]:
-        """Of the stretch before that one, and of that one."""
+        """The longest waits of the stretch before that one, and of that one."""
         passed = stretch - self._stretch
         before, present = self._longest_us
         return (before, present) if passed <= 0 else (present, 0.0) if passed == 1 else (0.0, 0.0)

@@ -74,12 +74,12 @@ class DraftCounts:
 
 
 def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Of the window that a step's outcomes are about. What stands behind the text's end was not tested."""
+    """Draft tokens tested and accepted in a step's window. What stands behind the text's end was not tested."""
     return _judged(outcomes[:width], width)
 
 
 def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Of the draft token that came during the forward and met the row behind the window, if one did."""
+    """Likewise of a draft token that came during the forward and met the row behind the window, if one did."""
     last = outcomes[width : width + 1]
     return _judged(last, int(any(outcome in JUDGED for outcome in last)))
 
@@ -187,7 +187,7 @@ class TargetWeights(Protocol):
         ...
 
     def entropy(self, row: int) -> float:
-        """Of p, in nats."""
+        """Entropy of p, in nats."""
         ...
 
     def coin(self, row: int, chance: Number) -> bool:

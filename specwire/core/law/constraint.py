@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from specwire.core.invalid import InvalidParameter
 
-# Of a constraint's texts together, in UTF-8.
+# Most bytes of a constraint's texts together, in UTF-8.
 MOST_BYTES = 1 << 16
 MOST_CHOICES = 1024
 
-# Of each id, whether it may stand at a place: (vocabulary,).
+# Whether each id may stand at a place: (vocabulary,).
 Mask = npt.NDArray[np.bool_]
 
 

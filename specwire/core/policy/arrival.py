@@ -12,7 +12,7 @@ REMEMBERED_VERDICTS = 1024
 WEIGHT_KEPT = 0.2
 # Sources whose answers are awaited; of more, the newest.
 MOST_AWAITED = 8
-# Of several that are due the first is waited for, if it is this likely, compared with the likeliest.
+# The first of several due proposals is waited for if it is at least this likely, relative to the likeliest.
 LIKELY_SHARE = 0.5
 # A first guess before anything was measured, as shares of a plain step.
 GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
@@ -126,7 +126,7 @@ class Due(NamedTuple):
 
 
 class Expectations:
-    """Of every source of a session.
+    """Expected arrivals of every source of a session.
 
     `_unheard` is what is expected of one that has not proposed yet: it heard all verdicts. A source that is gone keeps
     its place, and its chance falls, until newer ones need the place.

@@ -295,7 +295,7 @@ class _Brought:
 
 
 class SideBySide:
-    """Of one verifier and one drafter on its host; sessions that come after one another share it.
+    """What one verifier and one drafter on its host cost each other; successive sessions share it.
 
     `active`: they compute side by side now.
 
@@ -450,7 +450,7 @@ class Probing:
 #            needs (`Streaming`, `SideBySide`)
 # off        no gain is expected: plain decoding, with a probe now and then (`Probing`)
 
-# Of drafting in turns: over plain decoding.
+# Least gain of drafting in turns over plain decoding.
 LEAST_GAIN = 1.01
 # Until a token's drafting was measured.
 FIRST_WINDOW = 4

@@ -12,12 +12,12 @@ from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
 # ----------------------------------------------------------------------------------------------------------------------
 # What steps cost: V(m, rows), the plain step of a batch, and the software around a forward. Pure; microseconds.
 
-# Of what windows were seen to cost: how much counts on behind another step with windows, and behind one without.
+# What windows were seen to cost keeps so much of its weight after a step with windows, and after one without.
 MEMORY, FADING = 0.98, 0.97
 LEAST_SCALE, MOST_SCALE = 0.5, 4.0
 # A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
 OUTLIER = 1.3
-# Of a step in what is known of such.
+# Weight of one step in what is known of steps like it.
 WEIGHT = 0.05
 
 
@@ -69,7 +69,7 @@ class Surcharge:
 
     @property
     def scale(self) -> float:
-        """Of what V(m, rows) says; within bounds, because what else made steps longer or shorter is in it as well."""
+        """Factor on V(m, rows). It is bounded, because it also contains what else made steps longer or shorter."""
         seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
         return min(max(seen, LEAST_SCALE), MOST_SCALE)
 

@@ -18,7 +18,7 @@ from specwire.core.messages import Proposal
 DECAY = 0.98
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
-# Of the position before in the estimate of the next: later ones are tested less often, and differ little.
+# Weight of the position before in the estimate of the next: later ones are tested less often, and differ little.
 LATER_WEIGHT = 6.0
 
 
@@ -105,7 +105,7 @@ class AcceptanceByPosition:
         return copy
 
     def rates(self, most: int, prior: float | None = None) -> list[float]:
-        """Of the first `most` positions; each shrunk towards that of the position before: later ones are seldom tested.
+        """Acceptance of the first `most` positions. Each is shrunk towards the one before: later ones are tested less.
 
         prior: what the first is expected to be, where more is known.
         """

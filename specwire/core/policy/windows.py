@@ -128,7 +128,7 @@ NONE = Window(0, SourceKind.DRAFTER)
 
 @dataclass(slots=True)
 class Windows:
-    """Of a step in which every session decides. rows, tokens: of the step in all, tokens as expected.
+    """Windows of a step in which every session decides. rows, tokens: sums over the step; tokens are expected ones.
 
     Invariant: `rows` is the number of sessions and all widths.
     """
@@ -273,7 +273,7 @@ def _least_density(sessions: int, V: V) -> float:
 
 
 def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
-    """Of density beyond `least`."""
+    """The pieces of the better source whose gain per cost exceeds `least`."""
     chained = _chained(candidate, least)
     guessed = _guessed(candidate, candidate.guess, least) if candidate.guess is not None else []
     return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
@@ -432,7 +432,7 @@ def _share(slot: int, windows: Windows) -> Share:
 
 
 def _chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
-    """Of prompts, in the order given, `budget` tokens in all."""
+    """Chunks of prompts to feed, in the order given, `budget` tokens in all."""
     chunks = []
     for candidate in candidates:
         fresh = min(candidate.uncached, budget)

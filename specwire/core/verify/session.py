@@ -276,7 +276,7 @@ class VerifySession:
         return self.matcher is None or self.matcher.heard(limit_s)
 
     def foreseen(self, window: tuple[Draft, ...]) -> tuple[Draft, ...]:
-        """Of a window, what is known of the constraint already, if anything is: an answer that came late is used.
+        """The part of a window for which the constraint's answer is known already; an answer that came late is used.
 
         Where draft tokens are weighed it is all or nothing: what is tested may not depend on what they are.
         """
@@ -301,7 +301,7 @@ class VerifySession:
 
     @property
     def dead_end(self) -> str:
-        """Of a session that is stuck: why."""
+        """Why a stuck session can neither go on nor end."""
         kind = self.sampling.constraint.kind if self.sampling.constraint is not None else ""
         trouble = f": {self.matcher.trouble}" if self.matcher is not None and self.matcher.trouble else ""
         return f"{kind}: the text may neither go on nor end at position {self.position}{trouble}"

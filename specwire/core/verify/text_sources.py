@@ -118,7 +118,7 @@ class NgramIndex:
         return None
 
     def _farthest(self, ends: Sequence[int], n: int) -> Match:
-        """Of `ends` of equal n-grams. What would be longer than the best must agree where the best does not."""
+        """The longest match among `ends` of equal n-grams. A longer one must agree where the best so far does not."""
         first, *others = ends
         if n < MOST:
             return Match(first, n)

@@ -220,7 +220,7 @@ def _cells(feed: Feed, context: int) -> list[list[int]]:
 
 
 def mode_for(device: torch.device, backend: str) -> str | None:
-    """Of torch.compile. CUDA graphs are what "reduce-overhead" adds; backends other than the default have no modes."""
+    """The mode of torch.compile: "reduce-overhead" adds CUDA graphs; only the default backend has modes."""
     return "reduce-overhead" if device.type == "cuda" and backend == BACKEND else None
 
 
@@ -275,7 +275,7 @@ class CompiledRunner:
         return sum(cache.nbytes for cache in self._caches())
 
     def _caches(self) -> Iterator[torch.Tensor]:
-        """Of each layer, (slots, context, 2 kv_heads, head_dim)."""
+        """Each layer's cache, (slots, context, 2 kv_heads, head_dim)."""
         for layer in self.decoder.layers:
             yield layer.get_buffer("cache").unflatten(0, (-1, self._room))
 

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Of a cache (layers, slots, 2 kv_heads, context, head_dim): kv = 2 kv_heads; group: queries of each key head."""
+    """Shape of a cache (layers, slots, 2 kv_heads, context, head_dim). kv: 2 kv_heads; group: queries per key head."""
 
     kv: int
     context: int
@@ -330,7 +330,7 @@ class Decoder(nn.Module):
         return rows if batch.straight else rows.index_select(0, batch.cells)
 
     def _normed(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """Of each row, x / sqrt(mean of squares + epsilon), times a weight.
+        """RMS norm of each row: x / sqrt(mean of squares + epsilon), times a weight.
 
         On CPUs by way of the length of x, sqrt(n) times as long: five operations where PyTorch takes eight.
         """

@@ -156,7 +156,7 @@ class HuggingFaceRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the layers seen: all of them once a forward has run."""
+        """Bytes of the layers seen so far, which are all of them once a forward has run."""
         return self._cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:

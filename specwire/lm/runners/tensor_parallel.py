@@ -53,7 +53,7 @@ class Party(Protocol):
         ...
 
     def tell(self, order: bytes) -> None:
-        """Of rank 0: have every other rank do this, after all that it was told before. OSError if one is gone."""
+        """Rank 0 has every other rank do this, after all that it was told before. OSError if one is gone."""
         ...
 
     def loss(self) -> str:
@@ -300,7 +300,7 @@ class LeadingRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Of all ranks, which hold equal shares."""
+        """Bytes on all ranks, which hold equal shares."""
         return self.runner.kv_bytes * self._party.size
 
     def _tell(self, order: bytes) -> None:
