@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from deploy.cli.main import Parser
+from deploy.cli.main import CommandParser
 from deploy.cli.terminal import dim, wants_colour
 from deploy.commands import CONFIGURABLE
 from deploy.settings import DEFAULT, CommandOptions, Setting, SettingInvalid
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(command: str, words: list[str]) -> list[Setting]:
     """The options in force were `specwire COMMAND WORDS` to be run. Raises SettingInvalid; wrong words end with 2."""
-    parser = Parser(prog=f"specwire {command}")
+    parser = CommandParser(prog=f"specwire {command}")
     CONFIGURABLE[command].load().add_arguments(parser)
     options = CommandOptions(command, parser)
     given, unknown = parser.parse_known_args(words)

@@ -73,7 +73,7 @@ INTERRUPTED = 128 + 2
 LINE_END = "\n"
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Says what is wrong in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
@@ -131,7 +131,7 @@ def _main(words: list[str]) -> int:
 def parse(words: list[str]) -> argparse.Namespace:
     """Read a command line; only the module of the wanted command is imported. Exits with 2 where it is wrong."""
     wanted = next((word for word in words if not word.startswith("-")), None)
-    parser = chosen = Parser(prog="specwire", description="Speculative decoding over the wire.")
+    parser = chosen = CommandParser(prog="specwire", description="Speculative decoding over the wire.")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options: CommandOptions | None = None

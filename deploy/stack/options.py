@@ -38,7 +38,7 @@ from specwire.rpc.tls import ServerTls
 # What hosts the verifier and the drafter, and what a host must do.
 
 
-class Host(Protocol):
+class ServiceHost(Protocol):
     """Starts services, keeps them on the addresses they were first given, restarts those that die."""
 
     async def start(self) -> dict[str, str]:

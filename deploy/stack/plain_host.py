@@ -22,7 +22,7 @@ MOST_FAILURES = 6
 
 
 class PlainHost:
-    """Implements hosts.Host with child processes."""
+    """Implements ServiceHost with child processes."""
 
     def __init__(
         self, services: dict[str, ModelServiceOptions], start_timeout: float, report: Callable[[str], None]

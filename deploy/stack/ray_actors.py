@@ -38,7 +38,7 @@ class ThreadOutcome:
     error: str = ""
 
 
-class ServiceThread:
+class ActorThread:
     """Runs a service, and keeps its address when another process takes over.
 
     The first start writes its address to `address_file`. A start that finds the file is a successor's: it listens
@@ -102,7 +102,7 @@ class ServiceActor:
 
     def __init__(self, start: Start, options: ModelServiceOptions, address_file: Path) -> None:
         inherited().start(type(self).__name__.lower())
-        self._service = ServiceThread(start, options, address_file)
+        self._service = ActorThread(start, options, address_file)
 
     def outcome(self) -> ThreadOutcome:
         """Wait for the start."""

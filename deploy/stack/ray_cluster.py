@@ -68,7 +68,7 @@ ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class RayCluster:
-    """Implements hosts.Host with Ray actors."""
+    """Implements ServiceHost with Ray actors."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
 from deploy.stack.hub_cache import Fetching, file_here, hub_cache
-from deploy.stack.options import VERIFIER, Host, StackError, StackOptions
+from deploy.stack.options import VERIFIER, ServiceHost, StackError, StackOptions
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
 from deploy.stack.redis_server import RedisServer, check_redis
@@ -106,7 +106,7 @@ class Stack:
 
     async def _start_services(self, directory: Path, report: Report) -> dict[str, str]:
         options = self.options
-        host: Host
+        host: ServiceHost
         if options.ray:
             host = RayCluster(options.services(), directory / "ray", options.start_timeout, report)
         else:

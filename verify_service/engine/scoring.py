@@ -20,7 +20,7 @@ CHUNK_ROWS = 256
 
 
 @dataclass(slots=True)
-class _Job:
+class _ScoringJob:
     request: Scoring
     slot: int
     done: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Scorer:
     def __init__(self, lm: LanguageModel, reception: Reception) -> None:
         self._lm = lm
         self._reception = reception
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_ScoringJob] = deque()
 
     @property
     def busy(self) -> bool:
@@ -44,7 +44,7 @@ class Scorer:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
             return
-        self._jobs.append(_Job(request, slot))
+        self._jobs.append(_ScoringJob(request, slot))
 
     def run_chunk(self) -> None:
         """One forward of the first text."""
@@ -71,7 +71,7 @@ class Scorer:
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
-    def _advance(self, job: _Job) -> list[float] | Refusal | None:
+    def _advance(self, job: _ScoringJob) -> list[float] | Refusal | None:
         """The scores once the text is through, a refusal, or None where there is more to do."""
         tokens, first = job.request.tokens, job.request.from_position
         start = self._lm.cached(job.slot)
@@ -85,6 +85,6 @@ class Scorer:
         job.done += logits.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1).tolist() if wanted else []
         return job.done if stop == len(tokens) - 1 else None
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _ScoringJob) -> None:
         self._jobs.remove(job)
         self._reception.scheduler.slots.give_back(job.slot)

@@ -27,7 +27,7 @@ MOST_COLUMNS = 32
 MOST_WASTE = 4
 
 
-class Batch(NamedTuple):
+class AttentionBatch(NamedTuple):
     """The first `feeds` of a forward, which have `rows` tokens, in B slots from `first` on; M columns, L positions.
 
     places: (rows x 2 kv_heads,) where their keys and values go among a layer's (slots x 2 kv_heads x context) vectors.
@@ -56,11 +56,11 @@ class Layout(NamedTuple):
     device: torch.device
 
 
-def nothing(layout: Layout) -> Batch:
+def nothing(layout: Layout) -> AttentionBatch:
     """No feed is computed together with another."""
     indices = torch.empty(0, dtype=torch.long, device=layout.device)
     mask = torch.empty(0, dtype=layout.dtype, device=layout.device)
-    return Batch(0, 0, 0, 0, 0, 0, indices, indices, mask, True)
+    return AttentionBatch(0, 0, 0, 0, 0, 0, indices, indices, mask, True)
 
 
 def leading(feeds: Sequence[Feed]) -> int:
@@ -73,7 +73,7 @@ def leading(feeds: Sequence[Feed]) -> int:
     return count if read <= MOST_WASTE * sum(stops) else 0
 
 
-def batch_of(feeds: Sequence[Feed], layout: Layout) -> Batch:
+def batch_of(feeds: Sequence[Feed], layout: Layout) -> AttentionBatch:
     """The first feeds as one; see `leading`."""
     count = leading(feeds)
     if count == 0:
@@ -91,7 +91,7 @@ def batch_of(feeds: Sequence[Feed], layout: Layout) -> Batch:
     for cell, position in zip(cells, positions, strict=True):
         last[cell] = position
     heads = torch.arange(layout.kv, device=layout.device) * layout.context
-    return Batch(
+    return AttentionBatch(
         count,
         len(at),
         first,
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         starts: list[int],
         counts: list[int],
         wanted: list[int],
-        batch: Batch,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
 
@@ -245,7 +245,7 @@ class Decoder(nn.Module):
         starts: list[int],
         counts: list[int],
         masks: list[torch.Tensor],
-        batch: Batch,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
         """Map x (rows, hidden) to (rows, hidden); `masks` are of the feeds behind the batch."""
         heads = self._multiply(4 * layer, self._normed(2 * layer, x)).view(x.size(0), -1, self.head_dim)
@@ -312,7 +312,9 @@ class Decoder(nn.Module):
         result = result.view(self.kv_heads, rows, -1, self.head_dim).transpose(0, 1)
         return result.reshape(rows, self.heads * self.head_dim)
 
-    def _attended_together(self, layer: int, queries: torch.Tensor, fresh: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _attended_together(
+        self, layer: int, queries: torch.Tensor, fresh: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
         """File keys and values `fresh` (rows, 2 kv_heads, head_dim) of the batch; attention's result as `_attended`."""
         cache = self.cache[layer]
         vectors = fresh.to(cache.dtype).reshape(-1, self.head_dim)
