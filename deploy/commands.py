@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import pkgutil
+import importlib
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -31,7 +31,9 @@ class Command:
 
     def load(self) -> Module:
         """Import what it takes."""
-        return cast(Module, pkgutil.resolve_name(self.module))
+        module, _, name = self.module.partition(":")
+        found = importlib.import_module(module)
+        return cast(Module, getattr(found, name) if name else found)
 
 
 COMMANDS = (
