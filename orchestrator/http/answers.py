@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TokenReport:
     """Decided tokens with their log-probabilities, and where each one's text begins in what is answered."""
 
     tokens: Sequence[int]
@@ -63,7 +63,7 @@ class AnswerShape(Protocol):
 
     def answer(self, text: str) -> Json: ...
 
-    def logprobs(self, told: Told, names: TokenBytes) -> Json: ...
+    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json: ...
 
 
 class ChatShape:
@@ -83,7 +83,7 @@ class ChatShape:
     def answer(self, text: str) -> Json:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def logprobs(self, told: Told, names: TokenBytes) -> Json:
+    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
         pairs = zip(told.tokens, told.logprobs, strict=True)
         return {"content": [_chat_token(token, known, names) for token, known in pairs], "refusal": None}
 
@@ -116,7 +116,7 @@ class CompletionShape:
     def answer(self, text: str) -> Json:
         return {"text": text}
 
-    def logprobs(self, told: Told, names: TokenBytes) -> Json:
+    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
         return {
             "tokens": [names.text(token) for token in told.tokens],
             "token_logprobs": [finite(known.logprob) for known in told.logprobs],
@@ -330,13 +330,13 @@ class Answer:
     def __init__(
         self,
         shape: AnswerShape,
-        wish: CompletionRequest,
+        request: CompletionRequest,
         served: Served,
         before: Sequence[str],
         places: Sequence[StreamPlace | None] = (),
     ) -> None:
         self._shape = shape
-        self._wish = wish
+        self._request = request
         self._names = served.names
         self._model = {"model": served.name, "system_fingerprint": served.fingerprint}
         self._id = shape.prefix + secrets.token_hex(16)
@@ -377,7 +377,7 @@ class Answer:
 
     def _answered(self, index: int, choice: AnswerChoice) -> Json:
         more = {**_opening(choice.started), "stats": figures(choice.stats)}
-        if self._wish.details:
+        if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
             more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
         told = self._told(choice, choice.chunks)
@@ -393,7 +393,7 @@ class Answer:
                     for told in self._events(index, self._choices[index], part):
                         yield told
             lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
-            if self._wish.include_usage and any(lacking):
+            if self._request.include_usage and any(lacking):
                 yield event({**self._envelope(self._shape.part, []), "usage": self._usage()}, self._place())
         except Exception as error:
             yield event(failure_of(error).body())
@@ -413,7 +413,7 @@ class Answer:
 
     def _first(self, index: int, choice: AnswerChoice, part: pb.Started) -> list[bytes]:
         choice.started = part
-        if self._wish.template.request_id and choice.place is None:
+        if self._request.template.request_id and choice.place is None:
             choice.place = StreamPlace.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
@@ -425,9 +425,9 @@ class Answer:
         if choice.place is not None:
             _check_goes_on(choice.place)
             choice.place = choice.place.behind(part)
-        elif not (part.text or told or self._wish.details):
+        elif not (part.text or told or self._request.details):
             return []
-        more = _details(part) if self._wish.details else None
+        more = _details(part) if self._request.details else None
         return [self._part(index, self._shape.delta(part.text), told, None, more)]
 
     def _last(self, index: int, choice: AnswerChoice, part: pb.Finished) -> list[bytes]:
@@ -442,33 +442,35 @@ class Answer:
 
     # Parts of both
 
-    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Told | None:
+    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> TokenReport | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
-        if not self._wish.logprobs or len(logprobs) < len(tokens):
+        if not self._request.logprobs or len(logprobs) < len(tokens):
             return None  # a request id may stand for a session that was asked for without
         ends = [end for chunk in chunks for end in chunk.text_ends]
         begins = [choice.end, *ends][: len(ends)]
         choice.end = ends[-1] if ends else choice.end
-        return Told(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+        return TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
 
     def _part(
         self,
         index: int,
         content: Json,
-        told: Told | None = None,
+        told: TokenReport | None = None,
         reason: str | None = None,
         more: Json | None = None,
     ) -> bytes:
         choice = self._choice(index, content, told, reason, more)
         part = self._envelope(self._shape.part, [choice])
-        return event({**part, "usage": None} if self._wish.include_usage else part, self._place())
+        return event({**part, "usage": None} if self._request.include_usage else part, self._place())
 
     def _place(self) -> str | None:
         """Where the reader of what has been told until now stands, this event included."""
-        return written(choice.place for choice in self._choices) if self._wish.template.request_id else None
+        return written(choice.place for choice in self._choices) if self._request.template.request_id else None
 
-    def _choice(self, index: int, content: Json, told: Told | None, reason: str | None, more: Json | None) -> Json:
+    def _choice(
+        self, index: int, content: Json, told: TokenReport | None, reason: str | None, more: Json | None
+    ) -> Json:
         logprobs = None if told is None else self._shape.logprobs(told, self._names)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         return choice if more is None else {**choice, "specwire": more}
@@ -479,14 +481,14 @@ class Answer:
     def _usage(self) -> Json:
         """Several choices of one prompt share it."""
         stats = [choice.stats for choice in self._choices]
-        prompt = sum(each.prompt_tokens for each in stats[:: self._wish.n])
+        prompt = sum(each.prompt_tokens for each in stats[:: self._request.n])
         completion = sum(each.output_tokens for each in stats)
         accepted = sum(each.accepted_prediction for each in stats)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: self._wish.n])},
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: self._request.n])},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(each.proposed_prediction for each in stats) - accepted,

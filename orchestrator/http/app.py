@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies import Bodies
 from orchestrator.http.completions import Completions
-from orchestrator.http.console import Looking
-from orchestrator.http.endpoint import Answering, Endpoint, HttpService
+from orchestrator.http.console import ConsoleEndpoints
+from orchestrator.http.endpoint import Endpoint, HttpService, Responder
 from orchestrator.http.errors import failure_of, request_name
 from orchestrator.http.info import Info, Metrics
 from orchestrator.http.origins import OriginCheck
@@ -72,10 +72,10 @@ class RequestIds:
 
 def routed(service: HttpService) -> Starlette:
     """All endpoints."""
-    completions, info, metrics, looking = Completions(service), Info(service), Metrics(service), Looking(service)
-    bodies = Bodies()
+    completions, console = Completions(service), ConsoleEndpoints(service)
+    info, metrics, bodies = Info(service), Metrics(service), Bodies()
 
-    def route(method: str, path: str, answer: Answering, guarded: bool = True) -> Route:
+    def route(method: str, path: str, answer: Responder, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, answer, path, guarded, metrics.observe, bodies), methods=[method])
 
     routes = [
@@ -85,8 +85,8 @@ def routed(service: HttpService) -> Starlette:
         route("GET", "/v1/models/{model:path}", info.model),
         route("POST", "/tokenize", info.tokenize),
         route("POST", "/detokenize", info.detokenize),
-        route("POST", "/console/generate", looking.generate),
-        route("GET", "/console/status", looking.status),
+        route("POST", "/console/generate", console.generate),
+        route("GET", "/console/status", console.status),
         route("GET", "/metrics", metrics.answer),
         route("GET", "/health", info.health, guarded=False),
         route("GET", "/ready", info.ready, guarded=False),

@@ -62,12 +62,12 @@ class Completions:
         messages = take_messages(fields)
         add_prompt = fields.flag("add_generation_prompt", default=True)
         more = take_template_values(fields)
-        wish = take_chat(fields, call.headers.get(REQUEST_ID, ""))
+        request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
-        served = await self._service.served_for(wish.template, call.tenant)
+        served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, messages, add_prompt, more)
         try:
-            return await self._answer(call, ChatShape(), wish, served, [prompt])
+            return await self._answer(call, ChatShape(), request, served, [prompt])
         except InvalidParameter as error:
             failure, asked = failure_of(error), {"prompt": "messages"}
             if newer:
@@ -78,32 +78,32 @@ class Completions:
     async def complete(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         prompts = prompts_of(fields.take("prompt"))
-        wish = take_completion(fields, call.headers.get(REQUEST_ID, ""))
+        request = take_completion(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
-        served = await self._service.served_for(wish.template, call.tenant)
-        return await self._answer(call, CompletionShape(), wish, served, prompts)
+        served = await self._service.served_for(request.template, call.tenant)
+        return await self._answer(call, CompletionShape(), request, served, prompts)
 
     async def _answer(
-        self, call: Call, shape: AnswerShape, wish: CompletionRequest, served: Served, prompts: Sequence[Prompt]
+        self, call: Call, shape: AnswerShape, request: CompletionRequest, served: Served, prompts: Sequence[Prompt]
     ) -> ASGIApp:
         for prompt in prompts:
             check_size(prompt, served.target)  # before it is copied for each of its sessions
-        requests = sessions_of(wish, prompts)
-        places = _places(call, wish, len(requests))
+        requests = sessions_of(request, prompts)
+        places = _places(call, request, len(requests))
         generating, parent = self._service.generating, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
-        seeds = await generating.seeds.of(wish.template, call.tenant, len(prompts))
-        asked = zip(requests, [seed for seed in seeds for _ in range(wish.n)], reached, strict=True)
-        more = (call.tenant, wish.timeout)
+        seeds = await generating.seeds.of(request.template, call.tenant, len(prompts))
+        asked = zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True)
+        more = (call.tenant, request.timeout)
         events = merged(
             [
                 generating.generate(each, *more, seed, at, traceparent=parent, target=served.target)
                 for each, seed, at in asked
             ]
         )
-        echoed = [_echo(each, served) if wish.echo else "" for each in requests]
-        answer = Answer(shape, wish, served, echoed, places)
-        if wish.stream:
+        echoed = [_echo(each, served) if request.echo else "" for each in requests]
+        answer = Answer(shape, request, served, echoed, places)
+        if request.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
         return _json(await answer.whole(events))
@@ -133,13 +133,14 @@ def prompts_of(value: object) -> list[Prompt]:
     raise InvalidParameter("prompt", message)
 
 
-def sessions_of(wish: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
+def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
     """What each session is asked for, those of one prompt side by side."""
-    if len(prompts) * wish.n > MOST_CHOICES:
-        message = f"{len(prompts)} prompts with {wish.n} choices each make more than {MOST_CHOICES}"
-        raise InvalidParameter("prompt" if wish.n == 1 else "n", message)
+    if len(prompts) * request.n > MOST_CHOICES:
+        message = f"{len(prompts)} prompts with {request.n} choices each make more than {MOST_CHOICES}"
+        raise InvalidParameter("prompt" if request.n == 1 else "n", message)
     return named(
-        [each for prompt in prompts for each in single_requests(wish.request(prompt))], wish.template.request_id
+        [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))],
+        request.template.request_id,
     )
 
 
@@ -150,12 +151,12 @@ def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.Genera
     return requests
 
 
-def _places(call: Call, wish: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
+def _places(call: Call, request: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
     """How far in each session a caller that comes back has come; only a stream with a request id says where it is."""
     shown_id = call.headers.get(LAST_EVENT_ID)
-    if shown_id is None or not wish.stream:
+    if shown_id is None or not request.stream:
         return [None] * sessions
-    if not wish.template.request_id:
+    if not request.template.request_id:
         raise InvalidParameter(FIELD, "needs the request_id of the request that it resumes")
     return parse_places(shown_id, sessions)
 

@@ -36,7 +36,7 @@ MOST_WAITING = 256
 MOST_SESSIONS = 100
 
 
-class Looking:
+class ConsoleEndpoints:
     """Endpoints; each takes a call and gives a response."""
 
     def __init__(self, service: HttpService) -> None:
@@ -46,16 +46,16 @@ class Looking:
         """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
         fields = await self._service.fields(call)
         prompts = prompts_of(fields.take("prompt"))
-        wish = take_completion(fields, "")
+        request = take_completion(fields, "")
         fields.end()
-        served = self._service.served(wish.model)
-        requests = sessions_of(wish, prompts)
+        served = self._service.served(request.model)
+        requests = sessions_of(request, prompts)
         if len(requests) != 1:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
-        watched = Watched(served)
+        watched = ConsoleStream(served)
         generating = self._service.generating
-        (seed,) = await generating.seeds.of(wish.template, call.tenant)
-        parts = generating.generate(requests[0], call.tenant, wish.timeout, seed, trace=watched.note)
+        (seed,) = await generating.seeds.of(request.template, call.tenant)
+        parts = generating.generate(requests[0], call.tenant, request.timeout, seed, trace=watched.note)
         quiet = self._service.orchestrator.options.sse_keep_alive
         return EventStream(watched.stream(parts), quiet)
 
@@ -107,7 +107,7 @@ def _session(driver: SessionDriver) -> Json:
     }
 
 
-class Watched:
+class ConsoleStream:
     """One session's events for the page, in the order in which they happened."""
 
     def __init__(self, served: Served) -> None:

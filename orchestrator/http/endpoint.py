@@ -194,7 +194,7 @@ def _template_of(target: Target) -> tuple[str, dict[str, str]]:
 # ----------------------------------------------------------------------------------------------------------------------
 # One HTTP endpoint: who calls, then the body, the answer, what went wrong, and that nobody works for who has left.
 
-Answering = Callable[[Call], Awaitable[ASGIApp]]
+Responder = Callable[[Call], Awaitable[ASGIApp]]
 # Is told the route and the status of every answer.
 Observer = Callable[[str, int], None]
 
@@ -203,7 +203,7 @@ class Endpoint:
     """An ASGI application. answer: what it does. guarded: callers need a key, where keys are asked for."""
 
     def __init__(
-        self, service: HttpService, answer: Answering, route: str, guarded: bool, observe: Observer, bodies: Bodies
+        self, service: HttpService, answer: Responder, route: str, guarded: bool, observe: Observer, bodies: Bodies
     ) -> None:
         self._service = service
         self._answer = answer

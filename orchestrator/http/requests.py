@@ -355,7 +355,7 @@ class CompletionRequest:
     logprobs: bool
     echo: bool = False
 
-    def request(self, prompt: str | list[int]) -> pb.GenerateRequest:
+    def for_prompt(self, prompt: str | list[int]) -> pb.GenerateRequest:
         """What is asked for with one prompt."""
         request = pb.GenerateRequest(n=self.n)
         request.MergeFrom(self.template)
@@ -382,7 +382,7 @@ def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
     fields.fixed("tool_choice", "none", "auto")
     fields.fixed("function_call", "none", "auto")
     fields.flag("parallel_tool_calls")  # there are none
-    return _wish(fields, sampling, stopping, request_id, wanted, echo=False)
+    return _request(fields, sampling, stopping, request_id, wanted, echo=False)
 
 
 def _answer_tokens(fields: Fields) -> int:
@@ -405,10 +405,10 @@ def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
-    return _wish(fields, sampling, stopping, request_id, top is not None, echo, n)
+    return _request(fields, sampling, stopping, request_id, top is not None, echo, n)
 
 
-def _wish(
+def _request(
     fields: Fields,
     sampling: common_pb2.Sampling,
     stopping: common_pb2.Stopping,
