@@ -129,7 +129,7 @@ def _pairs(file: str, wanted: str, node: yaml.Node | None, place: str = "") -> I
 
 
 def _is_null(node: yaml.Node) -> bool:
-    """Also of a key without a value: the option stays what it is without the line."""
+    """Whether a value is null or missing: the option then stays what it is without the line."""
     return isinstance(node, yaml.ScalarNode) and node.tag == NULL
 
 

@@ -30,7 +30,7 @@ def families(sessions: Sessions, model: LanguageModel) -> Families:
 
 
 def load_of(sessions: Sessions, model: LanguageModel) -> Load:
-    """For the registry."""
+    """The load that the registry is told."""
     running = len(sessions)
     misses = round(sessions.tally.misses, 3) if running else 0.0
     return Load(running, 0, max(0, model.slots - running), misses=misses)

@@ -29,7 +29,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._leaving.set()
 
     async def stop(self) -> None:
-        """After the links have ended."""
+        """Stop; to be called after the links have ended."""
         await self._reception.stop()
 
     async def GetModelInfo(

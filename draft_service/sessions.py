@@ -176,7 +176,7 @@ class Sessions:
         return any(drafting.wants_token for drafting in self._open.values())
 
     def run(self) -> None:
-        """Until a Stop arrives."""
+        """Run steps until a Stop arrives."""
         while self._take_commands():
             self.step_began_s = time.monotonic()
             self.step()
@@ -231,7 +231,7 @@ class Sessions:
         self._reply(command.link, Opened(command.handle))
 
     def _begin(self, command: BeginSession) -> None:
-        """By now the handle may be another session's."""
+        """Begin a session, unless the handle is another session's by now."""
         drafting = self._open.get((command.link, command.handle))
         if drafting is not None and drafting.number == command.number:
             drafting.matcher, drafting.unready = command.matcher, False

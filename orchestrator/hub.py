@@ -180,7 +180,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINED} drafters have joined already")
 
     async def _converse(self, requests: Requests, line: JoinedLine, drafter: DrafterPeer) -> None:
-        """Until the drafter leaves; raises the status that the line is ended with."""
+        """Relay messages until the drafter leaves. Raises the status that the line is ended with."""
         if drafter.refusal is not None:
             raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, drafter.refusal)
         line.greet()

@@ -45,7 +45,7 @@ class LogHealth:
         return self._now() - self._since if self.trouble else 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ask again and again, until cancelled."""
         try:
             while True:
                 await self._ask()

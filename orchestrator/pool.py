@@ -122,7 +122,7 @@ class Placing:
         return None if choice is None else self._placed(driver, verifiers[choice.index], choice.reason)
 
     def drafter_for(self, driver: SessionDriver, drafters: Sequence[DrafterPeer]) -> DrafterPeer | None:
-        """One more for the session, if there is one."""
+        """One more drafter for the session, if there is one."""
         record, refusals = driver.record, driver.drafters.refusals
         near = self._near(driver.verifying.peer)
         wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)

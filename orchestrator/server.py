@@ -109,7 +109,7 @@ class RunningOrchestrator:
         orchestrator.on_readiness = self.tell_health
 
     async def tell_health(self) -> None:
-        """To gRPC's health checks: a log that takes no writes takes no session."""
+        """Tell gRPC's health checks whether sessions are taken: not while the log takes no writes."""
         if not self._stopped:
             await self._server.set_serving(not self.orchestrator.log.trouble)
 

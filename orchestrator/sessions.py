@@ -110,7 +110,7 @@ class KnownSessions:
         return rolls
 
     def over_for(self, seconds: float) -> list[SessionDriver]:
-        """Those that ended longer ago, and than what is remembered."""
+        """Sessions that ended more than `seconds` ago, or longer than ended ones are remembered."""
         now, kept = asyncio.get_running_loop().time(), min(REMEMBERED_S, seconds)
         drivers = [driver for driver in self.sessions.values() if driver.output.end is not None]
         return [each for each in drivers if each.stats.ended is not None and now - each.stats.ended > kept]
@@ -498,7 +498,7 @@ class Orchestrator:
         return not self._draining and self.pool.decides_for(record) and self._allowances.may_adopt(record)
 
     def _missing_for(self, record: SessionRecord) -> str:
-        """For people: why `_can_drive` is not."""
+        """Why `_can_drive` is false, for people."""
         return self.pool.missing_for(record) or "there is no room to go on with it"
 
     def _take_up(self, driver: SessionDriver) -> None:

@@ -123,11 +123,11 @@ class Bar:
             self._line.show("")
 
     def update(self, count: int = 1, note: str | None = None) -> None:
-        """So much more is done; `note` is what is being done now."""
+        """Add `count` to what is done; `note` is what is being done now."""
         self.at(self._done + count, note)
 
     def at(self, done: int, note: str | None = None) -> None:
-        """So much is done in all."""
+        """Set how much is done in all."""
         self._done = done
         self._note = self._note if note is None else note
         self._draw()

@@ -53,7 +53,7 @@ def _become(words: Sequence[str]) -> NoReturn:
 
 
 def targets(makefile: Path) -> dict[str, Measurement]:
-    """By name; the Makefile has the list."""
+    """Measurements by name, as the Makefile lists them."""
     text = makefile.read_text() if makefile.exists() else ""
     found = TARGET.findall(text)
     return {name or WITHOUT_NAME: Measurement(what, tuple(words.split())) for name, what, words in found}

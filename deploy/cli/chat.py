@@ -62,7 +62,7 @@ class Style(Protocol):
 
 
 class Plain:
-    """For a model without a template: names before what each one says."""
+    """Style of a model without a template: names before what each one says."""
 
     stops: Sequence[str] = (USER,)
     ending = ""
@@ -222,7 +222,7 @@ async def _greeted(client: AsyncClient, address: str, where: StackAddress, templ
 
 
 async def _style(client: AsyncClient, template: str, model: str) -> Style:
-    """As `template` says, else as the model's own, else plain."""
+    """The style that `template` gives, else the model's own template, else plain."""
     info = await client.server_info(timeout=INFO_S)
     target = next((each for each in info.targets if each.model == model), info.target)
     source = template or target.chat_template
@@ -262,7 +262,7 @@ class Chat:
         self._timeout = timeout
 
     def run(self, system: str) -> None:
-        """Until the user leaves. system: what /clear keeps."""
+        """Talk until the user leaves. system: what /clear keeps."""
         terminal = sys.stdin.isatty()
         if terminal:
             with suppress(ImportError):

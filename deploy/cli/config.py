@@ -56,7 +56,7 @@ def settings_of(command: str, words: list[str]) -> list[Setting]:
 
 
 def _public(setting: Setting) -> Setting:
-    """Without its password. Tokens are in files only, which are not read for this."""
+    """The setting without its password. Tokens are in files only, which are not read for this."""
     if setting.name in URLS and setting.value is not None:
         return Setting(setting.name, without_password(setting.value), setting.origin)
     return setting

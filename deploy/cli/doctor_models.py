@@ -75,7 +75,7 @@ def facts_of(model: str, dtype: str) -> Facts:
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:
-    """From the files' size, in which the configuration's dtype is stored."""
+    """Bytes of weights in `dtype`, from the files' size and the configuration's dtype."""
     files = list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
     stored = getattr(config, "dtype", None)
     width = stored.itemsize if isinstance(stored, torch.dtype) else 4

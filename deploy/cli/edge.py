@@ -75,7 +75,7 @@ class LocalDrafter:
             self._reception.take(part, self._link)
 
     def cut(self, reason: str) -> None:
-        """For a fault of our own: sessions go on without a drafter."""
+        """Cut the drafter off after a fault of our own: sessions go on without one."""
         if self._up:
             say(f"specwire edge: drafting has ended: {reason}")
             self._loop.call_soon(self._leave)

@@ -263,7 +263,7 @@ def _misses(loads: Iterable[Load], running: int) -> float:
 
 
 def _new(group: Group, mine: Iterable[ReplicaName], count: int) -> list[ReplicaName]:
-    """As many names that nobody has."""
+    """`count` names that no replica has."""
     taken = {name.number for name in mine}
     free = (number for number in range(len(taken) + count) if number not in taken)
     return [ReplicaName(group.name, group.digest, next(free)) for _ in range(count)]

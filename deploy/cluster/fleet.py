@@ -123,7 +123,7 @@ class Fleet:
             self._report("not every orchestrator says that it uses the new replicas; going on")
 
     def _start(self, group: Group | None, names: Sequence[ReplicaName]) -> None:
-        """Until all are ready."""
+        """Start replicas and return when all are ready."""
         if group is None:
             return
         actors = {name: self.begin(group, name) for name in names}

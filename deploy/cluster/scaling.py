@@ -98,13 +98,13 @@ def decide(rule: ScalingRule, memory: Memory, reading: Reading, now: float) -> t
 
 
 def _is_full(rule: ScalingRule, reading: Reading, count: int) -> bool:
-    """With so many replicas."""
+    """Whether `count` replicas are too full."""
     demand = reading.running + reading.waiting
     return demand > rule.high * _slots(reading, count) or reading.queue_s > rule.queue_s or _late(rule, reading, count)
 
 
 def _would_do(rule: ScalingRule, reading: Reading, count: int) -> bool:
-    """With so many replicas it would be far from full."""
+    """Whether `count` replicas would do, far from full."""
     idle = reading.waiting == 0 and reading.queue_s <= rule.queue_s
     return idle and reading.running <= rule.low * _slots(reading, count) and not _late(rule, reading, count)
 

@@ -130,7 +130,7 @@ async def _front_door(name: str) -> str:
 
 
 def apply(config: str, address: str) -> None:
-    """As a user would. Raises RuntimeError with the command's last line."""
+    """Run `specwire deploy` as a user would. Raises RuntimeError with the command's last line."""
     command = [sys.executable, "-m", "deploy", "deploy", config, "--ray-address", address, "--namespace", NAMESPACE]
     try:
         done = subprocess.run(

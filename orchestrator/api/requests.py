@@ -218,7 +218,7 @@ ATTEMPTS = 3
 
 
 class Repeats:
-    """One for all of an orchestrator's calls."""
+    """Repeated request ids; one object for all of an orchestrator's calls."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator

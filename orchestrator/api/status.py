@@ -83,7 +83,7 @@ def _peer(peer: Peer, kind: pb.PeerKind) -> pb.PeerStatus:
 
 
 def _registered(pool: Pool) -> list[ServiceEntry]:
-    """Orchestrators, this one included."""
+    """Registered orchestrators, this one included."""
     found = pool.feed.orchestrators if pool.feed is not None else ()
     return sorted(found, key=lambda each: each.address)[:MOST_ORCHESTRATORS]
 

@@ -47,7 +47,7 @@ TOO_LONG = (431, f"its line and headers must be at most {MOST_HEADER_BYTES} byte
 
 
 def most_connections() -> int:
-    """As many as this process may have open, and no more than MOST_CONNECTIONS."""
+    """How many connections this process may have open, at most MOST_CONNECTIONS."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files - OTHER_FILES))
 
@@ -114,7 +114,7 @@ class Parser(h11.Connection):
 
 
 def _size_of(headers: Any) -> int:
-    """On the wire, with colon, space and line's end."""
+    """Bytes of headers on the wire, with colon, space and line's end."""
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 

@@ -123,7 +123,7 @@ class ConsoleStream:
             self._left_out += 1
 
     async def stream(self, parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
-        """Until the session's end; it ends with whoever closes this."""
+        """Events until the session's end. The session ends when this is closed."""
         pumping = asyncio.create_task(self._pump(parts))
         try:
             while (told := await self._waiting.get()) is not None:

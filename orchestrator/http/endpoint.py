@@ -105,7 +105,7 @@ class HttpService:
             raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
 
     async def served_for(self, request: pb.GenerateRequest, tenant: str) -> Served:
-        """As `served`, of the model that the request names, or else its parent's."""
+        """Like `served`, of the model that the request names, or else of its parent's."""
         if request.model or not request.parent:
             return self.served(request.model)
         return self._of(await self.generating.target_for(request, tenant))

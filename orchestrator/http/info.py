@@ -20,7 +20,7 @@ from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Families, by_label
 
 
 class Metrics:
-    """Also counts HTTP's own answers: see `observe`."""
+    """The page of figures; it also counts HTTP's own answers (`observe`)."""
 
     def __init__(self, service: HttpService) -> None:
         self._answers: Counter[tuple[str, int]] = Counter()

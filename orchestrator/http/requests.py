@@ -28,7 +28,7 @@ SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 2 * SHOWN
 
 
 def shown(value: object) -> str:
-    """As Python writes it, and no more of it than is told."""
+    """The value as Python writes it, shortened for an error message."""
     text = SHORT.repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 

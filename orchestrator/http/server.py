@@ -65,7 +65,7 @@ class HttpServer:
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def started(self) -> None:
-        """Until connections are taken."""
+        """Return when connections are accepted."""
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()

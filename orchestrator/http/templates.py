@@ -151,7 +151,7 @@ class RemoteTemplate:
         self._closed = False
 
     async def compile(self) -> None:
-        """At a service's start. Raises TemplateInvalid, Busy."""
+        """Compile the template when a service starts. Raises TemplateInvalid, Busy."""
         await self._asked(None, START_LIMIT_S)
 
     async def render(
@@ -196,7 +196,7 @@ class RemoteTemplate:
         return text
 
     def _ready(self) -> _Process | None:
-        """One that has nothing to do; some may have died meanwhile."""
+        """An idle process, if there is one; some may have died meanwhile."""
         while self._idle:
             process = self._idle.pop()
             if not process.gone:
@@ -272,7 +272,7 @@ def main() -> None:
 
 
 def _session(fd: int, compute: float) -> None:
-    """One template, until its service closes it. Raises Lost."""
+    """Render one template until its service closes it. Raises Lost."""
     asked, _ = receive(fd)
     limit(compute)
     try:

@@ -216,7 +216,7 @@ class Peer(ABC, Generic[Request, Subject]):
 
     @property
     def sessions(self) -> int:
-        """As far as is known here: ours, and what it said of others'."""
+        """Sessions as far as known here: ours, and the others' that it reported."""
         return len(self.subjects) + self.report.others
 
     def attach(self, subject: Subject) -> int:
@@ -319,7 +319,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().on_down()
 
     def on_unreachable(self) -> None:
-        """Also called for the loss itself."""
+        """Count a failure to reach the peer; also called for the loss itself."""
         self._failures += 1
         super().on_unreachable()
 
@@ -477,7 +477,7 @@ class Dialled:
         return peer
 
     def drafter(self, address: str, accept: Accept) -> DrafterPeer:
-        """As `verifier`."""
+        """Like `verifier`, for a drafter."""
         link = drafter_link(address, self._tls, self._token)
         peer = DrafterPeer(link, self._on_change, accept)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)

@@ -119,7 +119,7 @@ class RegistryFeed:
         return asyncio.get_running_loop().time() - self._answered
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the registry until cancelled."""
         while True:
             try:
                 listing = await self._directory.listing()

@@ -328,7 +328,7 @@ class Drafters:
     # Effects
 
     def run(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
-        """For one that is gone nothing is to be done."""
+        """Carry out an effect; one for a drafter that is gone is ignored."""
         drafting = self._by_source.get(effect.source)
         if drafting is None:
             return

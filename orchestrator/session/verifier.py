@@ -119,7 +119,7 @@ class SessionVerifier:
         return self.peer is not None and self.peer.crowded and self._owner.session.state is State.OPENING
 
     def give_up_place(self) -> None:
-        """In a queue; it is to be placed anew."""
+        """Leave a verifier's queue; the session is to be placed anew."""
         self.leave()
         self._lose()
 

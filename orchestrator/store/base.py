@@ -115,7 +115,7 @@ SAYINGS = (
 
 
 def unavailable(reply: object) -> StoreUnavailable:
-    """For an error that a server answered with, or that came in place of an answer."""
+    """StoreUnavailable for an error that a server answered with, or that came in place of an answer."""
     said = f"{type(reply).__name__}: {reply}" if isinstance(reply, Exception) else f"unexpected reply {reply!r}"
     for codes, lasts, meaning in SAYINGS:
         if isinstance(reply, Exception) and re.search(rf"\b({codes})", said):
@@ -271,7 +271,7 @@ class SessionRecord:
 
     @property
     def prompt_length(self) -> int:
-        """In tokens."""
+        """Length of the prompt in tokens."""
         return len(self.prompt)
 
     @property
@@ -416,7 +416,7 @@ class SessionStore(Protocol):
         ...
 
     async def tail(self, session_id: str, skipped: int) -> LogTail | None:
-        """As `read`, but only what was decided behind `skipped` tokens of the output."""
+        """Like `read`, but only what was decided behind `skipped` tokens of the output."""
         ...
 
     async def cancel(self, session_id: str) -> None:

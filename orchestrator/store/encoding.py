@@ -285,6 +285,6 @@ def _session(session_id: str, parts: Parts) -> StoredSession:
 
 
 def _lifetime_s(milliseconds: bytes | None) -> float:
-    """As scripts read it: what is damaged counts as LIFETIME_MS."""
+    """Seconds, as the scripts read them: a damaged value counts as LIFETIME_MS."""
     whole = (milliseconds or b"").isdigit() and int(milliseconds or b"")
     return (whole or LIFETIME_MS) / 1000

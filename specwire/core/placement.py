@@ -140,7 +140,7 @@ def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, 
 
 
 def _drawn(alike: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> list[int]:
-    """Those that are compared by load, in the order in which they were given."""
+    """Indices of the candidates that are compared by load, in the given order."""
     if not 0 < wish.draws < len(alike):
         return list(alike)
     taken = sorted(alike, key=lambda index: _lot(wish.key, alike[index].name))

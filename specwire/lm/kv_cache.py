@@ -235,7 +235,7 @@ def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: tor
 
 
 def readable(size: int) -> str:
-    """Such as 1.5 GiB."""
+    """A size for people, such as 1.5 GiB."""
     value, unit = float(size), 0
     while value >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1

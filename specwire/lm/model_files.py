@@ -135,7 +135,7 @@ def _chat_template(spec: str) -> str:
 
 
 def _special_tokens(spec: str) -> dict[str, str]:
-    """Such as bos_token; the newer of the two files in which they are kept counts."""
+    """Special tokens, such as bos_token, by name. Of the two files that may hold them the newer one counts."""
     entries: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
         with file_of(spec, name):

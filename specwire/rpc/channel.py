@@ -160,7 +160,7 @@ def open_channel(address: str, tls: ClientTls | None = None, token: str = "", re
 def open_blocking_channel(
     address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0
 ) -> grpc.Channel:
-    """As open_channel, for threads."""
+    """Like open_channel, for threads."""
     check_token_is_safe(address, tls, token)
     options = channel_options(address, read_ahead)
     if tls is None:

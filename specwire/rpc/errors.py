@@ -215,7 +215,7 @@ async def _abort(error: Exception, method: str, context: Context) -> NoReturn:
 
 
 def clipped(message: str) -> str:
-    """As much of it as a status may carry."""
+    """The part of `message` that a status may carry."""
     return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
 
 

@@ -140,7 +140,7 @@ class RunningServer:
         await self._server.stop(grace)
 
     async def wait(self) -> None:
-        """Until the server has stopped."""
+        """Return when the server has stopped."""
         await self._server.wait_for_termination()
 
 

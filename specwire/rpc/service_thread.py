@@ -68,7 +68,7 @@ class Inbox(Generic[Command]):
         return self._weight
 
     def put(self, command: Command | Stop) -> None:
-        """From any thread; never blocks."""
+        """Add a command. May be called from any thread; never blocks."""
         self._add(command.weight)
         self._queue.put(command)
 
@@ -98,7 +98,7 @@ class Runnable(Protocol[Command]):
         ...
 
     def run(self) -> None:
-        """Until a Stop arrives."""
+        """Run until a Stop arrives."""
         ...
 
 
@@ -181,7 +181,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
             raise
 
     def send(self, command: Command) -> None:
-        """After `start`. Never blocks; wakes the thread at once."""
+        """Send a command, after `start`. Never blocks; wakes the thread at once."""
         if self._inbox is None:
             raise RuntimeError(f"a command before the {self._name} was ready")
         self._inbox.put(command)

@@ -28,7 +28,7 @@ class Clock:
         self._stopped = True
 
     def run(self) -> None:
-        """Until it is stopped or nothing is left to do."""
+        """Run until it is stopped or nothing is left to do."""
         self._stopped = False
         while self._queue and not self._stopped:
             self.now_us, _, action = heappop(self._queue)

@@ -87,7 +87,7 @@ def _encryption(tls: ServerTls | None) -> dict[str, Any]:
 
 
 async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One request, one answer."""
+    """Read one request and answer it."""
     try:
         async with asyncio.timeout(REQUEST_LIMIT_S):
             try:
@@ -112,7 +112,7 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
 
 
 def answer(registry: Registry, head: bytes) -> bytes:
-    """To a request's line and headers."""
+    """Status, body and type of the answer to a request's line and headers."""
     words = head.split(b"\r\n", 1)[0].split()
     if len(words) != 3 or not words[2].startswith(b"HTTP/"):
         return _response(400, "this is no HTTP request\n")

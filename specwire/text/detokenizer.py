@@ -134,7 +134,7 @@ class Detokenizer:
         return self._pieces.flush()
 
     def copy(self) -> Detokenizer:
-        """One that goes on from here by itself; cheap, the tokenizer is shared."""
+        """A copy that goes on from here by itself. It is cheap, because the tokenizer is shared."""
         other = copy(self)
         other._pieces = self._pieces.copy()
         return other

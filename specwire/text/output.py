@@ -71,7 +71,7 @@ class StopScanner:
         return "" if self.stopped_at is not None else self._release(len(self._held))
 
     def copy(self) -> StopScanner:
-        """One that goes on from here by itself."""
+        """A copy that goes on from here by itself."""
         other = copy(self)
         other._matchers = [copy(matcher) for matcher in self._matchers]
         return other

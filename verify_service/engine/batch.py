@@ -120,14 +120,14 @@ def _starts(parts: Sequence[Part]) -> list[int]:
 def _reporter(
     logits: torch.Tensor, rows: Sequence[RowSampling]
 ) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
-    """For the rows of one session; None if it wants no report."""
+    """What reports log-probabilities for the rows of one session; None if it wants no report."""
     if not rows or rows[0].sampling.logprobs is None:
         return None
     return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
 
 
 def _judge(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int], part: Part) -> Judge | None:
-    """For the rows of one session; None where its rule looks at no proposal."""
+    """What judges the rows of one session; None where its rule looks at no proposal."""
     acceptance = part.held.session.sampling.acceptance
     if not rows or acceptance is None:
         return None

@@ -108,7 +108,7 @@ class Engine:
         self._turns = PromptTurns()
 
     def run(self) -> None:
-        """Until a Stop arrives."""
+        """Run steps until a Stop arrives."""
         while not self.stopped:
             self.step_began_s = time.monotonic()
             rest = self.step()
@@ -189,7 +189,7 @@ class Engine:
                 self.stopped = True
 
     def _sleep(self, rest: Rest) -> None:
-        """Until a command arrives or the rest is over."""
+        """Sleep until a command arrives or the rest is over."""
         began_us = self._now_us()
         try:
             seconds = min(MOST_SLEEP_S, max(0.0, (rest.until_us - began_us) / 1e6))
@@ -210,7 +210,7 @@ class Engine:
     # A step's parts
 
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
-        """One forward. Whatever fails in it ends its sessions, not the engine."""
+        """Run one forward. Whatever fails in it ends its sessions, not the engine."""
         try:
             self._forward([Part.of(share, held) for share, held in shares])
         except ModelLost:

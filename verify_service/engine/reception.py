@@ -140,7 +140,7 @@ class Reception:
     # Taking in
 
     def _open(self, link: int, opening: Opening) -> None:
-        """After a refusal nothing is held under the handle."""
+        """Open a session, or refuse it; after a refusal nothing is held under the handle."""
         self._vacate(link, opening)
         refusal = self._stale(opening)
         if refusal is None:

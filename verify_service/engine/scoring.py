@@ -47,7 +47,7 @@ class Scorer:
         self._jobs.append(_ScoringJob(request, slot))
 
     def run_chunk(self) -> None:
-        """One forward of the first text."""
+        """Run one forward of the first text."""
         job = self._jobs[0]
         try:
             with budget.watched():

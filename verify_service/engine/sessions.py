@@ -93,7 +93,7 @@ class Roster:
 
     @property
     def served(self) -> list[Held]:
-        """Those that have a slot, and give way to nobody."""
+        """Sessions that have a slot and give way to nobody."""
         return [held for held in self if not (held.waiting or held.session_id in self._idle)]
 
     def get(self, link: int, handle: int) -> Held | None:
@@ -190,7 +190,7 @@ class Presence:
             self._none.set()
 
     async def none_left(self, seconds: float) -> None:
-        """Until there are none, at most for so long."""
+        """Return when there are none left, after `seconds` at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._none.wait()

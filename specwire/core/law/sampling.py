@@ -248,7 +248,7 @@ class Sampling:
 
     @property
     def guessed(self) -> bool:
-        """With equal logits no proposal can change the text, so anything may be proposed."""
+        """Whether anything may be proposed, because no proposal can change the text while logits are equal."""
         return self.acceptance is None or self.acceptance.rule in GUESSING_RULES
 
     @property
@@ -435,5 +435,5 @@ def check_numbers(reported: TokenLogprobs) -> TokenLogprobs:
 
 
 def rounded(value: float) -> float:
-    """To float32."""
+    """`value` rounded to float32."""
     return float(np.float32(value))

@@ -414,7 +414,7 @@ class Probing:
     ended: bool = False
 
     def verdict(self, answered: bool, price_us: float) -> None:
-        """One came. answered: it met what the probe had drafted, which took `price_us`."""
+        """Note a verdict. answered: it met what the probe had drafted, which took `price_us`."""
         self.verdicts += 1
         under_way = self.left > 0
         if under_way:

@@ -97,7 +97,7 @@ class NgramIndex:
                 occurrences.read(self._tokens, until)
 
     def truncate(self, length: int) -> None:
-        """To be called before the text is cut to `length`."""
+        """Forget what lies behind `length`; to be called before the text is cut to it."""
         until = max(0, length - 1)
         if until < self.done:
             self.done = until
@@ -233,7 +233,7 @@ class NgramSource:
             self._followed = None
 
     def truncate(self, length: int) -> None:
-        """To be called before the text is cut to `length`."""
+        """Forget what lies behind `length`; to be called before the text is cut to it."""
         self.index.truncate(length)
         self.guess = self._followed = None
         self._guessed_at = -1
@@ -298,7 +298,7 @@ class PredictionIndex:
         return length
 
     def following(self, match: Match, most: int) -> tuple[int, ...]:
-        """At most `most` tokens from `match.end` on."""
+        """The tokens from `match.end` on, at most `most`."""
         return tuple(self._source[match.end : match.end + most])
 
 

@@ -69,7 +69,7 @@ class Buckets(NamedTuple):
 
 
 def _sizes(least: int, most: int) -> tuple[int, ...]:
-    """From `least` to `most`, which is one of them; none is more than half of the next."""
+    """Sizes from `least` to `most`, which is one of them; none is more than half of the next."""
     sizes = []
     while 2 * least <= most:
         sizes.append(least)

@@ -361,7 +361,7 @@ class Decoder(nn.Module):
         return y
 
     def _summed(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """As `_multiply`, by a layer of which a rank has a part of the inputs."""
+        """Like `_multiply`, by a layer of which a rank has a part of the inputs."""
         y: torch.Tensor = self.adding(self._multiply(index, x))
         return y
 

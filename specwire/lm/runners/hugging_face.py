@@ -166,7 +166,7 @@ class HuggingFaceRunner:
         return torch.cat([rows[feed.slot] for feed in feeds])
 
     def _groups(self, feeds: Sequence[Feed]) -> list[list[Feed]]:
-        """Those that one forward computes."""
+        """Groups of feeds, each computed by one forward."""
         narrow = [feed for feed in feeds if not self._by_itself(feed)]
         return [*([narrow] if narrow else []), *([feed] for feed in feeds if self._by_itself(feed))]
 

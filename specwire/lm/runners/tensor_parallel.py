@@ -124,7 +124,7 @@ def split(model: PreTrainedModel, rank: Rank) -> None:
 
 
 def _general(name: str) -> str:
-    """As plans have it: with a star for each number."""
+    """The name as plans have it: with a star for each number."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
