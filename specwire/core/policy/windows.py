@@ -39,8 +39,8 @@ class StepCandidate(NamedTuple):
         room: tokens that it may decide now, at least 1.
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
-        spare_us: what its ledger lets it lose in this step, by waiting and by a window that is all wrong, what that
-            costs others included.
+        spare_us: what its ledger lets it lose in this step by waiting and by a window that is all wrong, including
+            what that costs others.
         missing: draft tokens that are due and not at hand.
         guess: what the verifier itself proposes.
         guess_untested_us: time spent since such a guess was last tested.
@@ -97,22 +97,21 @@ class Guess(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How a step's rows are divided: draft tokens go where a row more is expected to gain most, as far as that pays.
+# How a step's rows are divided: a row goes to the draft token that is expected to gain most, as long as that pays.
 #
-# A token of a window is expected to be decided with the probability that it and all before it are accepted, which falls
-# along the window. So the best n rows for windows are the n tokens of highest probability, whosesoever they are, and
-# what is left to choose is n: that of the best expected rate. It may be 0, so on a full verifier windows shrink to
-# zero.
+# A token of a window is decided with the probability that it and all tokens before it are accepted. This probability
+# falls along the window. So n rows are best filled with the n most probable draft tokens of all sessions.
+# What is left to choose is n: the one with the best expected rate, tokens / V(rows). It may be 0: on a full verifier
+# windows shrink to zero.
 
-# Windows with guesses of the verifier's own must be expected to gain as much; what they cost is known less well than
-# that.
+# Windows with the verifier's own guesses must gain at least this factor: their cost is not known to 2 %.
 LEAST_GAIN = 1.02
-# Where windows do not pay by what is known, that may be out of date, and only a test can tell: one that costs no more
-# than this share of the time since the last. A guess must decide so many tokens if all is well: what is known of it
-# comes from the text, so only V(m) is tested.
+# Estimates by which windows do not pay may be out of date, and only a test can tell. A test may cost this share of the
+# time since the last one. A guess is tested only if it is expected to decide so many tokens: its acceptance is known
+# from the text, so only V(m) is tested.
 TESTED_SHARE = 0.005
 TESTED_TOKENS = 1.5
-# A token that is decided as seldom as this is not even considered: it takes time to consider.
+# Tokens that are less probable than this are not considered, because considering takes time, too.
 NEVER_DECIDED = 0.01
 
 
@@ -164,7 +163,7 @@ class WindowPiece(NamedTuple):
 
 
 def filled(candidates: Sequence[StepCandidate]) -> Windows:
-    """All that is at hand of each one's chain, whatever it costs or gains."""
+    """Windows of all draft tokens at hand in each session's chain, whatever they cost or gain."""
     windows = Windows.without(len(candidates))
     for candidate in candidates:
         width = max(_ends(candidate), default=0)
@@ -174,10 +173,10 @@ def filled(candidates: Sequence[StepCandidate]) -> Windows:
 
 
 def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
-    """The windows of sessions each of which has a row in any case; of a step of `most_rows`, if they leave any.
+    """Windows of sessions that have a row each in any case. The step has at most `most_rows` rows in all.
 
-    A session is charged for what its window costs them all (`part_of`), and its ledger must be able to bear that if all
-    of it is wrong.
+    A session is charged for what its window costs all of them (`part_of`). Its ledger must be able to bear that charge
+    if the whole window is wrong.
     """
     windows = Windows.without(len(candidates))
     for piece in _chosen(_pieces(candidates, V), len(candidates), most_rows, V):
@@ -189,7 +188,7 @@ def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.i
 
 
 def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
-    """As many of the best as pay. Guesses have a hurdle that chains have not, so chains may do better alone."""
+    """The best pieces, as many as pay. Guesses must clear a hurdle, so chains alone may be better."""
     if not pieces:
         return []
     choices = [_longest(pieces, sessions, most_rows, V)]
@@ -201,9 +200,10 @@ def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V
 
 
 def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
-    """As many from the first on as give the best expected rate, and that rate, less the hurdle.
+    """The best expected rate, less the hurdle, and the leading pieces that give it.
 
-    From the first one that its session could not bear, none of that session's. All are tried: V(m) need not rise.
+    After a piece that its session could not bear, no further piece of that session is taken. All lengths are tried,
+    because V(m) need not rise.
     """
     rows, tokens = sessions, float(sessions)
     best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
@@ -230,8 +230,9 @@ def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
 
 
 def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
-    """Without the windows of sessions that could not bear what they would be charged: their part of what all windows
-    take together, of which the last rows may be the dear ones.
+    """Drop the windows of sessions that could not bear their charge.
+
+    The charge is a session's part of what all windows cost together, whose last rows may be the expensive ones.
     """
     widths: Counter[int] = Counter()
     for piece in pieces:
@@ -246,12 +247,12 @@ def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPie
 
 
 def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V) -> bool:
-    """Whether its ledger allows a window of `width` in a step of `rows`, for which so many sessions wait."""
+    """Whether its ledger allows a window of `width` in a step of `rows` that delays so many `sessions`."""
     return candidate.spare_us >= sessions * max(0.0, V(rows) - V(rows - width))
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
-    """What may be tested, the best first; of chain and guess only that which is expected to decide more."""
+    """What may be tested, best first. From chain and guess of a session only the better one is taken."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
@@ -260,10 +261,10 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
 
 
 def _least_density(sessions: int, V: V) -> float:
-    """What a row must gain where V(m) rises least on average, by widths that are powers of two: less hardly pays.
+    """The least gain with which a row can pay, by the average slope of V(m) over widths that are powers of two.
 
-    Most guesses in a batch gain less, and a step waits until all are weighed. Where V(m) rises in steps, a row that
-    happens to cost nothing may be forgone.
+    It spares the step from weighing most guesses of a batch. Where V(m) rises in steps, a row that happens to cost
+    nothing may be forgone.
     """
     plain_us = V(sessions)
     widths, most = [1], MOST_WINDOW * sessions
@@ -273,7 +274,7 @@ def _least_density(sessions: int, V: V) -> float:
 
 
 def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
-    """The pieces of the better source whose gain per cost exceeds `least`."""
+    """The pieces of its better source, chain or guess, that gain more than `least` per row."""
     chained = _chained(candidate, least)
     guessed = _guessed(candidate, candidate.guess, least) if candidate.guess is not None else []
     return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
@@ -322,7 +323,7 @@ def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPositio
 
 
 def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
-    """Give a session without a window one, where it is time to test whether that is right."""
+    """Give a session without a window one where a test of the estimates is due."""
     piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, V)
     if piece is None or windows.rows + piece.width > most_rows:
         return
@@ -331,7 +332,7 @@ def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: 
 
 
 def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
-    """The least of its chain; everybody waits for it."""
+    """The shortest window of its chain if a test is due. All sessions wait for it, so all of their time counts."""
     width = min(_ends(candidate), default=0)
     if not width or sessions * (V(rows + width) - V(rows)) > TESTED_SHARE * candidate.chain_untested_us:
         return None
@@ -339,7 +340,7 @@ def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> Wind
 
 
 def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
-    """Its guess, if that is a good one. By what it costs its own session: others' guesses are hardly due as well."""
+    """Its guess if a test is due and the guess is good. Only its own session's time counts: few are due at once."""
     guess = candidate.guess
     if guess is None or not candidate.guess_untested_us:
         return None
@@ -351,17 +352,17 @@ def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# When a session of a batch is looked through for guesses: looking takes each a moment, used or not. Pure.
+# When a session of a batch is looked through for guesses: a look-up takes time, whether its guess is used or not. Pure.
 
-# Plans without a look behind one that was in vain: none at first, then twice as many each time, up to so many.
+# Most plans without a look-up after unused ones: none at first, then twice as many each time.
 MOST_REST = 8
 
 
 class Lookout:
     """Remembers whether a session's guesses were worth a window lately.
 
-    Where its text repeats little, or a forward gets dear beyond one row for each session, hardly any guess pays, and 16
-    look-ups a step would cost a batch some per cent for nothing. A session alone always looks: one look-up is little
+    Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and 16
+    look-ups a step would cost a batch some per cent. A session alone is always looked through: one look-up is little
     beside its forward.
     """
 
@@ -369,14 +370,14 @@ class Lookout:
         self._in_vain = self._rest = 0
 
     def looks(self, alone: bool) -> bool:
-        """Whether the next plan is to be shown a guess of this session's; to be asked once a plan."""
+        """Whether to look for a guess for the next plan; called once a plan."""
         if self._rest == 0 or alone:
             return True
         self._rest -= 1
         return False
 
     def planned(self, share: Share, looked: bool) -> None:
-        """A step was planned, and this is the session's part. A prompt's chunks take no guess, however good."""
+        """Note the session's part of a planned step. Chunks of a prompt take no guess, however good."""
         if not (share.decides and looked):
             return
         if share.window and share.kind is not SourceKind.DRAFTER:
@@ -408,9 +409,9 @@ def schedule(
 ) -> StepPlan:
     """Plan a step. V(m): expected microseconds of a step of m rows.
 
-    patient: wait for all that is due and test all of it, whatever it costs, and keep no ledger. Textbook speculation,
-    and streaming with a verifier that waits, are measured so; nobody is served so. waited_us: since the last step;
-    patience has an end too. most_rows: beyond which a step of sessions that decode is given no draft token.
+    patient: wait for everything that is due and test all of it, whatever it costs, without a ledger. It is for
+    measurements: textbook speculation, and streaming with a verifier that waits. waited_us: time since the last step,
+    because patience ends, too. most_rows: a step of decoding sessions gets no draft tokens beyond so many rows.
     """
     decoding = [candidate for candidate in candidates if candidate.uncached == 1]
     prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
