@@ -15,22 +15,22 @@ from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
 # What windows were seen to cost keeps so much of its weight after a step with windows, and after one without.
 MEMORY, FADING = 0.98, 0.97
 LEAST_SCALE, MOST_SCALE = 0.5, 4.0
-# A step of a batch counts for at most so many times what was expected of it, and at least for the inverse.
+# A step of a batch counts for at most so many times its expected time, and for at least the inverse share of it.
 OUTLIER = 1.3
 # Weight of one step in what is known of steps like it.
 WEIGHT = 0.05
 
 
 class BatchTimes:
-    """V(m, rows): a forward of several sessions, from V(m) of one and what further ones were measured to add to it.
+    """V(m, rows): a forward of several sessions, from V(m) of one session and what further sessions add to it.
 
-    A row of another session costs more than one more of the same: it has keys and values of its own to read. What the
-    further sessions add is linear between the numbers of sessions that were measured, and between positions of each;
-    beyond the most sessions it grows in proportion, beyond the most positions not at all.
+    A row of another session costs more than one more row of the same, because it has keys and values of its own to
+    read. What further sessions add is interpolated between the measured numbers of sessions and of positions. Beyond
+    the most sessions measured it grows in proportion, beyond the most positions not at all.
 
     Args:
         forward: V(m) of one session.
-        measured: by (sessions, positions of each); none: sessions are taken to cost what their rows do.
+        measured: microseconds by (sessions, positions of each). Without any, sessions cost what their rows cost.
     """
 
     def __init__(self, forward: ForwardTimes, measured: Mapping[tuple[int, int], float]) -> None:
@@ -53,14 +53,14 @@ class BatchTimes:
 
 
 class Surcharge:
-    """What windows add to the plain steps of batches of about one size: seen, beside what V(m, rows) says of them.
+    """What windows add to the plain steps of batches of about one size: measured, relative to V(m, rows).
 
-    Sums, not a mean of quotients: of windows that cost next to nothing a quotient may be anything. What was seen fades,
-    with every step: where windows were thought too dear they are not run, so nothing would ever show that they no
-    longer are.
+    It keeps sums, not a mean of quotients: where windows cost next to nothing a quotient may be anything. What was
+    measured fades with every step. Else windows that were once too expensive would never run again, and nothing would
+    show that they have become cheaper.
 
     Args:
-        trusted_us: as much of what V(m, rows) says is believed without having been seen.
+        trusted_us: time for which V(m, rows) is believed without a measurement.
     """
 
     def __init__(self, trusted_us: float) -> None:
@@ -74,38 +74,38 @@ class Surcharge:
         return min(max(seen, LEAST_SCALE), MOST_SCALE)
 
     def observe(self, seen_us: float, expected_us: float) -> None:
-        """A step's windows took so long beyond its plain step; less than nothing, now and then, as all is measured."""
+        """Note how long a step's windows took beyond its plain step. It may be negative: all of it is measured."""
         self._seen_us = MEMORY * self._seen_us + seen_us
         self._expected_us = MEMORY * self._expected_us + expected_us
 
     def fade(self) -> None:
-        """A step had no windows."""
+        """Note a step without windows."""
         self._seen_us *= FADING
         self._expected_us *= FADING
 
 
 class StepCosts:
-    """Learned from steps; the ledger charges against `plain`.
+    """What steps cost, learned from steps. The ledger charges against `plain`.
 
     Args:
         forward: V(m), measured at start with nothing else running.
-        batches: likewise, of several sessions; see BatchTimes.
+        batches: the same of several sessions; see BatchTimes.
     """
 
     def __init__(self, forward: ForwardTimes, batches: Mapping[tuple[int, int], float] | None = None) -> None:
         self.forward = forward
         self._batch = BatchTimes(forward, batches or {})
         self._plain: dict[int, float] = {}
-        # Around the forwards of any step, by the size of the batch, to a power of two; of several until plain ones are
-        # known.
+        # Time around the forwards of any step, by the size of the batch up to a power of two. For batches it is used
+        # only until plain steps are known.
         self._around: dict[int, float] = {}
-        # Likewise.
+        # By the size of the batch up to a power of two.
         self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
-        # By (sessions, rows), until V(m) is refined.
+        # What windows add, by (sessions, rows); forgotten when V(m) is refined.
         self._windows_us: dict[tuple[int, int], float] = {}
 
     def of(self, sessions: int) -> Callable[[int], float]:
-        """A step by its rows, all `sessions` together: the forward and the software around it. For one plan."""
+        """A function from a step's rows, over all `sessions`, to its time: forward and software. For one plan."""
         if sessions < 2:
             return cache(self._of_one)
         plain_us = self.plain(sessions)
@@ -120,7 +120,7 @@ class StepCosts:
         return self.forward.at(rows) + self._beside(1, self.forward.at(1))
 
     def plain(self, sessions: int) -> float:
-        """A step that decides one token for each of `sessions`: the forward and the software around it."""
+        """Time of a step that decides one token for each of `sessions`: forward and software."""
         if sessions < 2:
             return self._of_one(1)
         known = self._plain.get(sessions)
@@ -132,8 +132,9 @@ class StepCosts:
         return plain_us, max(0.0, self.of(sessions)(2 * sessions) - plain_us)
 
     def _like(self, sessions: int) -> float:
-        """The plain step of a batch of which none was seen: like those of the size next to it, whose texts are known to
-        be long or short, else as measured at start.
+        """Time of a plain step of a size that was not seen yet.
+
+        It is scaled from the next known size, which reflects how long the texts are, or else as measured at start.
         """
         forward_us = self._batch.at(sessions, sessions)
         near = min(self._plain, key=lambda known: abs(known - sessions), default=None)
@@ -155,10 +156,10 @@ class StepCosts:
     def observe(
         self, sessions: int, rows: int, forward_us: float, around_us: float, drafting: bool, waited: bool
     ) -> float | None:
-        """A step without prefill ran; returns what the plain step of its batch costs, None if it was one.
+        """Note a step without prefill; returns what the plain step of its batch costs, None if it was one itself.
 
-        A plain step counts as such only while no drafter was at work (`drafting`). around_us: between the forward
-        before and this one, choosing, resolving and commands; no waiting, no idling. Windows take more of it, too.
+        A plain step counts as such only while no drafter was at work (`drafting`). around_us: time between the forward
+        before and this one for choosing, resolving and commands, without waiting and idling.
         """
         plain, size = rows == sessions, sessions.bit_length()
         self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), WEIGHT)
@@ -178,7 +179,7 @@ class StepCosts:
         else:
             likely_us = _likely(step_us, plain_us)
             surcharge.fade()
-        # A step with windows that takes less than a plain one says that plain ones take less by now.
+        # A step with windows that is shorter than a plain one shows that plain ones have become shorter.
         if likely_us < plain_us or not (drafting or rows > sessions):
             self._plain[sessions] = plain_us + WEIGHT * (likely_us - plain_us)
 
@@ -187,7 +188,7 @@ class StepCosts:
 
 
 def _likely(seen_us: float, expected_us: float) -> float:
-    """A hiccup of the machine counts alike in steps with windows and in those without, or one kind would seem dear."""
+    """Clip a step's time, so that a hiccup of the machine counts the same in steps with windows and without."""
     return min(max(seen_us, expected_us / OUTLIER), OUTLIER * expected_us)
 
 
@@ -196,10 +197,10 @@ def _likely(seen_us: float, expected_us: float) -> float:
 #
 #     L = time spent - time that plain decoding would have taken for the same tokens
 #
-# L stays within 2 % of the elapsed time plus two plain steps: a window and a wait are begun only if L would stay there
-# even though no draft token is accepted; beyond it the session decodes plainly. A step's waiting and its wider forward
-# are charged, probes included; in a batch a window to its own session, by what it costs all (`part_of`). Not charged:
-# windows in a step that also feeds a prompt.
+# L stays within 2 % of the elapsed time plus two plain steps. A window or a wait is begun only if L would stay there
+# even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
+# charged. In a batch a window is charged to its own session, by what it costs all of them (`part_of`). Windows are not
+# charged in a step that also feeds a prompt.
 
 TOLERATED_SHARE = 0.02
 TOLERATED_STEPS = 2.0
@@ -207,13 +208,13 @@ TOLERATED_STEPS = 2.0
 
 @dataclass(slots=True)
 class Ledger:
-    """Microseconds. A reattached session starts from its predecessor's balance."""
+    """A session's balance L, in microseconds. A reattached session starts from its predecessor's."""
 
     balance_us: float = 0.0
     elapsed_us: float = 0.0
 
     def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
-        """A step took `spent_us` (its waiting included) and decided `tokens`. cost_us: what it owes, if not that."""
+        """Note a step of `spent_us` (with its waiting) that decided `tokens`. cost_us: what is charged, if not that."""
         self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
         self.elapsed_us += spent_us
 
@@ -223,11 +224,11 @@ class Ledger:
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:
-    """What a session is charged of the time that a batch's windows take, as a multiple of that time.
+    """What a session is charged for a batch's windows, as a multiple of the time that they take.
 
-    Everybody waits for everybody's draft tokens, and each of a batch's `sessions` is charged for its own `window` of
-    all `windows` only, but for what it costs them all: who has the mean window is charged the whole time once. So the
-    batch never loses more than its sessions are allowed to lose on average, and nobody runs into debt by windows that
-    are not its own, which forgoing its own could never repay (docs/LOG.md).
+    All sessions wait for all windows. Each is charged for its own `window` only (of `windows` rows in all), but for
+    what it costs all `sessions`: a window of mean width is charged the whole time once. So the batch never loses more
+    than its sessions may lose on average, and no session runs into debt by others' windows, which it could never repay
+    by forgoing its own (docs/LOG.md).
     """
     return sessions * window / windows if windows else 1.0
