@@ -39,9 +39,11 @@ def eventually(holds: Callable[[], object], limit_s: float = LIMIT_S, pause_s: f
 async def asked(ask: Callable[[], Awaitable[Answer]], holds: Callable[[Answer], object]) -> Answer:
     """The first answer that holds. For what is a matter of who was quick: nobody is, once in a while."""
     async with asyncio.timeout(LIMIT_S):
-        while not holds(answer := await ask()):
-            pass
-        return answer
+        while True:
+            answer = await ask()
+            if holds(answer):
+                return answer
+            await asyncio.sleep(PAUSE_S)
 
 
 def asked_blocking(ask: Callable[[], Answer], holds: Callable[[Answer], object]) -> Answer:
@@ -50,6 +52,7 @@ def asked_blocking(ask: Callable[[], Answer], holds: Callable[[Answer], object])
     while not holds(answer := ask()):
         if time.monotonic() > end:
             raise TimeoutError(f"the last answer: {answer}")
+        time.sleep(PAUSE_S)
     return answer
 
 

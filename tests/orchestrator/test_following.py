@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 
 from orchestrator.ownership import follower as following
 from orchestrator.ownership.follower import Follower, NobodyDrives
-from orchestrator.session.output import OtherText, Output, Readers, Replay
+from orchestrator.session.output import UNREAD, OtherText, Output, Readers, Replay
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
@@ -16,9 +17,10 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome
 from tests.core.script import LetterScanner
+from tests.wait import until
 
 RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))
-TTL_S = 60.0
+TTL_S, TIMEOUT_S = 60.0, 5.0
 D = Outcome.DIRECT
 
 
@@ -33,15 +35,17 @@ class Session:
 
 
 class Log(MemoryStore):
-    """Answers while `answers`; its clock goes on by itself and by what a test adds."""
+    """Answers while `answers`; its clock goes on by what a test adds. looks: times that it was asked."""
 
     def __init__(self) -> None:
         self.late_s = 0.0
-        super().__init__(lambda: asyncio.get_running_loop().time() + self.late_s)
+        super().__init__(lambda: 1e6 + self.late_s)
         self.answers = True
+        self.looks = 0
         self.read_of_it: list[tuple[int, int]] = []
 
     async def tail(self, session_id: str, skipped: int) -> LogTail | None:
+        self.looks += 1
         if not self.answers:
             raise StoreUnavailable("no answer")
         tail = await super().tail(session_id, skipped)
@@ -51,16 +55,18 @@ class Log(MemoryStore):
 
 
 class Scene:
-    """A session that another orchestrator has begun, and who follows it here."""
+    """A session that another orchestrator has begun, and who follows it here, by a clock that a test moves."""
 
-    def __init__(self, log: Log, fence: int, timeout: float = 5.0) -> None:
+    def __init__(self, log: Log, fence: int) -> None:
         self.log = log
         self.fence = fence
         self.session = Session()
         self.can_drive = True
         self.output = Output(len(RECORD.prompt))
         replay = Replay(self.output, LetterScanner(()))
-        self.follower = Follower(log, "s", self.session, replay, "us", lambda: self.can_drive, timeout)
+        self.now = 0.0
+        with patch.object(asyncio.get_running_loop(), "time", lambda: self.now):
+            self.follower = Follower(log, "s", self.session, replay, "us", lambda: self.can_drive, TIMEOUT_S)
         self.task = asyncio.create_task(self.follower.run())
 
     async def append(self, *tokens: int) -> None:
@@ -73,7 +79,8 @@ class Scene:
 
     async def goes_on(self) -> None:
         """It has looked at the log a few times and is still at it."""
-        await asyncio.sleep(10 * following.POLL_S)
+        enough = self.log.looks + 5
+        await until(lambda: self.log.looks >= enough or self.task.done())
         assert not self.task.done()
 
     async def result(self) -> LogTail | None:
@@ -87,9 +94,9 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "RETRY_S", 0.002)
 
 
-async def scene(timeout: float = 5.0) -> Scene:
+async def scene() -> Scene:
     log = Log()
-    return Scene(log, await log.create(RECORD, TTL_S, "them"), timeout)
+    return Scene(log, await log.create(RECORD, TTL_S, "them"))
 
 
 async def test_what_is_appended_is_shown_until_the_end() -> None:
@@ -147,13 +154,20 @@ async def test_a_log_that_does_not_grow_is_looked_at_less_and_less(monkeypatch: 
     waits: list[float] = []
     monkeypatch.setattr(following, "MOST_POLL_S", 0.004)
     now = await scene()
+    tail = now.log.tail
+
+    async def noted(session_id: str, skipped: int) -> LogTail | None:
+        waits.append(now.follower._pause)  # what it has waited for
+        return await tail(session_id, skipped)
+
+    monkeypatch.setattr(now.log, "tail", noted)
     await now.append(3)
-    for _ in range(200):
-        waits.append(now.follower._pause)
-        await asyncio.sleep(0.001)
-    assert max(waits) == 0.004
+    await now.goes_on()
+    assert (min(waits), max(waits), waits[-1]) == (following.POLL_S, 0.004, 0.004)
+    del waits[:]
     await now.append(4)
-    assert now.follower._pause == following.POLL_S
+    await now.goes_on()
+    assert following.POLL_S in waits
     now.task.cancel()
 
 
@@ -181,9 +195,11 @@ async def test_it_is_claimed_where_it_is_ours_already() -> None:
 
 async def test_one_that_gets_no_further_is_claimed_and_the_next_time_later() -> None:
     now = await scene()
-    now.session.patience_with_others = 0.05
+    now.session.patience_with_others = 20.0
+    await now.goes_on()
+    now.now = 21.0
     assert await now.result() is not None
-    assert now.session.patience_with_others == 0.1
+    assert now.session.patience_with_others == 40.0
 
 
 async def test_without_a_verifier_nothing_is_claimed() -> None:
@@ -208,18 +224,20 @@ async def test_without_a_verifier_what_is_to_end_is_claimed() -> None:
 
 
 async def test_what_nobody_can_drive_is_given_up() -> None:
-    now = await scene(timeout=0.2)
+    now = await scene()
     now.can_drive = False
     now.log.late_s = LEASE_S + 1
     await now.goes_on()
+    now.now = TIMEOUT_S + 1
     with pytest.raises(NobodyDrives, match="no verifier"):
         await now.result()
 
 
 async def test_what_another_one_drives_is_followed_without_a_verifier_for_as_long() -> None:
-    now = await scene(timeout=0.02)
+    now = await scene()
     now.can_drive = False
     for token in range(3):
+        now.now += TIMEOUT_S + 1
         await now.goes_on()
         await now.append(token)
     now.task.cancel()
@@ -233,22 +251,26 @@ async def test_silence_of_the_log_is_not_the_owners() -> None:
     now.log.answers = True
     await now.append(3)
     now.log.late_s += LEASE_S + 1
+    now.now += following.SETTLED_S / 2
     await now.goes_on()
     now.task.cancel()
 
 
 async def test_a_log_that_does_not_answer_is_given_up() -> None:
-    now = await scene(timeout=0.05)
+    now = await scene()
     now.log.answers = False
+    await now.goes_on()
+    now.now = TIMEOUT_S + 1
     with pytest.raises(StoreUnavailable):
         await now.result()
 
 
 async def test_a_log_that_is_gone_is_said_to_be() -> None:
     """Not at once: an owner that lives writes it again."""
-    now = await scene(timeout=0.3)
+    now = await scene()
     now.log.late_s = 2 * TTL_S
     await now.goes_on()
+    now.now = TIMEOUT_S + 1
     with pytest.raises(MissingSession):
         await now.result()
 
@@ -261,9 +283,10 @@ async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
         await now.result()
 
 
-async def test_what_nobody_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "UNREAD", 0.05)
+async def test_what_nobody_reads_is_left() -> None:
     now = await scene()
     await now.goes_on()
     now.session.readers.count = 0
+    await now.goes_on()
+    now.now = UNREAD + 1
     assert await now.result() is None

@@ -14,7 +14,7 @@ from orchestrator.api.requests import digest_of
 from orchestrator.options import OrchestratorOptions
 from orchestrator.session.log import Appender, Lifetimes
 from orchestrator.session.output import Output
-from orchestrator.store import LEASE_S, Bound, SessionRecord, StoreUnavailable
+from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
@@ -24,7 +24,7 @@ from specwire.core.messages import FinishReason
 from specwire.rpc.channel import open_channel
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
 from tests.orchestrator.test_store import record_of
 from tests.wait import until
 from verify_service.engine.messages import QueuePatience
@@ -57,9 +57,10 @@ async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
 async def test_the_deadline_is_that_of_the_call_that_began() -> None:
     async with stack(SLOW_TARGET) as running, AsyncClient(running.orchestrator.address, patience=0) as hasty:
         events = running.client.generate(PROMPT, max_tokens=100, ignore_eos=True, request_id="two")
-        await anext(events)
-        with pytest.raises(SpecwireError) as late:
-            await hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+        with held(40):
+            await anext(events)
+            with pytest.raises(SpecwireError) as late:
+                await hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
         *_, finished = [event async for event in events]
     assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert isinstance(finished, Finished)
@@ -153,13 +154,13 @@ async def test_what_is_refused_leaves_nothing_behind() -> None:
             store, tenant = running.orchestrator.orchestrator.store, ""
             async with AsyncClient(running.client.address, patience=0.0) as client:
                 events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
-                await anext(events)
-                for tokens, code in ((30, grpc.StatusCode.RESOURCE_EXHAUSTED), (999, grpc.StatusCode.INVALID_ARGUMENT)):
-                    with pytest.raises(SpecwireError) as refused:
-                        await client.complete(PROMPT, max_tokens=tokens, request_id="second")
-                    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        assert refused.value.code is code
-                    assert await store.bound_request(tenant, "second") is None
+                with held(20):
+                    await anext(events)
+                    for tokens in (30, 999):
+                        with pytest.raises(SpecwireError) as refused:
+                            await client.complete(PROMPT, max_tokens=tokens, request_id="second")
+                        assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                        assert await store.bound_request(tenant, "second") is None
                 joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
                 assert [event async for event in events]
                 done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
@@ -226,6 +227,14 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     assert await store.bound_request("t", "r") is None
 
 
+@pytest.fixture
+def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner's silence is no reason to claim a session for as long as a test may run."""
+    for module in ("store.base", "session.driver"):
+        monkeypatch.setattr(f"orchestrator.{module}.LEASE_S", 10 * LIMIT_S)
+
+
+@pytest.mark.usefixtures("long_lease")
 async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once() -> None:
     """Its owner died before it could say Started; it is not waited for until its lease is over."""
     request = generation_pb2.GenerateRequest(request_id="early", take_over=True)
@@ -251,13 +260,14 @@ async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over
             )
             await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
             await store.create(dead, 60.0, "an orchestrator that is dead")
-            async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LEASE_S / 2):
+            async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
                 stub = generation_pb2_grpc.GenerationServiceStub(channel)
                 told = [each async for each in stub.Generate(request)]
     assert told[0].started.session_id == dead.session_id
     assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
 
 
+@pytest.mark.usefixtures("long_lease")
 async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created() -> None:
     """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
     with RedisServer() as redis:
@@ -269,14 +279,14 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
             async def create_and_die(*args: Any) -> int:
                 fence = await create(*args)
                 created.set()
-                await asyncio.sleep(LIMIT_S)
+                await asyncio.sleep(10 * LIMIT_S)
                 return fence
 
             # Its process ends in the middle of it.
             dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
             async with AsyncClient([running.orchestrator.address, other.address]) as client:
                 call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
-                async with asyncio.timeout(LEASE_S / 2):
+                async with asyncio.timeout(LIMIT_S):
                     await created.wait()
                     await running.orchestrator._server.stop(0.0)
                     done = await call

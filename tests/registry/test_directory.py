@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from specwire.registry import registrar as module
 from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
 from specwire.registry.registrar import Registrar, Rhythm, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.wait import until
+from tests.wait import LIMIT_S, until
 
 LONG_S = 600.0
 
@@ -36,7 +35,7 @@ def raw(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 async def directory(server: RedisServer, raw: redis.Redis) -> AsyncIterator[Directory]:
-    opened = Directory.at(server.url, 0.5)
+    opened = Directory.at(server.url, 30.0)
     yield opened
     await opened.close()
 
@@ -127,8 +126,10 @@ async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory
     server.start()
     assert await listed(directory) == set()  # over a connection that broke unseen
     server.pause()
+    hasty = Directory.at(server.url, 0.5)
     with pytest.raises(RegistryUnavailable, match="does not answer"):
-        await directory.put(one, LONG_S)
+        await hasty.put(one, LONG_S)
+    await hasty.close()
     server.resume()
     await directory.put(one, LONG_S)
     assert await listed(directory) == {one}
@@ -148,7 +149,7 @@ async def until_served(directory: Directory) -> ServiceEntry:
 
 
 def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
-    return Registrar(Directory.at(server.url, 0.5), lambda: known, Rhythm(0.02, 5.0))
+    return Registrar(Directory.at(server.url, 0.5), lambda: known, Rhythm(0.02, LONG_S))
 
 
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:
@@ -180,7 +181,7 @@ async def test_a_service_outlives_its_registry(directory: Directory, server: Red
     server.start()
     await until_served(directory)
     server.pause()
-    async with asyncio.timeout(5 * module.FAREWELL_S):
+    async with asyncio.timeout(LIMIT_S):
         await known.drain()
         await known.close()
 

@@ -18,6 +18,7 @@ from orchestrator.options import SSE_KEEP_ALIVE_S, HttpAccess, OrchestratorOptio
 from orchestrator.tenants import Access
 from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
+from tests.wait import asked_blocking
 
 T = TypeVar("T")
 
@@ -83,6 +84,16 @@ class Front:
         answer = self.client.post(path, json={"stream": True, **body}, headers=headers)
         assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
         return parsed(answer.text)
+
+    def events_begun(self, path: str, **body: object) -> list[dict[str, Any]]:
+        """As `events`, of a stream whose time may be over before it begins: then it is asked for again."""
+
+        def told() -> list[dict[str, Any]]:
+            answer = self.client.post(path, json={"stream": True, **body})
+            assert answer.status_code in (200, 504), answer.text
+            return parsed(answer.text) if answer.status_code == 200 else []
+
+        return asked_blocking(told, bool)
 
 
 def parsed(stream: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from orchestrator.http.bodies import HOOKS, MOST_DEPTH, MOST_PARTS, BodyParser, 
 from orchestrator.http.requests import SHOWN, shown
 from orchestrator.options import HttpAccess
 from specwire.core.invalid import InvalidParameter
-from tests.orchestrator.http.front import COMPLETIONS, MODEL, Front, another
+from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
 
 SIZE = 1 << 20
@@ -96,7 +96,7 @@ async def test_the_loop_goes_on_while_a_large_body_is_parsed(monkeypatch: pytest
     parser, loop, told = BodyParser(), asyncio.get_running_loop(), asyncio.Event()
 
     def waiting(body: bytes, *hooks: Any) -> dict[str, Any]:
-        asyncio.run_coroutine_threadsafe(told.wait(), loop).result(20.0)
+        asyncio.run_coroutine_threadsafe(told.wait(), loop).result(LIMIT_S)
         return parsed(body, *hooks)
 
     monkeypatch.setattr(bodies, "parsed", waiting)

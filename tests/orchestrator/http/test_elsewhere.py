@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,7 +13,8 @@ from orchestrator.api.requests import DRAWN_SEED_BITS, keyed_seed
 from orchestrator.options import OrchestratorOptions
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, parsed, text_of
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, held, plain, stack
+from tests.wait import until
 
 WISH: dict[str, Any] = {
     "prompt": list(PROMPT),
@@ -31,12 +33,14 @@ async def test_who_has_lost_its_connection_may_have_the_session_driven_elsewhere
             options = OrchestratorOptions((parts.verifier.address,), redis_url=redis.url, http="127.0.0.1:0")
             other = await server.start(options)
             try:
-                await _begin(str(parts.orchestrator.http))
                 async with httpx.AsyncClient(base_url=str(other.http), timeout=LIMIT_S) as client:
-                    for more, claims in (({"take_over": True}, 1), ({}, 1)):
-                        answer = await client.post(COMPLETIONS, json={**WISH, **more})
+                    with held(30):
+                        await _begin(str(parts.orchestrator.http))
+                        taking = asyncio.create_task(client.post(COMPLETIONS, json={**WISH, "take_over": True}))
+                        await until(lambda: other.orchestrator.tally.claims)
+                    for answer in (await taking, await client.post(COMPLETIONS, json=WISH)):
                         assert text_of(parsed(answer.text)) == " ".join(map(str, plain(TARGET, PROMPT, 80)))
-                        assert other.orchestrator.tally.claims == claims
+                    assert other.orchestrator.tally.claims == 1
             finally:
                 await other.stop(0.0)
 
@@ -112,6 +116,6 @@ async def _begin(url: str) -> tuple[str, str]:
                 ids.append(line.removeprefix("id: "))
             if line.startswith("data: {"):
                 events.append(json.loads(line.removeprefix("data: ")))
-            if len(events) > 4:
+            if len(events) > 2:
                 break
     return text_of(events), ids[-1]

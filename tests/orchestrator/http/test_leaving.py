@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx2 as httpx
@@ -17,8 +17,8 @@ from orchestrator.session.output import Output
 from specwire.client import Client
 from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, text_of
-from tests.orchestrator.stack import PROMPT, TARGET, plain
-from tests.wait import eventually
+from tests.orchestrator.stack import ALL, PROMPT, TARGET, held, plain
+from tests.wait import asked_blocking, eventually
 
 IDS = list(PROMPT)
 LONG: dict[str, Any] = {"prompt": IDS, "temperature": 0, "ignore_eos": True, "max_tokens": 4000, "stream": True}
@@ -60,22 +60,22 @@ def test_leaving_a_stream_cancels_at_once(door: Front) -> None:
 
 def test_leaving_before_the_answer_cancels_at_once(door: Front) -> None:
     """Not a stream: nothing has been answered yet when the client goes."""
-    known = set(door.serving.orchestrator.sessions)
-    raw = httpx.Client(base_url=door.url, timeout=0.3)
-    try:
-        raw.post(COMPLETIONS, json={**LONG, "stream": False})
-    except httpx.TimeoutException:
-        pass
-    finally:
-        raw.close()
-    (session_id,) = set(door.serving.orchestrator.sessions) - known
+
+    def left() -> set[str]:
+        """The session that was begun, if it was in time."""
+        known = set(door.serving.orchestrator.sessions)
+        with httpx.Client(base_url=door.url, timeout=0.3) as raw, suppress(httpx.TimeoutException):
+            raw.post(COMPLETIONS, json={**LONG, "stream": False})
+        return set(door.serving.orchestrator.sessions) - known
+
+    (session_id,) = asked_blocking(left, bool)
     assert eventually(lambda: ended(door, session_id) is FinishReason.CANCELLED)
 
 
 def test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was(door: Front) -> None:
     wish = {**LONG, "max_tokens": 60, "request_id": "resumed"}
-    with streaming(door, wish) as lines:
-        events, ids = take_events(lines, 3)
+    with held(5), streaming(door, wish) as lines:
+        events, ids = take_events(lines, 1)
     begun = text_of(events)
     session_id = events[0]["choices"][0]["specwire"]["session_id"]
     rest = door.events(COMPLETIONS, headers={"Last-Event-ID": ids[-1]}, **wish)
@@ -138,7 +138,7 @@ def test_a_client_that_does_not_read_keeps_no_door_open(door: Front, caplog: pyt
     before = door.loop.run(_tasks())
     with another(door) as closing, not_reading(closing):
         closing.loop.run(closing.serving.stop(0.0))
-        assert closing.loop.run(_tasks()) == before
+        assert closing.loop.run(_tasks()) <= before
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -146,22 +146,23 @@ def test_a_front_door_that_closes_says_so_and_lets_streams_end(door: Front) -> N
     before = door.loop.run(_tasks())
     with another(door) as closing:
         wish = {**LONG, "max_tokens": 40}
-        with streaming(closing, wish) as lines:
+        with held(5) as let_go, streaming(closing, wish) as lines:
             next(lines)
             stopping = closing.loop.soon(closing.serving.stop(LIMIT_S))
             with httpx.Client(base_url=closing.url, timeout=LIMIT_S) as other:
                 assert eventually(lambda: other.get("/ready").status_code == 503)
                 refused = other.post(COMPLETIONS, json=wish)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            let_go(ALL)
             told = "".join(lines)
         assert told.endswith("data: [DONE]")
         assert '"finish_reason":"length"' in told
         stopping.result(LIMIT_S)
-        assert eventually(lambda: closing.loop.run(_tasks()) == before)
+        assert eventually(lambda: closing.loop.run(_tasks()) <= before)
 
 
-async def _tasks() -> int:
-    """How many tasks of front doors run."""
+async def _tasks() -> set[asyncio.Task[Any]]:
+    """Which tasks of front doors run: those of an earlier test's clients may be about to end."""
     names = ("_respond", "_disconnected", "run_asgi", "serve")
-    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return sum(getattr(each, "__qualname__", "").rpartition(".")[2] in names for each in coroutines)
+    running = [(task, getattr(task.get_coro(), "__qualname__", "")) for task in asyncio.all_tasks()]
+    return {task for task, name in running if name.rpartition(".")[2] in names}

@@ -6,8 +6,8 @@ import json
 import socket
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, contextmanager
-from http.client import HTTPResponse
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException, HTTPResponse
 from threading import Event
 from typing import Any
 
@@ -20,7 +20,7 @@ from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
 from tests.orchestrator.http.test_leaving import not_reading
 from tests.orchestrator.stack import PROMPT, TARGET, plain
-from tests.wait import eventually
+from tests.wait import asked_blocking, eventually
 
 WISH: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 SOON_S = 0.5
@@ -97,12 +97,19 @@ def test_requests_that_come_in_time_are_kept_apart_and_answered(door: Front, mon
     for name in ("HEAD_LIMIT_S", "BODY_LIMIT_S", "BODY_SLACK_S"):
         monkeypatch.setattr(connection, name, 1.0)
     body = json.dumps(WISH).encode()
-    with dialled(door) as line:
-        for pause in (2.5, 0.0):  # longer than all of them
-            line.sendall(posted(len(body)))
-            line.sendall(body)
-            assert status_of(line) == 200
-            time.sleep(pause)
+
+    def statuses() -> list[int]:
+        told = []
+        with dialled(door) as line, suppress(OSError, HTTPException):
+            for pause in (2.5, 0.0):  # longer than all of them
+                line.sendall(posted(len(body)))
+                line.sendall(body)
+                told.append(status_of(line))
+                time.sleep(pause)
+        return told
+
+    # On a busy machine a second may pass within a request, too.
+    asked_blocking(statuses, lambda told: told == [200, 200])
 
 
 # Too much
@@ -172,18 +179,22 @@ def sleepy() -> Iterator[Front]:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/console/generate"])
 def test_a_silent_stream_is_kept_alive(sleepy: Front, path: str) -> None:
-    told = sleepy.client.post(path, json={**WISH, **({"stream": True} if path == COMPLETIONS else {})}).text
-    lines = [line for line in told.splitlines() if line]
-    assert lines.count(": nothing yet") > 3
-    assert lines[-1] == "data: [DONE]"
+    wish = {**WISH, **({"stream": True} if path == COMPLETIONS else {})}
+
+    def silent_at_first(told: str) -> bool:
+        """It is answered before its first token is there. A loop that gets no time says nothing meanwhile."""
+        lines = [line for line in told.splitlines() if line]
+        first = next(index for index, line in enumerate(lines) if '"text":""' not in line and line.startswith("data"))
+        return lines.count(": nothing yet") > 3 and (path != COMPLETIONS or ": nothing yet" in lines[:first])
+
+    told = asked_blocking(lambda: sleepy.client.post(path, json=wish).text, silent_at_first)
+    assert told.rstrip().splitlines()[-1] == "data: [DONE]"
     if path == COMPLETIONS:
         assert text_of(parsed(told)) == " ".join(map(str, plain(TARGET, PROMPT, 3)))
-        first = next(index for index, line in enumerate(lines) if '"text":""' not in line and line.startswith("data"))
-        assert ": nothing yet" in lines[:first]  # it is answered before its first token is there
 
 
 def test_what_fails_in_silence_is_an_event(sleepy: Front) -> None:
-    events = sleepy.events(COMPLETIONS, **{**WISH, "max_tokens": 40, "timeout": 0.2})
+    events = sleepy.events_begun(COMPLETIONS, **{**WISH, "max_tokens": 40, "timeout": 0.2})
     assert events[-1]["error"]["code"] == "deadline_exceeded"
 
 

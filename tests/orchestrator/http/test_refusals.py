@@ -173,7 +173,7 @@ def test_the_requests_timeout_passes(door: Front) -> None:
     wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3}
     answer = door.post(COMPLETIONS, **wish)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
-    events = door.events(COMPLETIONS, **wish)
+    events = door.events_begun(COMPLETIONS, **wish)
     assert events[0]["choices"]
     assert events[-1]["error"]["code"] == "deadline_exceeded"
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.http.answers import Stage, StreamPlace, parse
 from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front
-from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.orchestrator.stack import PROMPT, TARGET, held, plain
 
 LENGTH = 10
 BASE: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -157,7 +157,8 @@ def test_two_orders_of_one_id_draw_one_seed(door: Front) -> None:
 def test_a_place_beyond_the_end_of_what_goes_on(door: Front) -> None:
     """An id that says that the reader knows the end, where there is more: DATA_LOSS, never a silent splice."""
     wish = {**ASKED, "request_id": "beyond"}
-    first = read(door, COMPLETIONS, wish)[1]
+    with held(1):
+        first = read(door, COMPLETIONS, wish, most=2)[1]
     assert first.place is not None
     told = read(door, COMPLETIONS, wish, f"{first.place[:-1]}{Stage.ENDED.value}")
     assert json.loads(told[-2].data)["error"]["code"] == "data_loss"
