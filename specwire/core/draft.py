@@ -57,8 +57,8 @@ class DraftSession:
         return len(self.text) - self.decided
 
     def lateness(self, end: int) -> tuple[int, int]:
-        """Of the positions that an advance to `end` decides: how many the run-ahead allowed, how many of them are not
-        proposed yet.
+        """How many of the positions that an advance to `end` decides the run-ahead allowed, and how many of these are
+        not proposed yet.
         """
         allowed = min(end, self.decided + self.pace.run_ahead)
         return max(0, allowed - self.decided), max(0, allowed - max(self.decided, self.sent))
@@ -134,12 +134,12 @@ class DraftSession:
 
     @property
     def unsent_weights(self) -> tuple[Weights, ...]:
-        """What the tokens that are not proposed yet were drawn from."""
+        """Weights that the tokens which are not proposed yet were drawn from."""
         unsent = len(self.text) - self.sent
         return tuple(self._weights[-unsent:]) if unsent else ()
 
     def _taken(self, start: int, stop: int) -> tuple[Weights, ...]:
-        """What the tokens at start .. stop - 1 were drawn from; what is sent, or decided, is not needed again."""
+        """Weights that the tokens at start .. stop - 1 were drawn from; those sent or decided are not needed again."""
         if not self._weights:
             return ()
         first = len(self.text) - len(self._weights)

@@ -64,18 +64,18 @@ Floats = npt.NDArray[np.float64]
 class TokenLogprobs:
     """Natural logarithms, rounded to float32: what the wire and the log carry is what was reported.
 
-    logprob: of the decided token. top: the most probable ids and theirs, falling, ties by rising id; without ids of
-    probability 0.
+    logprob: of the decided token. top: the most probable ids with theirs, falling, ties by rising id; ids of
+    probability 0 are left out.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Ids that a drafter keeps, and what their integers add up to, about: an id of less than 1 / 8192 is left out.
+# Most ids that a drafter keeps, and about what their integer weights add up to: ids below 1 / 8192 are left out.
 MOST_KEPT = 32
 PARTS = 4096
-# What a verifier takes.
+# Most that a verifier accepts.
 MOST_IDS = 256
 MOST_TOTAL = (1 << 31) - 1
 
@@ -177,7 +177,7 @@ class Verdict(NamedTuple):
         return self.position + len(self.tokens)
 
     def behind(self, position: int) -> Verdict:
-        """What of it stands at `position` and later. All tokens before a verdict's last one were draft tokens."""
+        """The part at `position` and later. All tokens before a verdict's last one were draft tokens."""
         cut = max(0, position - self.position)
         if cut == 0:
             return self
@@ -293,7 +293,7 @@ class DrafterReady:
 
 @dataclass(frozen=True, slots=True)
 class DrafterLost:
-    """It, or its link, is gone; the others go on."""
+    """The drafter or its link is gone; the others go on."""
 
     source: int
 

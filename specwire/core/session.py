@@ -90,8 +90,9 @@ TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
 class Advised:
     """A drafter, as its session's orchestrator sees it.
 
-    due: draft tokens that the verifier may expect of it after each verdict. missed: where the text begins that a paused
-    one was not told; None: it was told all. stale: of its present chain the beginning went to a verifier that is gone.
+    due: draft tokens that the verifier may expect of it after each verdict. missed: the position from which on a paused
+    drafter was not told the text; None: it was told all. stale: the beginning of its present chain went to a verifier
+    that is gone.
     """
 
     source: int
@@ -105,10 +106,10 @@ class Advised:
         return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
 
     def restart(self, text: Text) -> list[Effect]:
-        """Have it begin a new chain: the beginning of its present one never reached the verifier that opens now.
+        """Have it begin a new chain, because the beginning of its present one never reached the verifier.
 
-        An advance that goes back by a token does it, where there is one to spare; for one that is paused, when it is
-        to go on.
+        An advance that goes back by a token does that, if there is a token to go back by. A paused drafter is told when
+        it goes on.
         """
         last = len(text) - 1
         if last == 0:
@@ -117,7 +118,7 @@ class Advised:
         return self.advance(text, last, (text.tokens[last],))
 
     def plan(self, text: Text, pace: Pace, due: int) -> list[Effect]:
-        """A new plan: it hears at once that it is to pause, to go on, or to draft otherwise."""
+        """Take a new plan, and tell the drafter at once to pause, to go on, or to draft differently."""
         changed = pace != self.pace
         self.pace, self.due = pace, due
         if not changed:
@@ -127,7 +128,7 @@ class Advised:
         return self.advance(text, len(text), ())
 
     def advance(self, text: Text, position: int, tokens: tuple[int, ...]) -> list[Effect]:
-        """Tell what was decided at `position`; `text` holds it. One that is paused hears it when it is to go on."""
+        """Tell what was decided at `position`; `text` holds it. A paused drafter hears it when it goes on."""
         if self.pace.run_ahead == 0:
             self.missed = position if self.missed is None else min(position, self.missed)
             return []
@@ -172,10 +173,9 @@ class OutputScanner(Protocol):
 
 
 class PeekingScanner(OutputScanner, Protocol):
-    """Says, besides, what tokens would show that it has not seen yet.
+    """A scanner that also tells what text further tokens would show.
 
-    `peek` changes nothing. Its text goes on where the released text ends; what only may begin a stop string is not
-    withheld from it.
+    `peek` changes nothing. Its text continues where the released text ends, and includes what may begin a stop string.
     """
 
     def peek(self, tokens: Sequence[int]) -> ScannedText: ...
@@ -315,7 +315,7 @@ class Session:
         return self._open_verifier()
 
     def _open_verifier(self) -> list[Effect]:
-        """Open from the durable text, once no append's outcome is outstanding: that is all that was decided."""
+        """Open a verifier from the durable text, once no append is outstanding: then all decided text is durable."""
         if self.in_flight is not None or not self._verifier_ready:
             return []
         self.state = State.OPENING
@@ -350,7 +350,7 @@ class Session:
         return advance + self._append()
 
     def _on_verifier_lost(self, _: VerifierLost) -> list[Effect]:
-        """What it decided stands, and goes into the log: whoever comes next goes on behind it."""
+        """Lose the verifier. What it decided stands and goes into the log; the next verifier continues behind it."""
         self._verifier_ready = False
         if self.state in (State.OPENING, State.RUNNING):
             self.state = State.WAITING
@@ -389,7 +389,7 @@ class Session:
         return [each for drafter in self.drafters.values() for each in drafter.advance(self.text, position, tokens)]
 
     def _tell_due(self) -> list[Effect]:
-        """Progress, if what the verifier may expect has changed."""
+        """Send Progress if what the verifier may expect has changed."""
         if self.state is not State.RUNNING or self._due_now == self._told_due:
             return []
         return self._progress()
@@ -464,7 +464,7 @@ class Session:
 
     @property
     def has_credit(self) -> bool:
-        """The verifier may decide."""
+        """Whether the verifier may decide."""
         return len(self.text) < self.credit
 
     @property
@@ -474,7 +474,7 @@ class Session:
 
     @property
     def _due_now(self) -> int:
-        """What the most is that one of them owes; nothing is due from a drafter that is not there."""
+        """The most draft tokens that one of the drafters owes; without a drafter nothing is due."""
         return max((drafter.due for drafter in self.drafters.values()), default=0)
 
     def _progress(self) -> list[Effect]:

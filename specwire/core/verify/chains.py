@@ -67,9 +67,9 @@ class Chains:
     Args:
         vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
         most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off). A chain that
-            ends as far behind it is dropped: its drafter is gone, or begins a new one when it hears.
-        weighed: take only what comes with the weights it was drawn from, in the present `epoch`; and of several sources
-            always the lowest that has a token, so that whose is tested does not depend on any.
+            ends that far behind it is dropped: its drafter is gone, or begins a new one when it hears.
+        weighed: take only tokens with the weights that they were drawn from, in the present `epoch`. The lowest source
+            that has a token is tested, so that the choice depends on no token's value.
     """
 
     def __init__(self, vocabulary: int, most_ahead: int = 256, weighed: bool = False, epoch: int = 0) -> None:
@@ -83,7 +83,7 @@ class Chains:
         self._acceptance: dict[int, AcceptanceByPosition] = {}
 
     def offer(self, proposal: Proposal, text: Text) -> Offer:
-        """Take in a proposal against the decided `text`; says and counts what became of it."""
+        """Take in a proposal against the decided `text`; returns and counts what became of it."""
         result = self._take(proposal, text)
         self.counts[result] += 1
         return result
@@ -130,7 +130,7 @@ class Chains:
     def _make_room(self, source: int) -> None:
         """Forget the oldest source where there are too many: a reconnected drafter is a new one, with a higher id.
 
-        One whose chain lives goes last: it may have stayed while another one came and went.
+        A source whose chain lives is forgotten last: it may have stayed while another one came and went.
         """
         if source not in self._newest and len(self._newest) >= MOST_SOURCES:
             self.drop(min(self._newest, key=lambda known: (known in self._live, known)))
@@ -157,7 +157,7 @@ class Chains:
     def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
         """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources.
 
-        A chain that is just used up may go on: what follows it may be under way.
+        A chain that is just used up stays: its continuation may be under way.
         """
         if not self._live:
             return []
@@ -176,11 +176,11 @@ class Chains:
             del self._live[source]
 
     def learn(self, position: int, tokens: Sequence[int], tested: int | None = None) -> None:
-        """Hold every live chain against `tokens` decided at `position`, before `advance`.
+        """Compare every live chain with `tokens` decided at `position`, before `advance`.
 
-        Only under rules whose text does not depend on proposals: there a chain tells as much untested.
+        Only under rules whose text does not depend on proposals, where an untested chain tells as much as a tested one.
 
-        tested: the source whose window was tested, and which is told of that elsewhere.
+        tested: the source whose window was tested; it is counted elsewhere.
         """
         for source, chain in self._live.items():
             guessed = chain.after(position, len(tokens))
@@ -189,7 +189,7 @@ class Chains:
                 self.acceptance(source).observe(len(guessed), right)
 
     def acceptance(self, source: int) -> AcceptanceByPosition:
-        """How often the source's tokens are accepted. Of those of which nothing is known, the newest are remembered."""
+        """How often the source's tokens are accepted. Of sources without a test the newest are remembered."""
         known = self._acceptance.get(source)
         if known is None:
             known = self._acceptance[source] = AcceptanceByPosition()
@@ -231,7 +231,7 @@ class Chains:
     def behind(self, position: int, window: Sequence[int]) -> tuple[int, Draft | None]:
         """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source.
 
-        With that source; 0 and None where there is none.
+        Returns that source, too; 0 and None where there is none.
         """
         source = self.first(position, window)
         return (0, None) if source is None else (source, self._live[source].drafts(position + len(window), 1)[0])

@@ -42,7 +42,7 @@ class Tail:
         self._verdicts.append(verdict)
 
     def forget(self, durable: int) -> None:
-        """The log holds the tokens before `durable`. The end is kept: no log's length tells that it is known."""
+        """Forget what the log holds, the tokens before `durable`. The end is kept: a length does not tell of it."""
         while self._verdicts and self._verdicts[0].end <= durable and self._verdicts[0].finish is None:
             self._verdicts.popleft()
 
@@ -115,8 +115,8 @@ class VerifySession:
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
-        ngram: guess from the text itself too, under a rule that looks at no proposal: under others a token would have
-            to be drawn from a known distribution to be tested, and a guess from the text is not.
+        ngram: also guess from the text itself, under rules that look at no proposal. Other rules need the distribution
+            that a draft token was drawn from, and a guess from the text has none.
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; guessed from as from the text.
         """
@@ -144,18 +144,18 @@ class VerifySession:
 
     @property
     def ready(self) -> bool:
-        """What its sampling needs is there."""
+        """Whether everything that its sampling needs is there."""
         return self.sampling.constraint is None or self.matcher is not None
 
     @property
     def plain(self) -> bool:
-        """Only the position tells how its next tokens are drawn: nothing of the text before, nothing is banned."""
+        """Whether only the position decides how its next tokens are drawn: not the text before, and no ban."""
         sampling = self.sampling
         looks_back = self.history is not None or sampling.constraint is not None or sampling.acceptance is not None
         return not looks_back and len(self.text.tokens) >= self.ending.least
 
     def begin(self, matcher: Matcher) -> None:
-        """Decide from now on; `matcher` has taken the output so far. One that is there already stays."""
+        """Decide from now on; `matcher` has taken the output so far. A matcher that is there already stays."""
         if self.matcher is None:
             self.matcher = matcher
 
@@ -169,15 +169,15 @@ class VerifySession:
 
     @property
     def _by_blocks(self) -> bool:
-        """Whole chunks are judged, or nothing."""
+        """Whether chunks are judged whole or not at all."""
         acceptance = self.sampling.acceptance
         return acceptance is not None and acceptance.rule is Rule.BLOCK
 
     def mistrust(self) -> None:
-        """From now on no draft token is fed to the target, whoever proposes it.
+        """Feed no draft token to the target from now on, whoever proposes it.
 
-        Under a rule that weighs them, one at a time is still tested, against the last row: that this one was not is due
-        to what stood behind it, and to draw in its place would favour other tokens.
+        Under a rule that weighs draft tokens, one at a time is still tested against the last row. To leave it untested
+        because of what stood behind it, and to draw in its place, would favour other tokens.
         """
         self.trusting = False
         if not self.sampling.weighed:
@@ -189,14 +189,14 @@ class VerifySession:
         self.tail.forget(allowance.durable)
 
     def detach(self) -> None:
-        """Nobody listens: what is allowed may still be decided, but no draft token will come."""
+        """Lose the connection: what is allowed may still be decided, but no draft token will come."""
         self.allowance = replace(self.allowance, due=0)
 
     def resume(self, tokens: Sequence[int], allowance: Allowance, epoch: int = 0) -> Sequence[Verdict] | None:
-        """Go on for a new connection, whose log holds the text `tokens`: what was decided beyond it.
+        """Go on for a new connection whose log holds the text `tokens`; returns what was decided beyond them.
 
-        None, and nothing is changed, where this session cannot: its text differs, is shorter or goes beyond the credit,
-        or what it decided is forgotten. Chains are numbered anew by whoever proposes now.
+        Returns None and changes nothing where this session cannot go on: its text differs, is shorter or exceeds the
+        credit, or what it decided is forgotten. Sources number their chains anew.
         """
         agrees = self.text.common_prefix(0, tokens) == len(tokens)
         if not agrees or self.position > max(allowance.credit, len(tokens)):
@@ -247,14 +247,14 @@ class VerifySession:
         return self.chains.whole(self.position, most) if self._by_blocks else None
 
     def clipped(self, window: tuple[int, ...]) -> tuple[int, ...]:
-        """What of a window that was fed there is room for by now; nothing, where it has to be whole."""
+        """The part of a fed window for which there is still room; nothing where it must be whole."""
         if not window:
             return window
         kept = window[: self.room - 1]
         return kept if not self._by_blocks or kept == window else ()
 
     def sampling_behind(self, window: Sequence[int]) -> Sampling:
-        """How the target's token behind `window` is drawn: where draft tokens are weighed, with its place's seed."""
+        """How the target's token behind `window` is drawn; with its place's seed where draft tokens are weighed."""
         if not self.sampling.weighed:
             return self.sampling
         prefix = self.text.hash_at(self.position)
@@ -267,7 +267,7 @@ class VerifySession:
         return None if self.history is None else self.history.seen(window)
 
     def ask(self, window: Sequence[int]) -> None:
-        """`allowed(window)` will be wanted: so that it can be found out during the forward."""
+        """Ask for `allowed(window)` early, so that it is computed during the forward."""
         if self.matcher is not None:
             self.matcher.ask(window)
 
@@ -291,7 +291,7 @@ class VerifySession:
     def allowed(self, window: Sequence[int]) -> list[Mask | None]:
         """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
 
-        Also where nothing may: what is drawn there instead is refused by `resolve`.
+        None also where nothing may stand: what is drawn there is refused by `resolve`.
         """
         if self.matcher is None:
             return [None] * (len(window) + 1)
@@ -308,7 +308,7 @@ class VerifySession:
 
     @property
     def source(self) -> int | None:
-        """Whose chain a window would be taken from now."""
+        """The source whose chain a window would be taken from now."""
         return self.chains.best(self.position)
 
     def resolve(
@@ -326,7 +326,7 @@ class VerifySession:
         inside an accepted run. Where the constraint lets nothing follow, the session is stuck: the verdict has fewer
         tokens than were decided, maybe none.
 
-        source: whose chain the window was taken from; None: from that of which it would be taken now.
+        source: whose chain the window was taken from; None: the one that it would be taken from now.
         report: log-probabilities of the tokens decided here, where the session reports them.
         judge: decides where the rule looks at proposals, in place of a comparison.
         """
@@ -367,7 +367,7 @@ class VerifySession:
         return verdict
 
     def _kept(self, decision: Decision) -> Decision:
-        """What of it belongs to the text, and whether that has its end there, or is stuck there."""
+        """The part that belongs to the text, and whether the text ends or is stuck there."""
         kept, finish = self.ending.cut(self.position, decision.tokens)
         if self.matcher is not None:
             taken = self.matcher.take(decision.tokens[:kept])
@@ -377,9 +377,9 @@ class VerifySession:
         return decision if kept == len(decision.tokens) else decision.clipped(kept)
 
     def _learn(self, decision: Decision, width: int, tested: int | None, late: Draft | None) -> None:
-        """How often the sources are right. Positions of the window behind the text's end were not tested.
+        """Note how often the sources are right. Positions of the window behind the text's end were not tested.
 
-        Nor does a step without a window leave a chain untested: its token met the last row.
+        A step without a window tests a chain, too: its token met the last row.
         """
         if tested is not None:
             kept = min(width, len(decision.tokens))
@@ -404,7 +404,7 @@ LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 @dataclass(slots=True, eq=False)
 class RunningSession:
-    """`since_us`: when the time that the session's next verdict costs began."""
+    """`since_us`: the beginning of the time that the session's next verdict is charged for."""
 
     session: VerifySession
     since_us: float
@@ -419,14 +419,14 @@ class RunningSession:
         return offer
 
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
-        """Progress arrived. Time without room is nobody's cost."""
+        """Progress arrived. Time without room is charged to nobody."""
         paused = self.session.room == 0
         self.session.allow(allowance)
         if paused:
             self.since_us = arrived_us
 
     def begin(self, matcher: Matcher, now_us: float) -> None:
-        """See VerifySession.begin. Time before it is nobody's cost."""
+        """See VerifySession.begin. Time before it is charged to nobody."""
         self.session.begin(matcher)
         self.since_us = now_us
 
@@ -450,7 +450,7 @@ class RunningSession:
         source, drafted, at_hand, room = session.source, 0, 0, session.room
         if source is not None:
             drafted = len(session.window(MOST_WINDOW))
-            # A part of a chunk may be at hand that no window can take: it is not missing for that.
+            # A part of a chunk that no window can take is at hand, and so it is not missing.
             at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
         missing = max(0, min(session.allowance.due, MOST_WINDOW, room - 1) - at_hand)
         due = self.expectations.due(plain_us) if missing > 0 else None
@@ -478,7 +478,7 @@ class RunningSession:
             plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
                 for), or a prompt shared it.
             waited_us: the step waited for proposals.
-            part: of what the step took beyond waiting and the plain step, for windows: see `part_of`.
+            part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
 
         Returns:
             The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
