@@ -26,7 +26,7 @@ from deploy.stack.options import StackError
 from deploy.stack.own_stack import own_stack, stack_words
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
@@ -322,14 +322,14 @@ class Reply:
         self._turn = turn
         self._options = options
         self._timeout = timeout
-        self._gathering = Gathering()
+        self._partial = PartialCompletion()
         self._consuming: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
         self.decoded = 0
 
     @property
     def text(self) -> str:
-        return "".join(self._gathering.texts)
+        return "".join(self._partial.texts)
 
     async def run(self) -> Completion | None:
         """None where its end was not waited for. Raises SpecwireError."""
@@ -345,15 +345,15 @@ class Reply:
             self._consuming.cancel()
             if self._cancelling is not None:
                 self._cancelling.cancel()
-        return self._gathering.completion()
+        return self._partial.completion()
 
     def _interrupt(self) -> None:
         if self._consuming is None:
             return
-        if self._gathering.started is None or self._cancelling is not None:
+        if self._partial.started is None or self._cancelling is not None:
             self._consuming.cancel()
         else:
-            ending = self._end(self._gathering.started.session_id, self._consuming)
+            ending = self._end(self._partial.started.session_id, self._consuming)
             self._cancelling = asyncio.ensure_future(ending)
 
     async def _end(self, session_id: str, consuming: asyncio.Task[None]) -> None:
@@ -370,7 +370,7 @@ class Reply:
             events = self._client.generate(self._turn.prompt, timeout=self._timeout, **options)
             async with aclosing(events):
                 async for event in events:
-                    self._gathering.add(event)
+                    self._partial.add(event)
                     over = isinstance(event, Finished)
                     if isinstance(event, Chunk) and event.text_ends:
                         self.decoded = event.text_ends[-1]

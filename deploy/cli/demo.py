@@ -19,7 +19,7 @@ from deploy.cli.terminal import dim, legend, number, painter, shortened, table, 
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.stack.stack import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
 from specwire.progress import LAST_LINE
@@ -146,16 +146,16 @@ class Demo:
     async def _show(self, prompt: demo_pair.Prompt) -> Completion:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
-        paint, gathering = painter(), Gathering()
+        paint, gathered = painter(), PartialCompletion()
         self._tell(paint.plain(f"\n--- {prompt.name}\n") + dim(paint.plain("".join(lines)), self._colour))
         async with aclosing(self._client.generate(prompt.text, max_tokens=self._max_tokens, timeout=TIMEOUT)) as events:
             async for event in events:
-                gathering.add(event)
+                gathered.add(event)
                 if isinstance(event, Chunk):
                     self._tell(paint.chunk(event))
                 elif isinstance(event, Finished):
                     self._tell(paint.text(event.text) + "\n")
-        completion = _checked(gathering.completion())
+        completion = _checked(gathered.completion())
         self._tell(f"[{counts(completion)}]\n")
         return completion
 

@@ -27,7 +27,7 @@ from specwire.client import (
     Started,
     Stats,
 )
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import MOST_COMPLETIONS, RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -167,16 +167,16 @@ async def _address(where: StackAddress, folder: Path) -> AsyncIterator[str]:
 
 async def _stream(client: AsyncClient, request: GenerateCall) -> Completion:
     """Show the text as it comes, unless the whole is wanted as JSON."""
-    paint, tail, gathering = painter(), ProvisionalTail(), Gathering()
+    paint, tail, gathered = painter(), ProvisionalTail(), PartialCompletion()
     try:
         async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
             async for event in events:
-                gathering.add(event)
+                gathered.add(event)
                 if not request.as_json:
                     print(shown(event, paint, tail), end="", flush=True)
     finally:
         print(tail.show(""), end="", flush=True)
-    return gathering.completion()
+    return gathered.completion()
 
 
 def shown(event: Event, painter: Painter, tail: ProvisionalTail) -> str:

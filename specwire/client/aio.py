@@ -12,7 +12,7 @@ import grpc
 
 from specwire.client.concurrency import AsyncStream, AsyncUnary, EventLoop
 from specwire.client.errors import SpecwireError, closed, from_rpc
-from specwire.client.events import Completion, Event, Finished, Gathering, SessionState
+from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState
 from specwire.client.requests import (
     TIMEOUT_S,
     Prompt,
@@ -23,7 +23,7 @@ from specwire.client.requests import (
     single_options,
     watch_request,
 )
-from specwire.client.resuming import PATIENCE_S, Attempts, Request, Resumption
+from specwire.client.resumption import PATIENCE_S, Attempts, Request, Resumption
 from specwire.client.wire import event_from_wire, session_from_wire
 from specwire.rpc.channel import READ_AHEAD_BYTES, open_channel
 from specwire.rpc.tls import ClientTls
@@ -79,7 +79,7 @@ class AsyncClient:
     """Calls GenerationService at one HOST:PORT, or at any of several that share a log. Calls end within `timeout` s.
 
     A generation outlives the service that it came from: it goes on at another address, or at the same one once it is
-    back, with the same text. See `specwire.client.resuming`.
+    back, with the same text. See `specwire.client.resumption`.
 
     Args:
         address: one, several with commas between them, or a sequence.
@@ -153,10 +153,10 @@ class AsyncClient:
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> Completion:
         """The whole generation at once. A session that failed half-way has finish_reason ERROR and its message."""
-        gathering = Gathering()
+        gathered = PartialCompletion()
         async for event in self.generate(prompt, timeout=timeout, **options):
-            gathering.add(event)
-        return gathering.completion()
+            gathered.add(event)
+        return gathered.completion()
 
     async def complete_many(
         self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]

@@ -209,7 +209,7 @@ class SessionState:
 
 
 @dataclass(slots=True)
-class Gathering:
+class PartialCompletion:
     """Events of one stream on their way to a Completion; provisional ones are no part of it."""
 
     started: Started | None = None

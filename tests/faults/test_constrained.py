@@ -9,7 +9,7 @@ import pytest
 
 from demo_pair import DRAFT, TARGET
 from specwire.client import Chunk, Client, Completion
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.messages import FinishReason
@@ -57,10 +57,10 @@ def test_a_killed_verifier_changes_no_constrained_text(owned: Parts) -> None:
 
 def read(client: Client, wish: RequestOptions, hurt: Callable[[], None]) -> Completion:
     """The text; the verifier is killed once a third of it is there."""
-    gathering, seen = Gathering(), 0
+    gathered, seen = PartialCompletion(), 0
     for event in client.generate(PROMPT, **wish):
-        gathering.add(event)
+        gathered.add(event)
         seen += len(event.tokens) if isinstance(event, Chunk) else 0
         if seen > 60:
             hurt()
-    return gathering.completion()
+    return gathered.completion()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from specwire.client import Chunk, Client, Completion
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
 from tests.wait import eventually
 
@@ -72,15 +72,15 @@ def plain(address: str) -> Completion:
 
 def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
     """Complete, killing a process in the middle."""
-    gathering = Gathering()
+    gathered = PartialCompletion()
     with Client(address) as client:
         for event in client.generate(PROMPT, max_tokens=TOKENS, timeout=180.0):
-            before = len(gathering.tokens)
-            gathering.add(event)
-            if isinstance(event, Chunk) and before < KILL_AFTER <= len(gathering.tokens):
+            before = len(gathered.tokens)
+            gathered.add(event)
+            if isinstance(event, Chunk) and before < KILL_AFTER <= len(gathered.tokens):
                 os.kill(stack.pid_of(part), signal.SIGKILL)
-    assert len(gathering.tokens) > KILL_AFTER
-    return gathering.completion()
+    assert len(gathered.tokens) > KILL_AFTER
+    return gathered.completion()
 
 
 def listeners(stack: Command) -> list[tuple[str, str, int]]:

@@ -11,7 +11,7 @@ import pytest
 
 import verify_service.server
 from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import Prompt, RequestOptions, generate_request
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
@@ -57,10 +57,10 @@ async def test_reports_and_echo_are_replayed_as_they_were_shown() -> None:
 
 
 async def gathered(client: AsyncClient, session_id: str, position: int = 0) -> Completion:
-    gathering = Gathering()
+    gathered = PartialCompletion()
     async for event in client.watch(session_id, position):
-        gathering.add(event)
-    return gathering.completion()
+        gathered.add(event)
+    return gathered.completion()
 
 
 async def test_a_lost_verifier_changes_neither_text_nor_reports() -> None:

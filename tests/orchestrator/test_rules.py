@@ -20,7 +20,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions, generate_request
 from specwire.core.draft import DraftSession
 from specwire.core.law.noise import epoch_of
@@ -166,16 +166,16 @@ async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
         return advance(session, position, tokens, pace, epoch)
 
     async def moved(running: Stack) -> Completion:
-        gathering, address = Gathering(), running.verifier.address
+        gathered, address = PartialCompletion(), running.verifier.address
         wish = RequestOptions(max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True)
         epochs.clear()
         async for event in running.client.generate(PROMPT, **wish):
-            before = len(gathering.tokens)
-            gathering.add(event)
-            if isinstance(event, Chunk) and before < 12 <= len(gathering.tokens):
+            before = len(gathered.tokens)
+            gathered.add(event)
+            if isinstance(event, Chunk) and before < 12 <= len(gathered.tokens):
                 await running.verifier.stop(0.0)
                 running.verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=address))
-        return gathering.completion()
+        return gathered.completion()
 
     with patch.object(DraftSession, "advance", watched):
         async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:

@@ -20,7 +20,7 @@ from orchestrator.store import StoredSession
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import session_keys
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
-from specwire.client.events import Gathering
+from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.client.wire import event_from_wire
 from specwire.core.messages import FinishReason
@@ -191,7 +191,7 @@ async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: 
         undisturbed = await both.first.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True)
         with held(MIDDLE) as let_go:
             started, events = await both.begin(30)
-            taken = Gathering()
+            taken = PartialCompletion()
             async for event in both.taken_over(started.session_id):
                 let_go(ALL)
                 taken.add(event)
@@ -215,7 +215,7 @@ async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis
         undisturbed = await both.first.complete(PROMPT, **wish)
         with held(MIDDLE) as let_go:
             started, events = await both.begin(20, **wish)
-            taken = Gathering()
+            taken = PartialCompletion()
             async for event in both.taken_over(started.session_id):
                 let_go(ALL)
                 taken.add(event)

@@ -15,7 +15,7 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import Access
 from specwire.client import Chunk
-from specwire.client.resuming import Resumption
+from specwire.client.resumption import Resumption
 from specwire.core.limits import Ending
 from specwire.core.messages import EmitEnd, FinishReason
 from specwire.lm.sampler import Key, RowSampling
