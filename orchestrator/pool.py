@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
 from orchestrator.peers.models import (
     Info,
     Models,
@@ -25,7 +26,6 @@ from orchestrator.peers.peer import (
     VerifierPeer,
     guarded,
 )
-from orchestrator.peers.registry import Homes, Place, RegistryFeed
 from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
 from specwire.core.placement import TWO, PlacementCandidate, PlacementRequest, Reason, place
@@ -83,16 +83,16 @@ class Placing:
     """Changes nothing but what it remembers.
 
     Args:
-        homes: where sessions were placed last, by whichever orchestrator.
+        affinity: where sessions were placed last, by whichever orchestrator.
         feed: knows whether other orchestrators place sessions; None where nobody looks.
         region: of this orchestrator.
 
     `placed`: how many verifiers it chose, by why.
     """
 
-    def __init__(self, homes: Homes, feed: RegistryFeed | None, region: str) -> None:
+    def __init__(self, affinity: SessionAffinity, feed: RegistryFeed | None, region: str) -> None:
         self.placed: Counter[Reason] = Counter()
-        self._homes = homes
+        self._affinity = affinity
         self._feed = feed
         self._region = region
 
@@ -112,8 +112,8 @@ class Placing:
         wish = PlacementRequest(
             record.session_id,
             identity.digest,
-            held_by=self._homes.held(record.session_id),
-            parent_at=self._homes.of(record.parent),
+            held_by=self._affinity.held(record.session_id),
+            parent_at=self._affinity.of(record.parent),
             near=self._near(drafter),
             draws=self._draws,
             context=record.end,
@@ -131,7 +131,7 @@ class Placing:
 
     def _placed(self, driver: SessionDriver, peer: VerifierPeer, reason: Reason) -> VerifierPeer:
         self.placed[reason] += 1
-        self._homes.note(driver.record.session_id, peer.link.address)
+        self._affinity.note(driver.record.session_id, peer.link.address)
         return peer
 
     def _near(self, other: VerifierPeer | DrafterPeer | None) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Pool:
         sessions: all that may lack a peer.
 
     `models`: what verifiers here have shown. `feed`: what is registered; None where nobody looks.
-    `homes`: where sessions were placed last.
+    `affinity`: where sessions were placed last.
 
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
@@ -172,7 +172,7 @@ class Pool:
         self.models = Models(tokenizers)
         self._options = options
         self._sessions = sessions
-        self.homes = Homes()
+        self.affinity = SessionAffinity()
         self._dialled = Dialled(options.peer_tls, options.peer_token, tokenizers, self._rebalance)
         self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -180,9 +180,9 @@ class Pool:
         self._named = [self._dialled.drafter(address, self._accept_drafter) for address in options.drafters]
         self.drafters = list(self._named)
         url = options.registration.url
-        known = (self.homes, self._find, self._dial, self._drop, self._looked)
+        known = (self.affinity, self._find, self._dial, self._drop, self._looked)
         self.feed = RegistryFeed(Directory.at(url), *known) if url else None
-        self._placing = Placing(self.homes, self.feed, options.registration.region)
+        self._placing = Placing(self.affinity, self.feed, options.registration.region)
 
     # Links
 

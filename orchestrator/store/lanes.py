@@ -13,9 +13,6 @@ from redis.exceptions import NoScriptError, RedisError
 from orchestrator.store.base import StoreUnavailable, UnfitStore, no_answer, unavailable
 from specwire.redis.lines import Argument, Command, Lines, Node, is_trouble
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Script calls to one Redis server, batched: what is asked for within one loop tick goes out in one round trip.
-
 Reply = list[object]
 
 # Calls in one round trip: many large ones would not be answered in time.

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 from enum import IntEnum
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The Lua scripts of the session log: each compares, then acts, in one atomic step inside Redis.
-#
 # Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 #
 #     specwire:{SESSION}:meta      hash: record (JSON), prompt (its length in tokens), state (running, ended, deleted),

@@ -105,10 +105,10 @@ class Directory:
         replies = await self._ask_all({key: ("GETRANGE", key, 0, MOST_BYTES) for key in keys})
         return [replies[key] for key in keys]
 
-    async def note_homes(self, homes: dict[str, str]) -> None:
+    async def note_affinity(self, affinity: dict[str, str]) -> None:
         """Sessions are decided at these addresses."""
         ttl_ms = round(HOME_TTL_S * 1000)
-        await self._ask_all({HOME + each: ("SET", HOME + each, at, "PX", ttl_ms) for each, at in homes.items()})
+        await self._ask_all({HOME + each: ("SET", HOME + each, at, "PX", ttl_ms) for each, at in affinity.items()})
 
     async def home_of(self, session_id: str) -> str | None:
         """Where the session was decided last."""

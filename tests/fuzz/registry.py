@@ -125,7 +125,7 @@ def _calls(directory: Directory) -> dict[str, Callable[[], Awaitable[object]]]:
         "put": lambda: directory.put(ENTRY, LIMIT_S),
         "remove": lambda: directory.remove(ID),
         "home": lambda: directory.home_of("s"),
-        "note": lambda: directory.note_homes({"s": "127.0.0.1:1"}),
+        "note": lambda: directory.note_affinity({"s": "127.0.0.1:1"}),
     }
 
 

@@ -37,7 +37,7 @@ BEAT_S = 0.005
 RENDER_S = 0.3
 # Seconds between two looks at the registry.
 LOOK_S = 0.05
-SCATTERING = ("orchestrator.peers.registry", "specwire.registry.registrar")
+SCATTERING = ("orchestrator.peers.discovery", "specwire.registry.registrar")
 # What messages say, and no more.
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Services:
 
         with ExitStack() as patched:
             patched.enter_context(patch.object(Directory, "listing", counted))
-            patched.enter_context(patch("orchestrator.peers.registry.LOOK_S", LOOK_S))
+            patched.enter_context(patch("orchestrator.peers.discovery.LOOK_S", LOOK_S))
             for module in SCATTERING:  # in its own thread: hypothesis wants the global one for itself
                 patched.enter_context(patch(f"{module}.random", random.Random(1)))
             yield

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.peers.discovery import RegistryFeed, SessionAffinity
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
-from orchestrator.peers.registry import Homes, RegistryFeed
 from orchestrator.pool import Placing
 from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
@@ -67,13 +67,13 @@ class Session:
 
 
 @pytest.fixture
-def homes() -> Homes:
-    return Homes()
+def affinity() -> SessionAffinity:
+    return SessionAffinity()
 
 
 @pytest.fixture
-def placing(homes: Homes) -> Placing:
-    return Placing(homes, None, "here")
+def placing(affinity: SessionAffinity) -> Placing:
+    return Placing(affinity, None, "here")
 
 
 # In each respect in which a verifier may not be equal: what another one says.
@@ -98,19 +98,19 @@ EQUAL = [
 
 @pytest.mark.parametrize("unequal", UNEQUAL)
 def test_a_session_goes_back_to_its_former_verifier_unless_that_is_another_model_now(
-    placing: Placing, homes: Homes, unequal: dict[str, Any]
+    placing: Placing, affinity: SessionAffinity, unequal: dict[str, Any]
 ) -> None:
     session, former, other = Session(), verifier("former"), verifier("other")
     session.verifying.former = former
     assert placing.verifier_for(session.driver, [other, former], []) is former
-    assert homes.of("session") == "former"
+    assert affinity.of("session") == "former"
     former.on_down()
     changed = described()
     changed.ClearField(next(iter(unequal)))
     changed.MergeFrom(common_pb2.GetModelInfoResponse(**unequal))
     former.on_up(changed)
     assert placing.verifier_for(session.driver, [former, other], []) is other
-    assert homes.of("session") == "other"
+    assert affinity.of("session") == "other"
 
 
 @pytest.mark.parametrize("unequal", UNEQUAL)
@@ -126,19 +126,19 @@ def test_whoever_only_rounds_otherwise_will_do(placing: Placing, equal: dict[str
     assert placing.verifier_for(Session().driver, [other], []) is other
 
 
-def test_what_another_orchestrator_has_told_counts_once(placing: Placing, homes: Homes) -> None:
+def test_what_another_orchestrator_has_told_counts_once(placing: Placing, affinity: SessionAffinity) -> None:
     """Where a session was held it needs no room; once it has been placed here, its home is a home like any other."""
     full, free = verifier("full", slots=1), verifier("free")
     full.report.others = 1
-    homes.learn("session", "full")
+    affinity.learn("session", "full")
     session = Session()
     assert placing.verifier_for(session.driver, [free, full], []) is full
     assert placing.verifier_for(session.driver, [free, full], []) is free
 
 
-def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placing, homes: Homes) -> None:
+def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placing, affinity: SessionAffinity) -> None:
     home, other = verifier("home", slots=1), verifier("other")
-    homes.note("parent", "home")
+    affinity.note("parent", "home")
     assert placing.verifier_for(Session("parent").driver, [other, home], []) is home
     home.report.others = 1
     assert placing.verifier_for(Session("parent").driver, [other, home], []) is other
@@ -164,12 +164,12 @@ def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Pla
     assert placing.drafter_for(session.driver, [wrong]) is None
 
 
-def test_two_are_drawn_where_others_place_too(homes: Homes) -> None:
+def test_two_are_drawn_where_others_place_too(affinity: SessionAffinity) -> None:
     feed: Any = SimpleNamespace(orchestrators=("one", "other"))
     verifiers = [verifier(f"10.0.0.{number}:1") for number in range(8)]
-    chosen = Placing(homes, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    chosen = Placing(affinity, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     feed.orchestrators = ("one",)
-    alone = Placing(Homes(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    alone = Placing(SessionAffinity(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     assert alone is verifiers[0]
     assert chosen is not None
     assert chosen is not verifiers[0]  # by the session's and the services' names

@@ -14,8 +14,8 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.discovery import RegistryFeed
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.peers.registry import RegistryFeed
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
@@ -85,7 +85,7 @@ class Place:
 
 @pytest.fixture
 async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr("orchestrator.peers.registry.LOOK_S", 0.1)
+    monkeypatch.setattr("orchestrator.peers.discovery.LOOK_S", 0.1)
     server.mend()
     async with AsyncExitStack() as parts:
         yield Place(server, parts)
@@ -116,12 +116,12 @@ async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: 
     await until(verifiers_up(there, 2))
     await until(lambda: all(len(feed_of(each).orchestrators) == 2 for each in (here, there)))
     parents = [await said(await place.client(here), (*PROMPT, number)) for number in range(4)]
-    homes = [here.orchestrator.pool.homes.of(parent.session_id) for parent in parents]
-    await until(lambda: not here.orchestrator.pool.homes.fresh)
+    homes = [here.orchestrator.pool.affinity.of(parent.session_id) for parent in parents]
+    await until(lambda: not here.orchestrator.pool.affinity.fresh)
     client = await place.client(there)
     for parent, home in zip(parents, homes, strict=True):
         turn = await said(client, MORE, parent.session_id)
-        assert there.orchestrator.pool.homes.of(turn.session_id) == home
+        assert there.orchestrator.pool.affinity.of(turn.session_id) == home
         assert turn.stats.cached_tokens >= 40
     assert set(homes) <= {one.address, other.address}
     assert there.orchestrator.pool.placed[Reason.HOLDER] == 4
@@ -140,13 +140,13 @@ async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
         async for event in events:
             tokens += event.tokens if isinstance(event, Chunk) else ()
             if len(tokens) > 20 and here.orchestrator.sessions:
-                await until(lambda: not here.orchestrator.pool.homes.fresh)
+                await until(lambda: not here.orchestrator.pool.affinity.fresh)
                 (session_id,) = here.orchestrator.sessions
                 await here.stop(0.0)
             if isinstance(event, Finished):
                 assert event.stats.cached_tokens >= 0
     assert tokens == plain(TARGET, PROMPT, 200)
-    homes = [each.orchestrator.pool.homes.of(session_id) for each in (here, there)]
+    homes = [each.orchestrator.pool.affinity.of(session_id) for each in (here, there)]
     assert homes[0] == homes[1]
     assert homes[0] in {each.address for each in verifiers}
 
@@ -190,7 +190,7 @@ async def test_a_new_version_takes_over_without_a_failed_request(place: Place, v
     await until(verifiers_up(running, 2))
     assert [each.model for each in (await client.server_info()).targets] == ["scripted:7"]
     turns = [await said(client, PROMPT) for _ in range(3)]
-    homes = running.orchestrator.pool.homes
+    homes = running.orchestrator.pool.affinity
     assert {homes.of(turn.session_id) for turn in turns} == {new.address}
     stopping = asyncio.create_task(old.stop(LIMIT_S))
     await until(lambda: not peer_of(running, old).takes_sessions)
@@ -216,7 +216,7 @@ async def test_a_session_does_not_follow_its_verifier_to_another_version(place: 
     await first.stop(0.0)
     await place.verifier(version, listen=address)
     assert list((await long).tokens) == plain(TARGET, PROMPT, 300)
-    assert running.orchestrator.pool.homes.of(session_id) == same.address
+    assert running.orchestrator.pool.affinity.of(session_id) == same.address
 
 
 async def test_the_same_region_comes_first(place: Place) -> None:
@@ -296,10 +296,10 @@ async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Place)
     second = await place.verifier()
     done = [await session for session in queued]
     assert not served.done()
-    assert {running.orchestrator.pool.homes.of(each.session_id) for each in done} == {second.address}
+    assert {running.orchestrator.pool.affinity.of(each.session_id) for each in done} == {second.address}
     assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 20) for number in range(2)]
     assert list((await served).tokens) == plain(TARGET, PROMPT, 400)
-    assert running.orchestrator.pool.homes.of((await served).session_id) == first.address
+    assert running.orchestrator.pool.affinity.of((await served).session_id) == first.address
 
 
 async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_that_it_stops(place: Place) -> None:

@@ -54,10 +54,10 @@ async def test_the_next_turn_goes_where_its_parent_was_and_elsewhere_says_the_sa
             parent = await said(client, (*PROMPT, 1))
         await until(lambda: not any(peer.subjects for peer in pool.verifiers))
         turn = await said(client, MORE, parent=parent.session_id)
-        home = pool.homes.of(parent.session_id)
+        home = pool.affinity.of(parent.session_id)
         # With equal loads others go to the first one.
         assert home == pool.verifiers[1].link.address
-        assert pool.homes.of(turn.session_id) == home
+        assert pool.affinity.of(turn.session_id) == home
         assert turn.stats.cached_tokens >= 40
         await next(each for each in verifiers if each.address == home).stop(0.0)
         moved = await said(client, MORE, parent=parent.session_id)

@@ -13,9 +13,6 @@ from specwire.core.policy.windows import Lookout
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The sessions that the engine holds, and which cache slot each of them has, if it has one yet.
-
 REMEMBERED_GENERATIONS = 4096
 # The slot of a session that waits for one.
 NO_SLOT = -1

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity, newest
 from orchestrator.peers.peer import GIVEN_UP_S, STALE_S, AnyPeer, PeerReport, VerifierPeer
-from orchestrator.peers.registry import Homes, Place, RegistryFeed, newest
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
@@ -40,7 +40,7 @@ class FakeDirectory:
     def __init__(self) -> None:
         self.listing_now = Listing()
         self.away = False
-        self.homes: dict[str, str] = {}
+        self.affinity: dict[str, str] = {}
         self.looks = 0
 
     async def listing(self) -> Listing:
@@ -48,13 +48,13 @@ class FakeDirectory:
         self.looks += 1
         return self.listing_now
 
-    async def note_homes(self, homes: dict[str, str]) -> None:
+    async def note_affinity(self, affinity: dict[str, str]) -> None:
         self._answer()
-        self.homes |= homes
+        self.affinity |= affinity
 
     async def home_of(self, session_id: str) -> str | None:
         self._answer()
-        return self.homes.get(session_id)
+        return self.affinity.get(session_id)
 
     def _answer(self) -> None:
         if self.away:
@@ -68,12 +68,12 @@ class Rig:
         self.now = 1000.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
         self.directory = FakeDirectory()
-        self.homes = Homes()
+        self.affinity = SessionAffinity()
         self.named: dict[Place, AnyPeer] = {}
         self.peers: dict[Place, AnyPeer] = {}
         self.unsafe = ""
         self.feed = RegistryFeed(
-            cast(Directory, self.directory), self.homes, self.named.get, self._dial, self._drop, lambda _: None
+            cast(Directory, self.directory), self.affinity, self.named.get, self._dial, self._drop, lambda _: None
         )
 
     def _dial(self, place: Place) -> AnyPeer:
@@ -211,7 +211,7 @@ async def test_who_must_not_be_dialled_is_counted(rig: Rig) -> None:
 
 
 async def test_not_everything_is_dialled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.peers.registry.MOST_DIALLED", 2)
+    monkeypatch.setattr("orchestrator.peers.discovery.MOST_DIALLED", 2)
     rig.look(*(replace(VERIFIER, address=f"10.0.0.1:{port}") for port in range(1, 5)))
     assert len(rig.peers) == 2
     assert rig.feed.ignored == {"too many": 2}
@@ -220,9 +220,9 @@ async def test_not_everything_is_dialled(rig: Rig, monkeypatch: pytest.MonkeyPat
 async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     monkeypatch.undo()
-    monkeypatch.setattr("orchestrator.peers.registry.LOOK_S", 0.01)
+    monkeypatch.setattr("orchestrator.peers.discovery.LOOK_S", 0.01)
     rig.directory.listing_now = Listing((VERIFIER,))
-    rig.homes.note("session", AT)
+    rig.affinity.note("session", AT)
     running = asyncio.create_task(rig.feed.run())
 
     async def until_looked(more: int) -> None:
@@ -230,17 +230,17 @@ async def test_what_is_known_outlasts_a_registry_that_is_away(monkeypatch: pytes
         await until(lambda: rig.directory.looks >= wanted)
 
     await until_looked(2)
-    assert rig.directory.homes == {"session": AT}
+    assert rig.directory.affinity == {"session": AT}
     rig.directory.away = True
     await until(lambda: rig.feed.trouble)
     assert rig.peers.keys() == {PLACE}
     assert rig.peers[PLACE].report.fresh
     await rig.feed.learn_home("other")
     rig.directory.away = False
-    rig.directory.homes["other"] = AT
+    rig.directory.affinity["other"] = AT
     await until_looked(2)
     assert not rig.feed.trouble
     await rig.feed.learn_home("other")
-    assert (rig.homes.of("other"), rig.homes.held("other"), rig.homes.held("session")) == (AT, AT, "")
+    assert (rig.affinity.of("other"), rig.affinity.held("other"), rig.affinity.held("session")) == (AT, AT, "")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

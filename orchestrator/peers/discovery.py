@@ -1,4 +1,4 @@
-"""Keeps an orchestrator's peers those that are registered, and remembers where sessions were decided last."""
+"""Keeps an orchestrator's peers those that are registered, and remembers where its sessions were decided last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specwire.registry.registrar import SCATTER
 REMEMBERED = 4096
 
 
-class Homes:
+class SessionAffinity:
     """The addresses of the latest sessions' verifiers. Forgetting one costs a prefill, nothing else.
 
     `fresh`: what was noted since it was emptied last, for whoever tells other orchestrators.
@@ -92,7 +92,7 @@ class RegistryFeed:
     def __init__(
         self,
         directory: Directory,
-        homes: Homes,
+        affinity: SessionAffinity,
         find: Callable[[Place], AnyPeer | None],
         dial: Callable[[Place], AnyPeer],
         drop: Callable[[AnyPeer], None],
@@ -105,7 +105,7 @@ class RegistryFeed:
         self.trouble = "the registry has not answered yet"
         self._warned = False
         self._directory = directory
-        self._homes = homes
+        self._affinity = affinity
         self._find = find
         self._dial = dial
         self._drop = drop
@@ -134,7 +134,7 @@ class RegistryFeed:
 
     async def learn_home(self, session_id: str) -> None:
         """Ask where another orchestrator has had the session; soon, or not at all."""
-        if self.trouble or self._homes.of(session_id):
+        if self.trouble or self._affinity.of(session_id):
             return
         try:
             async with asyncio.timeout(ASK_S):
@@ -142,15 +142,15 @@ class RegistryFeed:
         except (RegistryUnavailable, TimeoutError):
             return
         if address is not None:
-            self._homes.learn(session_id, address)
+            self._affinity.learn(session_id, address)
 
     async def close(self) -> None:
         await self._directory.close()
 
     async def _tell_homes(self) -> None:
-        noted, self._homes.fresh = self._homes.fresh, {}
+        noted, self._affinity.fresh = self._affinity.fresh, {}
         if noted:
-            await self._directory.note_homes(noted)
+            await self._directory.note_affinity(noted)
 
     def _note(self, trouble: str) -> None:
         if trouble and not self._warned:
