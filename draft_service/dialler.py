@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from draft_service.reception import DrafterThread, DraftReception, OrchestratorLink
+from draft_service.service import DrafterThread, DraftReception, OrchestratorLink
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
 from specwire.rpc.errors import retry_after
 from specwire.rpc.outbox import LinkError, Outbox

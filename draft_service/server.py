@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.reception import DrafterThread, DraftReception
-from draft_service.service import DraftServicer
+from draft_service.service import DrafterThread, DraftReception, DraftServicer
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of

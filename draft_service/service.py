@@ -1,18 +1,189 @@
-"""DraftService on the wire. Each Connect stream is a link with handles of its own."""
+"""What an orchestrator says becomes validated commands, and the drafter's replies become messages, whoever dialled.
+
+Each connection is a link with handles of its own. What is wrong with one session is a Refused for that session; the
+link goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import grpc.aio
 
-from draft_service.reception import DraftReception, OrchestratorLink
-from specwire.rpc.errors import StatusError
+from draft_service.commands import (
+    AdvanceSession,
+    BeginSession,
+    CloseSession,
+    Command,
+    DraftedProposal,
+    Dropped,
+    LoseLink,
+    Opened,
+    OpenSession,
+    Replies,
+    Reply,
+)
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint
+from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
+from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
+from specwire.rpc.service_thread import ServiceThread
+from specwire.telemetry.tracing import LinkSpans
+from specwire.text.compiling import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DrafterThread = ServiceThread[Command, Replies, common_pb2.GetModelInfoResponse]
+
+SHOWN_HEX = 12
+
+
+class OrchestratorLink:
+    """One orchestrator; `push` stages a message for it, in the event loop."""
+
+    def __init__(self, push: Callable[[draft_pb2.ConnectDraftResponse], object]) -> None:
+        self._push = push
+
+    def send(self, replies: list[Reply]) -> None:
+        self._push(to_wire(replies))
+
+
+def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
+    message = draft_pb2.ConnectDraftResponse()
+    for reply in replies:
+        match reply:
+            case DraftedProposal(handle, proposal, spent_us):
+                message.proposals.append(proposal_to_wire(proposal, handle, spent_us))
+            case Opened(handle):
+                message.opened.add(handle=handle)
+            case Dropped(handle, code, text):
+                message.refused.add(handle=handle, code=code, message=text)
+    return message
+
+
+def deliver(replies: Replies) -> None:
+    """What the drafter's thread reports."""
+    for link, own in replies.items():
+        link.send(own)
+
+
+class DraftReception:
+    """Takes what links say to a drafter whose model is described by `info`."""
+
+    def __init__(self, drafter: DrafterThread, info: common_pb2.GetModelInfoResponse) -> None:
+        self.info = info
+        self._drafter = drafter
+        self._numbers = itertools.count(1)
+        self._beginnings = Beginnings(Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids))
+        self._spans = LinkSpans("specwire.draft")
+        drafter.on_reports = deliver
+
+    async def room(self) -> None:
+        """Return once the drafter has taken in enough of what it was told."""
+        await self._drafter.room()
+
+    async def stop(self) -> None:
+        """End what it has started."""
+        await self._beginnings.stop()
+
+    def lose(self, link: OrchestratorLink) -> None:
+        """The link is gone, and its sessions with it."""
+        self._beginnings.lost(link)
+        self._drafter.send(LoseLink(link))
+        self._spans.lose(link)
+
+    def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
+        """In the order that makes sense of a tick in which a session was opened, advanced and closed."""
+        for opening in message.opens:
+            self._take_open(opening, link)
+        for advance in message.advances:
+            self._take_advance(advance, link)
+        for close in message.closes:
+            self._drafter.send(CloseSession(link, close.handle))
+            self._spans.end(link, close.handle)
+
+    def _take_open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> None:
+        self._spans.begin(link, opening.handle, opening.traceparent, tokens=len(opening.tokens))
+        try:
+            opened = self._open(opening, link)
+        except (InvalidParameter, StatusError) as error:
+            self._refuse(opening.handle, error, link)
+            return
+        self._drafter.send(opened)
+        if opened.sampling.constraint is not None:
+            self._begin(opened, opened.sampling.constraint, link)
+
+    def _begin(self, opened: OpenSession, constraint: Constraint, link: OrchestratorLink) -> None:
+        """Where its constraint cannot be had, its drafts are made without, and it is the target that refuses them."""
+
+        def tell(found: Found) -> None:
+            if isinstance(found, Exception):
+                log.info("drafting without a %s: %s", constraint.kind, type(found).__name__)
+            matcher = None if isinstance(found, Exception) else found
+            self._drafter.send(BeginSession(link, opened.handle, opened.number, matcher))
+
+        self._beginnings.begin(link, constraint, opened.tokens[opened.prompt_length :], tell)
+
+    def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
+        try:
+            tokens = self._tokens("tokens", advance.tokens)
+            if advance.position == 0 and not tokens:
+                raise InvalidParameter("position", "0 without tokens leaves no text")
+            pace = pace_from_wire(advance.pace)
+            self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace, advance.epoch))
+        except InvalidParameter as error:
+            self._refuse(advance.handle, error, link)
+
+    def _open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> OpenSession:
+        self._check_vocabulary(opening.vocabulary_fingerprint)
+        tokens = self._tokens("tokens", opening.tokens)
+        if not tokens:
+            raise InvalidParameter("tokens", "must not be empty")
+        sampling, _ = sampling_from_wire(opening.sampling, vocabulary=self.info.vocabulary)
+        prompt_length = opening.prompt_length or len(tokens)
+        if prompt_length > len(tokens):
+            raise InvalidParameter("prompt_length", f"must be at most the {len(tokens)} tokens, not {prompt_length}")
+        pace = pace_from_wire(opening.pace)
+        if pace.confidence_floor > 0.0 and not sampling.guessed:
+            message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
+            raise InvalidParameter("pace.confidence_floor", message)
+        number = next(self._numbers)
+        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number)
+
+    def _check_vocabulary(self, theirs: str) -> None:
+        ours = self.info.vocabulary_fingerprint
+        if theirs != ours:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"vocabulary_fingerprint: the verifier's vocabulary is {theirs[:SHOWN_HEX] or '(none)'}..., "
+                f"this drafter's is {ours[:SHOWN_HEX]}...",
+            )
+
+    def _tokens(self, field: str, tokens: Sequence[int]) -> tuple[int, ...]:
+        limit = self.info.vocabulary
+        if tokens and max(tokens) >= limit:
+            raise InvalidParameter(field, f"token id {max(tokens)} is outside 0..{limit - 1}")
+        return tuple(tokens)
+
+    def _refuse(self, handle: int, error: InvalidParameter | StatusError, link: OrchestratorLink) -> None:
+        """Refuse, and end what may be open under this handle."""
+        self._spans.end(link, handle, str(error))
+        self._drafter.send(CloseSession(link, handle))
+        if isinstance(error, StatusError):
+            link.send([Dropped(handle, code_number(error.code), error.message)])
+        else:
+            link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DraftService for orchestrators that dial: each Connect stream is a link.
 
 Context = grpc.aio.ServicerContext[draft_pb2.ConnectDraftRequest, draft_pb2.ConnectDraftResponse]
 

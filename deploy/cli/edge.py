@@ -14,7 +14,7 @@ import draft_service.server
 import orchestrator.server
 from deploy.stack.options import DEFAULT_LISTEN, StackError
 from deploy.stack.stack import check_all_free, vocabulary_of
-from draft_service.reception import DrafterThread, DraftReception, OrchestratorLink
+from draft_service.service import DrafterThread, DraftReception, OrchestratorLink
 from orchestrator.cli import add_serving_arguments, serving_options
 from orchestrator.options import NO_HTTP, OrchestratorOptions, add_http_arguments, and_http
 from orchestrator.peers.models import Info, vocabulary_mismatch

@@ -24,7 +24,7 @@ from draft_service.commands import (
     OpenSession,
     Reply,
 )
-from draft_service.reception import deliver
+from draft_service.service import deliver
 from draft_service.sessions import Sessions
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any, Protocol
 
 from draft_service.dialler import DiallingDrafter
-from draft_service.reception import DraftReception as DraftReception
 from draft_service.server import RunningDrafter
+from draft_service.service import DraftReception as DraftReception
 from draft_service.service import DraftServicer
 from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
