@@ -202,7 +202,7 @@ class VerifierParty(Party):
         server = SimServer()
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
-        registrar = register_model(NOWHERE, Role.VERIFIER, info, listening.address, Load)
+        registrar = register_model(NOWHERE, Role.VERIFIER, info, listening.address, lambda: Load(0, 0, 0))
         self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar)]
 
     def slow(self, factor: float) -> None:
@@ -242,7 +242,7 @@ class DrafterParty(Party):
         server = SimServer()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
-        registrar = register_model(NOWHERE, Role.DRAFTER, info, listening.address, Load)
+        registrar = register_model(NOWHERE, Role.DRAFTER, info, listening.address, lambda: Load(0, 0, 0))
         self._services = [RunningDrafter(drafter, servicer, listening, info, None, registrar)]
 
     def slow(self, factor: float) -> None:
