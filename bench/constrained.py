@@ -25,7 +25,7 @@ from draft_service.sampler import DraftRow, draw
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
-from specwire.text.constrained import Grammars
+from specwire.text.constraint_process import Grammars
 
 OUT = HERE / "results" / "constrained.json"
 CONTEXT, PROMPT_TOKENS = 512, 200

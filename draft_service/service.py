@@ -35,7 +35,7 @@ from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread
 from specwire.telemetry.tracing import LinkSpans
-from specwire.text.compiling import Beginnings, Compiler, Found
+from specwire.text.constraints import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 log = logging.getLogger(__name__)

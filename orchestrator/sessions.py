@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import grpc
 
-from orchestrator.log_health import LogHealth
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
@@ -27,6 +26,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
+from orchestrator.store.health import LogHealth
 from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError

@@ -19,7 +19,7 @@ from specwire.rpc.model_service import answer
 from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread, monotonic_us
 from specwire.telemetry.tracing import LinkSpans
-from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
+from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.forkserver import Busy
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import (

@@ -22,8 +22,19 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specwire.core.invalid import InvalidParameter
-from specwire.text.forkserver import Busy, ForkServer, limit, serve
-from specwire.text.frames import HEAD, Lost, lengths_of, packed, readable, receive, send
+from specwire.text.forkserver import (
+    HEAD,
+    Busy,
+    ForkServer,
+    Lost,
+    lengths_of,
+    limit,
+    packed,
+    readable,
+    receive,
+    send,
+    serve,
+)
 
 ChatMessage = dict[str, Any]
 

@@ -156,7 +156,7 @@ def nurseries() -> list[int]:
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
             found += [int(child) for child in (task / "children").read_text().split()]
-    return [child for child in found if b"specwire.text.nursery" in command_of(child)]
+    return [child for child in found if b"specwire.text.constraint_process" in command_of(child)]
 
 
 def command_of(process: int) -> bytes:
@@ -224,7 +224,7 @@ async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(t
 
 
 async def test_without_the_library_it_is_said_what_to_install(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.text.compiling.installed", lambda: False)
+    monkeypatch.setattr("specwire.text.constraints.installed", lambda: False)
     async with served(target, target) as running:
         with pytest.raises(SpecwireError) as caught:
             await running.client.complete(PROMPT, regex="a", max_tokens=5)

@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import Redis
 
-from orchestrator import log_health as module
-from orchestrator.log_health import LogHealth
 from orchestrator.store import StoreUnavailable
+from orchestrator.store import health as module
+from orchestrator.store.health import LogHealth
 from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, SpecwireError
 from specwire.rpc.errors import StatusError
@@ -193,7 +193,7 @@ async def check_served(http: httpx.AsyncClient) -> None:
 async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "orchestrator.log_health")
+    caplog.set_level(logging.WARNING, "orchestrator.store.health")
     with RedisServer(port="0") as server, Redis(unix_socket_path=str(server.socket)) as raw:
         async with stack(TARGET, redis_url=server.url, http="127.0.0.1:0") as parts:
             assert parts.orchestrator.http is not None
@@ -213,5 +213,5 @@ async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
                 server.start()
                 await check(parts, http, "")
                 await check_served(http)
-    told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.log_health"]
+    told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.store.health"]
     assert [line.startswith("the session log takes writes again, after ") for line in told] == [False, True] * 2

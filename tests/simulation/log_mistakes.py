@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
-from orchestrator.log_health import LogHealth
 from orchestrator.ownership import ownership, sweeper
 from orchestrator.ownership.ownership import Cancellations
 from orchestrator.ownership.sweeper import Sweeper
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.log import Appender
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
+from orchestrator.store.health import LogHealth
 from orchestrator.store.memory import MemoryStore
 from specwire.core import messages as fx
 from specwire.core.messages import FinishReason

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import specwire.text.compiling
+import specwire.text.constraints
 from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
-from specwire.text.compiling import Beginnings, Compiler, Found, NotInstalled
-from specwire.text.constrained import Grammars, Matching
+from specwire.text.constraint_process import Grammars, Matching
+from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled
 from specwire.text.forkserver import Busy
 from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
@@ -293,7 +293,7 @@ async def test_the_loop_goes_on_meanwhile(compiler: Compiler) -> None:
 async def test_what_takes_too_long_is_given_up_and_too_many_are_refused(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specwire.text.compiling, "MOST_WAITING", 2)
+    monkeypatch.setattr(specwire.text.constraints, "MOST_WAITING", 2)
     jobs = [asyncio.ensure_future(compiler.begin(HOSTILE["all of many"], (), limit_s=0.2)) for _ in range(3)]
     found = await asyncio.gather(*jobs, return_exceptions=True)
     assert sorted(map(str, found)) == [
@@ -319,18 +319,18 @@ async def test_nothing_is_left_of_it_and_it_can_begin_again() -> None:
     compiling.stop()
 
 
-async def test_a_nursery_that_was_killed_is_replaced(compiler: Compiler) -> None:
+async def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
     held = await compiler.begin(regex("[ab]*"), ())
-    nursery = compiler._forks.process
-    assert nursery is not None
-    nursery.kill()
-    nursery.wait(LIMIT_S)
+    process = compiler._forks.process
+    assert process is not None
+    process.kill()
+    process.wait(LIMIT_S)
     assert held.take(ids("b")) == 1
     assert (await compiler.begin(regex("b"), ())).take(ids("b")) == 1
 
 
 async def test_without_the_library_it_says_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.text.compiling.installed", lambda: False)
+    monkeypatch.setattr("specwire.text.constraints.installed", lambda: False)
     message = "regex: needs llguidance here (pip install 'specwire[constrained]')"
     with pytest.raises(NotInstalled, match=re.escape(message)):
         await compiler.begin(regex("a"), ())
@@ -357,13 +357,13 @@ async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) ->
 
 async def test_a_session_that_is_over_leaves_no_process(compiler: Compiler) -> None:
     held = [await compiler.begin(regex("a+"), ()) for _ in range(3)]
-    nursery = compiler._forks.process
-    assert nursery is not None
-    assert len(children_of(nursery.pid)) == 3
+    process = compiler._forks.process
+    assert process is not None
+    assert len(children_of(process.pid)) == 3
     held.clear()
-    await until(lambda: not children_of(nursery.pid))
+    await until(lambda: not children_of(process.pid))
     compiler.stop()
-    assert nursery.returncode is not None
+    assert process.returncode is not None
 
 
 def children_of(process: int) -> list[str]:

@@ -1,6 +1,6 @@
 """What form a request demands of its output: a JSON schema, a regular expression, one of some choices, or a grammar.
 
-Which ids may stand at a place is another's to say (`Matcher`; the one there is: `specwire.text.constrained`): the core
+Which ids may stand at a place is another's to say (`Matcher`; the one there is is in `specwire.text`): the core
 knows that its answer depends on the output before the place alone, and can be taken back.
 """
 

@@ -1,0 +1,280 @@
+"""Constraints for a service: each is compiled, and answers, in a process of its own (`constraint_process`).
+
+The event loop waits for what is being compiled without being held up; the sessions of others notice nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import socket
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, Mask, Matcher
+from specwire.text.forkserver import Busy, ForkServer, Lost, packed, readable, receive, send
+
+PROCESS = "specwire.text.constraint_process"
+# Seconds for one constraint. Its process has a limit of its own, for processor time.
+LIMIT_S = 20.0
+# Constraints that are being compiled at once, so that they take few of the machine's cores, and those that wait in all.
+AT_ONCE, MOST_WAITING = 4, 256
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class NotInstalled(Exception):
+    """The library is not there."""
+
+
+Found = Matcher | InvalidParameter | NotInstalled | Busy
+
+
+class Compiler:
+    """For one model's tokenizer. The process that the others are forked from begins with the first constraint.
+
+    Args: see `specwire.text.constraint_process.Grammars`.
+    """
+
+    def __init__(self, tokenizer_json: bytes, vocabulary: int, eos_ids: Sequence[int]) -> None:
+        self._usable = bool(tokenizer_json and eos_ids)
+        self._vocabulary = vocabulary
+        self._eos_ids = tuple(eos_ids)
+        self._forks = ForkServer(PROCESS, [str(each) for each in (vocabulary, *eos_ids)], tokenizer_json)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def begin(self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S) -> Matcher:
+        """The constraint behind what there is of the output.
+
+        Raises:
+            InvalidParameter: it is none, asks for too much, or does not allow the output.
+            NotInstalled: this service lacks the library.
+            Busy: too much waits to be compiled, or this was not within `limit_s` seconds.
+        """
+        if not installed():
+            raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
+        if not self._usable:
+            raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
+        if self._waiting >= MOST_WAITING:
+            raise Busy(f"{constraint.kind}: {MOST_WAITING} constraints wait to be compiled")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(limit_s):
+                async with self._turns:
+                    return await self._begun(constraint, output)
+        except TimeoutError:
+            raise Busy(f"{constraint.kind}: was not compiled within {limit_s:g} s") from None
+        except Lost as lost:
+            raise constraint.invalid(str(lost)) from None
+        finally:
+            self._waiting -= 1
+
+    async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
+        asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
+        with self._forks.connect() as ours:
+            ours.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_sendall(ours, packed(asked))
+            except OSError as error:
+                raise Lost(f"the process that compiles is gone: {error.strerror}") from None
+            await _readable(ours)
+            said, _ = receive(ours.fileno(), PATIENCE_S)
+            if "error" in said:
+                raise constraint.invalid(said["error"])
+            if said["taken"] < len(output):
+                raise constraint.invalid(f"does not allow the output as it is, at its token {said['taken']}")
+            ours.setblocking(True)
+            return RemoteMatching(ours.detach(), output, self._vocabulary, self._eos_ids)
+
+    @property
+    def started(self) -> bool:
+        return self._forks.process is not None
+
+    def stop(self) -> None:
+        """End the process that others are forked from, and those. Idempotent."""
+        self._forks.stop()
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Return when there is something to read, or the other end is gone."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(connection, settle)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection)
+
+
+class Beginnings:
+    """Owns a task for each constraint that is being compiled for a link's session."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._tasks: dict[asyncio.Task[None], Hashable] = {}
+
+    def begin(
+        self, link: Hashable, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object]
+    ) -> None:
+        """`tell` is called with what became of it, unless the link is lost first."""
+        task = asyncio.ensure_future(self._begin(constraint, output, tell))
+        self._tasks[task] = link
+        task.add_done_callback(self._tasks.pop)
+
+    def lost(self, link: Hashable) -> None:
+        """Whoever takes its sessions over opens them anew."""
+        for task in [task for task, theirs in self._tasks.items() if theirs == link]:
+            task.cancel()
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._compiler.started:
+            await asyncio.to_thread(self._compiler.stop)
+
+    async def _begin(self, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object]) -> None:
+        found: Found
+        try:
+            found = await self._compiler.begin(constraint, output)
+        except (InvalidParameter, NotInstalled, Busy) as error:
+            found = error
+        tell(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A constraint that another process holds, as a session sees it.
+
+# Seconds. The other process has a limit of its own, for processor time, which it reaches first unless it gets none.
+PATIENCE_S = 10.0
+# Tokens that are asked about at once.
+MOST_AHEAD = 32
+
+
+class RemoteMatching:
+    """Implements `specwire.core.law.constraint.Matcher`. One that is lost allows nothing any more, and says so.
+
+    What is taken or gone back on is told with the next question. What was answered last says which of the tokens that
+    are decided next may stand, so a step costs one question, which may be asked before its forward and heard behind it.
+
+    Invariant: rows[i] is what may stand behind tokens[:at] and window[:i]; the other process has tokens[:told].
+
+    Args:
+        fd: of the connection, owned from now on; closing it ends the process.
+        tokens: of the output, that the other process has taken.
+    """
+
+    def __init__(self, fd: int, tokens: Sequence[int], vocabulary: int, eos_ids: Sequence[int]) -> None:
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self._tokens = list(tokens)
+        self._told = len(self._tokens)
+        self._vocabulary = vocabulary
+        self._eos_ids = frozenset(eos_ids)
+        self._at = 0
+        self._window: tuple[int, ...] = ()
+        self._rows: list[Mask | None] = []
+        self._asked: tuple[int, tuple[int, ...]] | None = None
+        self._trouble = ""
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._tokens) and self._tokens[-1] in self._eos_ids
+
+    def take(self, tokens: Sequence[int]) -> int:
+        for taken, token in enumerate(tokens):
+            mask = self._next(tokens[taken : taken + MOST_AHEAD])
+            if mask is None or not mask[token]:
+                return taken
+            self._tokens.append(token)
+        return len(tokens)
+
+    def rollback(self, length: int) -> None:
+        if length < self.length:
+            del self._tokens[length:]
+            self._told = min(self._told, length)
+            if length < self._at:
+                self._rows = []
+            self._asked = self._asked and (-1, ())  # its answer is of another text
+
+    def ask(self, window: Sequence[int]) -> None:
+        if self._asked is None and not self._ended and not self._trouble and not self._knows(tuple(window)):
+            said = {"back": self._told, "take": self._tokens[self._told :], "window": list(window)}
+            self._told, self._asked = self.length, (self.length, tuple(window))
+            try:
+                send(self._fd, said)
+            except Lost as lost:
+                self._lose(lost)
+
+    def heard(self, limit_s: float) -> bool:
+        if self._asked is None or self._trouble:
+            return True
+        if readable(self._fd, limit_s):
+            self._hear()
+        return self._asked is None
+
+    @property
+    def known(self) -> tuple[int, ...] | None:
+        there = bool(self._rows) and self._at == self.length and self._asked is None
+        return self._window if there and not self._ended else None
+
+    def masks(self, window: Sequence[int]) -> list[Mask | None]:
+        nothing: list[Mask | None] = [None] * (len(window) + 1)
+        if self._ended:
+            return nothing
+        window = tuple(window)
+        self._hear()
+        if not self._knows(window):
+            self.ask(window)
+            self._hear()
+        if self._trouble:
+            return [np.zeros(self._vocabulary, dtype=np.bool_), *nothing[1:]]
+        return [*self._rows, *nothing][: len(window) + 1]
+
+    def _knows(self, window: tuple[int, ...]) -> bool:
+        return bool(self._rows) and self._at == self.length and self._window[: len(window)] == window
+
+    def _next(self, tokens: Sequence[int]) -> Mask | None:
+        """What may stand behind what is taken. Where that must be asked for, so is what may stand behind `tokens`."""
+        known = self.length - self._at
+        if 0 <= known < len(self._rows) and tuple(self._tokens[self._at :]) == self._window[:known] and not self._ended:
+            return self._rows[known]
+        return self.masks(tokens)[0]
+
+    def _hear(self) -> None:
+        """The answer that is due, if one is."""
+        if self._asked is None or self._trouble:
+            return
+        (self._at, self._window), self._asked = self._asked, None
+        try:
+            said, data = receive(self._fd, PATIENCE_S)
+        except Lost as lost:
+            self._lose(lost)
+            return
+        bits = np.frombuffer(data, dtype=np.uint8).reshape(said["rows"], -1)
+        rows = np.unpackbits(bits, axis=1, count=self._vocabulary).view(np.bool_)
+        known = [*rows, *[None] * (len(self._window) + 1 - len(rows))]
+        self._rows = known if self._at >= 0 else []
+        self._trouble = said["trouble"]
+
+    def _lose(self, lost: Lost) -> None:
+        self._trouble, self._rows, self._asked = str(lost), [], None
