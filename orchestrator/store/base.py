@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -215,6 +216,9 @@ def unmet_settings(settings: dict[str, str]) -> str:
 #   is kept apart from the logs, and only a log's fence says whose a session is.
 # - A request id is *bound* to the session that its first call began, and to that call's content.
 
+# Microseconds: a claim's fence is higher by a random step below this. A log may have lost a claim and stand where that
+# found it, with a clock that is behind: the next claim's fence must not be the lost one's.
+MOST_STEP_US = 1 << 20
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
 LEASE_S = 10.0
@@ -228,6 +232,11 @@ BEGINNING_S = 60.0
 Tokens = Sequence[int]
 Outcomes = Sequence[Outcome]
 Logprobs = Sequence[TokenLogprobs]
+
+
+def random_step() -> int:
+    """Of one claim's fence, microseconds."""
+    return secrets.randbelow(MOST_STEP_US)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +366,9 @@ class SessionStore(Protocol):
         ...
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
-        """Become the owner, with a new fence above `floor`; the log as it now stands. Raises MissingSession.
+        """Become the owner, with a new fence above `floor`, which no other claim gets; the log as it now stands.
+
+        Raises MissingSession.
 
         Right at any time, also while the former owner runs: from now on that one can append nothing (Fenced). A session
         that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`. What cannot be

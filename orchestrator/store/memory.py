@@ -26,6 +26,7 @@ from orchestrator.store.base import (
     mismatch,
     missing,
     other_fence,
+    random_step,
 )
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
@@ -62,12 +63,13 @@ class _Binding:
 
 
 class MemoryStore:
-    """Args: clock gives Unix time in seconds; it may be a test's own."""
+    """Args: clock gives Unix time in seconds, step what a claim's fence is raised by; they may be a test's own."""
 
     durability = "memory"
 
-    def __init__(self, clock: Clock = time.time) -> None:
+    def __init__(self, clock: Clock = time.time, step: Callable[[], int] = random_step) -> None:
         self._clock = clock
+        self._step = step
         self._logs: dict[str, _Log] = {}
         self._requests: dict[tuple[str, str], _Binding] = {}
         # Deleted sessions, and until when that is known.
@@ -108,7 +110,8 @@ class MemoryStore:
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         log = self._log(session_id)
-        log.fence, log.owner, log.claimed = self._next_fence(max(log.fence, floor)), owner, self._clock()
+        log.fence = self._next_fence(max(log.fence, floor)) + self._step()
+        log.owner, log.claimed = owner, self._clock()
         if log.reason is None:
             self._touch(log)
         return self._snapshot(log)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn, cast
 
@@ -34,6 +34,7 @@ from orchestrator.store.base import (
     mismatch,
     missing,
     other_fence,
+    random_step,
     unmet_settings,
 )
 from orchestrator.store.encoding import (
@@ -72,7 +73,10 @@ MOST_CLAIMS = 8
 
 
 class RedisStore:
-    """Args: lines lead to Redis; timeout_s bounds every round trip; level says when a write counts."""
+    """Args: lines lead to Redis; timeout_s bounds every round trip; level says when a write counts.
+
+    step: what a claim's fence is raised by.
+    """
 
     CREATE = LuaScript(scripts.CREATE)
     RECREATE = LuaScript(scripts.RECREATE)
@@ -96,8 +100,15 @@ class RedisStore:
     OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
     SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
-    def __init__(self, lines: Lines, timeout_s: float = 2.0, level: Durability = PLAIN) -> None:
+    def __init__(
+        self,
+        lines: Lines,
+        timeout_s: float = 2.0,
+        level: Durability = PLAIN,
+        step: Callable[[], int] = random_step,
+    ) -> None:
         self._lines = lines
+        self._step = step
         self._level = level
         check = self._check_settings if level.level is Level.FSYNC else None
         self._batcher = Batcher(lines, timeout_s, level.replicas, check)
@@ -140,7 +151,7 @@ class RedisStore:
                 raise missing(session_id)
             await self._whole(session_id, seen)
             record, fence, *_ = cast("list[bytes]", seen[1])
-            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, floor)
+            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, floor, self._step())
             if reply[0] == ScriptAnswer.MISSING:
                 raise missing(session_id)
             if reply[0] != ScriptAnswer.CHANGED:

@@ -195,15 +195,16 @@ expire_all(ARGV[4])
 return {{0}}
 """
 
-# ARGV: owner, the fence and the record that were read, what the new fence is to exceed beside the old one. Reply: the
-# snapshot under the new fence, {CHANGED} where others stand by now, or {MISSING}: a lost log is not claimed, its tokens
-# are unknown.
+# ARGV: owner, the fence and the record that were read, what the new fence is to exceed beside the old one, and by what
+# random step. Reply: the snapshot under the new fence, {CHANGED} where others stand by now, or {MISSING}: a lost log is
+# not claimed, its tokens are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
 local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[2] then return {{7}} end
 local newest = math.max(whole(held[2]) or 0, whole(ARGV[4]) or 0)
-redis.call('HSET', KEYS[1], 'fence', next_fence(newest), 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
+local fence = decimal(next_fence(newest) + ARGV[5])
+redis.call('HSET', KEYS[1], 'fence', fence, 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
 redis.call('HDEL', KEYS[1], 'damaged')
 if not held[4] then expire_all(held[3]) end
 return snapshot()

@@ -23,6 +23,8 @@ from orchestrator.store import (
     StaleLog,
     open_store,
 )
+from orchestrator.store.base import random_step
+from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
@@ -98,12 +100,27 @@ async def test_a_claim_tells_how_long_the_log_keeps_what_has_ended(store: Sessio
     assert (await store.claim(session_id, "second")).retention_s == 7.0
 
 
-async def test_a_claim_s_fence_is_above_all_that_the_claimer_knows(store: SessionStore) -> None:
-    """Whatever the log's clock says, and whatever claim it has lost."""
+async def test_a_claim_s_fence_is_above_all_that_the_claimer_knows(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the log's clock says, and whatever claim it has lost: by one and a step."""
     session_id, first = await started(store, "floor")
     ahead = first + 3_600_000_000
-    assert (await store.claim(session_id, "second", ahead)).fence == ahead + 1
-    assert (await store.claim(session_id, "third", first)).fence == ahead + 2
+    steps = iter([5, 0])
+    monkeypatch.setattr(store, "_step", lambda: next(steps))
+    assert (await store.claim(session_id, "second", ahead)).fence == ahead + 1 + 5
+    assert (await store.claim(session_id, "third", first)).fence == ahead + 1 + 5 + 1
+
+
+async def test_a_claim_that_the_log_has_lost_has_another_fence_than_the_next() -> None:
+    """Whose claimer knows nothing of it, and whose clocks are all behind: the step is what keeps them apart."""
+    steps = iter([3, 0])
+    behind = MemoryStore(lambda: 5.0, lambda: next(steps))
+    fence = await behind.create(record_of("s"), TTL)
+    lost = (await behind.claim("s", "second")).fence
+    behind._logs["s"].fence = fence
+    assert (await behind.claim("s", "third")).fence != lost
+    assert len({random_step() for _ in range(8)}) > 1
 
 
 async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> None:
