@@ -22,6 +22,7 @@ from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
+from verify_service.engine.sampler import LogitsSampler
 
 Text = list[int]
 
@@ -53,7 +54,7 @@ class Place:
         self.texts: dict[int, Text] = {}
         self.finished: set[int] = set()
         self._now_us = 0.0
-        self._engine = Engine(lm, costs, self._take, self._clock, ngram=ngram)
+        self._engine = Engine(lm, LogitsSampler(lm.info.deterministic), costs, self._take, self._clock, ngram=ngram)
 
     @property
     def accepted(self) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from draft_service.sessions import Sessions
-from specwire.lm import LanguageModel
+from specwire.core.model import SlotModel
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 
 
-def families(sessions: Sessions, model: LanguageModel) -> Families:
+def families(sessions: Sessions, model: SlotModel) -> Families:
     """Read beside the drafter's thread: each number for itself is right, and they are of about the same moment."""
     tally = sessions.tally
     cached = sum(model.cached(slot) for slot in range(model.slots))
@@ -29,7 +29,7 @@ def families(sessions: Sessions, model: LanguageModel) -> Families:
     yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
 
 
-def load_of(sessions: Sessions, model: LanguageModel) -> Load:
+def load_of(sessions: Sessions, model: SlotModel) -> Load:
     """The load that the registry is told."""
     running = len(sessions)
     misses = round(sessions.tally.misses, 3) if running else 0.0

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from draft_service.sessions import DraftedToken, DraftingSession
 from specwire.core.law.acceptance import draw_quantised, quantise
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import gumbel, seed_behind
@@ -155,3 +156,38 @@ def draw_weighed(logits: torch.Tensor, places: Sequence[WeighedPlace]) -> list[t
 
 def _drawn(weights: Weights, place: WeighedPlace) -> tuple[int, Weights]:
     return draw_quantised(weights, place.seed, place.sampling.choice, place.position), weights
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The drafter's sessions draw from the rows of one forward.
+
+
+def guesses(logits: torch.Tensor, rows: Sequence[int], drawing: Sequence[DraftingSession]) -> list[DraftedToken]:
+    """The draft token of each session, drawn from its row of the logits as its rule has it."""
+    if len(rows) < len(logits):
+        logits = logits[list(rows)]
+    weighed = [index for index, drafting in enumerate(drawing) if drafting.session.weighed]
+    if not weighed:
+        return [DraftedToken(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
+    guessed: dict[int, DraftedToken] = {}
+    places = [_place(drawing[index]) for index in weighed]
+    for index, (token, weights) in zip(weighed, draw_weighed(logits[weighed], places), strict=True):
+        guessed[index] = DraftedToken(token, weights=weights)
+    others = [index for index in range(len(drawing)) if index not in guessed]
+    if others:
+        unweighed = draw(logits[others], [_row(drawing[index]) for index in others])
+        guessed |= {index: DraftedToken(*drawn) for index, drawn in zip(others, unweighed, strict=True)}
+    return [guessed[index] for index in range(len(drawing))]
+
+
+def _row(drafting: DraftingSession) -> DraftRow:
+    session = drafting.session
+    rate = session.pace.confidence_floor > 0.0
+    return DraftRow(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
+
+
+def _place(drafting: DraftingSession) -> WeighedPlace:
+    session = drafting.session
+    end = len(session.text)
+    prefix = session.text.hash_at(end)
+    return WeighedPlace(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)

@@ -174,6 +174,7 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from draft_service.metrics import families, load_of
+        from draft_service.sampler import guesses
         from draft_service.sessions import Sessions
         from specwire.lm import load_model
 
@@ -191,7 +192,7 @@ def _loader(
             threads=options.threads,
         )
         go_on()
-        sessions = Sessions(model, deliver)
+        sessions = Sessions(model, guesses, deliver)
         registry.add(DRAFTER, lambda: families(sessions, model))
         meter.read = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)

@@ -10,12 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import grpc
-import torch
+from typing import Any, NamedTuple
 
 from draft_service.commands import (
     AdvanceSession,
@@ -31,12 +28,12 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from draft_service.sampler import DraftRow, WeighedPlace, draw, draw_weighed
 from specwire.core.draft import Desynchronised, DraftSession
+from specwire.core.invalid import Code
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.messages import Weights
-from specwire.lm import Feed, LanguageModel
+from specwire.core.model import Feed, SlotModel
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
@@ -150,13 +147,26 @@ class DraftedToken(NamedTuple):
     weights: Weights | None = None
 
 
+# The draft tokens of `sessions`, each from its row of what a forward returned: `rows` says from which. Of tensors:
+# `draft_service.sampler.guesses`.
+Draw = Callable[[Any, Sequence[int], Sequence[DraftingSession]], list[DraftedToken]]
+
+
 class Sessions:
     """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
     Commands go into `inbox`, from any thread; `deliver` gets what is to be said to each link, and must not block.
     """
 
-    def __init__(self, model: LanguageModel, deliver: Callable[[Replies], None]) -> None:
+    def __init__(
+        self,
+        model: SlotModel,
+        draw: Draw,
+        deliver: Callable[[Replies], None],
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._draw = draw
+        self._now_ns = now_ns
         self.inbox: Inbox[Command] = Inbox()
         self.step_began_s: float | None = None
         self._deliver = deliver
@@ -171,9 +181,9 @@ class Sessions:
         return len(self._open)
 
     @property
-    def wanting(self) -> bool:
-        """Some session wants a token."""
-        return any(drafting.wants_token for drafting in self._open.values())
+    def wanting(self) -> int:
+        """How many sessions want a token."""
+        return sum(drafting.wants_token for drafting in self._open.values())
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -217,7 +227,7 @@ class Sessions:
         self._end(key)
         if not self._free:
             message = f"all {self._model.slots} slots of this drafter are taken"
-            self._drop(key, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            self._drop(key, Code.RESOURCE_EXHAUSTED, message)
             return
         weighed = command.sampling.weighed
         session = DraftSession(command.tokens, command.pace, chain, self._context, weighed, command.epoch)
@@ -247,7 +257,7 @@ class Sessions:
         try:
             kept = drafting.session.advance(command.position, command.tokens, command.pace, command.epoch)
         except Desynchronised as error:
-            self._drop(key, grpc.StatusCode.FAILED_PRECONDITION, f"position: {error}")
+            self._drop(key, Code.FAILED_PRECONDITION, f"position: {error}")
             return
         drafting.kept(kept)
         if kept < self._model.cached(drafting.slot):
@@ -266,10 +276,10 @@ class Sessions:
             self._end(key)
         self._replies.pop(link, None)
 
-    def _drop(self, key: Key, code: grpc.StatusCode, message: str) -> None:
+    def _drop(self, key: Key, code: Code, message: str) -> None:
         self.tally.refused[code.name.lower()] += 1
         self._end(key)
-        self._reply(key[0], Dropped(key[1], code.value[0], message))
+        self._reply(key[0], Dropped(key[1], code, message))
 
     # Drafting
 
@@ -278,15 +288,15 @@ class Sessions:
         batch = [drafting for drafting in self._open.values() if drafting.wants_token]
         if not batch:
             return
-        started = time.perf_counter_ns()
+        started = self._now_ns()
         feeds = [self._feed(drafting) for drafting in batch]
         try:
             drawn = self._forward(batch, feeds)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions failed", len(batch))
-            self._drop_all(batch, grpc.StatusCode.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
+            self._drop_all(batch, Code.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
-        spent = time.perf_counter_ns() - started
+        spent = self._now_ns() - started
         self.tally.step(spent, sum(len(feed.tokens) for feed in feeds), len(drawn))
         for drafting, feed in zip(batch, feeds, strict=True):
             # A prompt, or what was missed while paused, is fed once; a draft token's time is that of a feed of its own.
@@ -299,16 +309,17 @@ class Sessions:
         for drafting, feed in zip(batch, feeds, strict=True):
             if feed.wanted:
                 drafting.ask()
-        logits = self._model.forward(feeds)
+        computed = self._model.forward(feeds)
         drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
+        rows = [row for row, drafting in enumerate(drawing) if drafting.slot not in self._model.failed]
+        drawing = [drawing[row] for row in rows]
         if self._model.failed:
-            drawing, logits = self._without_failed(drawing, logits)
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither the request nor the service is at fault, and the same text would fail again here.
-            self._drop_all(broken, grpc.StatusCode.ABORTED, "the drafter's logits are not finite")
+            self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
         if not drawing:
             return []
-        return list(zip(drawing, _guesses(logits, drawing), strict=True))
+        return list(zip(drawing, self._draw(computed, rows, drawing), strict=True))
 
     def _feed(self, drafting: DraftingSession) -> Feed:
         """What the cache lacks of the text, in portions; the last portion asks for logits.
@@ -320,13 +331,7 @@ class Sessions:
         stop = min(len(tokens), start + PREFILL_ROWS)
         return Feed(drafting.slot, start, tokens[start:stop], int(stop == len(tokens)))
 
-    def _without_failed(
-        self, drawing: list[DraftingSession], logits: torch.Tensor
-    ) -> tuple[list[DraftingSession], torch.Tensor]:
-        sound = [index for index, drafting in enumerate(drawing) if drafting.slot not in self._model.failed]
-        return [drawing[index] for index in sound], logits[sound]
-
-    def _drop_all(self, batch: list[DraftingSession], code: grpc.StatusCode, message: str) -> None:
+    def _drop_all(self, batch: list[DraftingSession], code: Code, message: str) -> None:
         for drafting in batch:
             self._drop((drafting.link, drafting.handle), code, message)
 
@@ -347,34 +352,3 @@ class Sessions:
         if self._replies:
             gathered, self._replies = self._replies, {}
             self._deliver(gathered)
-
-
-def _guesses(logits: torch.Tensor, drawing: list[DraftingSession]) -> list[DraftedToken]:
-    """The draft token of each row, drawn as its session's rule has it."""
-    weighed = [index for index, drafting in enumerate(drawing) if drafting.session.weighed]
-    if not weighed:
-        return [DraftedToken(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
-    guesses: dict[int, DraftedToken] = {}
-    places = [_place(drawing[index]) for index in weighed]
-    for index, (token, weights) in zip(weighed, draw_weighed(logits[weighed], places), strict=True):
-        guesses[index] = DraftedToken(token, weights=weights)
-    others = [index for index in range(len(drawing)) if index not in guesses]
-    if others:
-        rows = [_row(drawing[index]) for index in others]
-        guesses |= {
-            index: DraftedToken(*drawn) for index, drawn in zip(others, draw(logits[others], rows), strict=True)
-        }
-    return [guesses[index] for index in range(len(drawing))]
-
-
-def _row(drafting: DraftingSession) -> DraftRow:
-    session = drafting.session
-    rate = session.pace.confidence_floor > 0.0
-    return DraftRow(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
-
-
-def _place(drafting: DraftingSession) -> WeighedPlace:
-    session = drafting.session
-    end = len(session.text)
-    prefix = session.text.hash_at(end)
-    return WeighedPlace(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)

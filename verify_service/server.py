@@ -192,6 +192,7 @@ def _loader(
         from specwire.lm import load_model
         from verify_service.engine.calibrate import step_costs
         from verify_service.engine.engine import Engine
+        from verify_service.engine.sampler import LogitsSampler
         from verify_service.metrics import families, load_of
 
         over = "" if ranks is None else f" over {ranks.size} processes"
@@ -208,6 +209,7 @@ def _loader(
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
+            LogitsSampler(lm.info.deterministic),
             costs,
             deliver,
             patient=patient,

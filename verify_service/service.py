@@ -12,7 +12,7 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Matcher
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_service import answer
@@ -24,7 +24,6 @@ from specwire.text.forkserver import Busy
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import (
     Begun,
-    Code,
     Command,
     LinkLost,
     Opening,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.limits import Stopping, check_constraint, check_prediction
 from specwire.core.placement import check_priority
 from specwire.core.verify.session import Allowance
@@ -18,16 +18,7 @@ from specwire.rpc.convert import (
 )
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, verify_pb2
-from verify_service.engine.messages import (
-    Admitted,
-    Code,
-    Opening,
-    Proposed,
-    Refusal,
-    Report,
-    StepTimings,
-    Tick,
-)
+from verify_service.engine.messages import Admitted, Opening, Proposed, Refusal, Report, StepTimings, Tick
 
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64

@@ -19,6 +19,7 @@ from specwire.lm import Feed, LanguageModel
 from verify_service.engine.calibrate import step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
+from verify_service.engine.sampler import LogitsSampler
 from verify_service.engine.slots import common
 
 LINK, SOURCE = 0, 1
@@ -111,7 +112,7 @@ class Decoding:
     """One engine, and what it reports. What steps cost is measured when made."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        self._engine = Engine(lm, step_costs(lm), self._take, ngram=False)
+        self._engine = Engine(lm, LogitsSampler(lm.info.deterministic), step_costs(lm), self._take, ngram=False)
         self._handles, self._chains = count(1), count(1)
         self._sessions: dict[int, _Session] = {}
         self._tally = _Tally()

@@ -1,6 +1,8 @@
-"""What is raised where a request's parameter is wrong."""
+"""What is raised where a request's parameter is wrong, and the statuses of refusals."""
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 
 class InvalidParameter(ValueError):
@@ -16,3 +18,20 @@ class ContextExceeded(InvalidParameter):
 
     def __init__(self, field: str, message: str, context: int) -> None:
         super().__init__(field, f"{message}: this model's maximum context length is {context} tokens")
+
+
+class Code(IntEnum):
+    """Status codes (google.rpc.Code) that engine and drafter refuse with.
+
+    Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
+    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE.
+    """
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    INTERNAL = 13
+    UNAVAILABLE = 14

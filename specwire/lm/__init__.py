@@ -5,7 +5,8 @@ The only room that imports torch and transformers. `interface` is what the servi
 proposal, no wire and no log.
 """
 
-from specwire.lm.interface import Feed, LanguageModel, ModelError, ModelInfo, ModelLost
+from specwire.core.model import Feed, ModelError, ModelInfo, ModelLost
+from specwire.lm.interface import LanguageModel
 from specwire.lm.load import load_model, native_dtype
 from specwire.lm.sampler import RowSampling, choose, log_probabilities, logprobs
 

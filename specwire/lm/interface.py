@@ -1,123 +1,17 @@
-"""What the engine and the drafters ask of a language model, whatever runtime computes it."""
+"""What the services ask of a language model that computes tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-# What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
-TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
-# What weights may be rounded to beyond the dtype.
-NONE, INT8 = QUANTIZATIONS = ("none", "int8")
+from specwire.core.model import Feed, SlotModel
 
 
-class ModelError(ValueError):
-    """A model cannot be loaded or cannot be served; the message is one sentence for the user."""
-
-
-class ModelLost(Exception):
-    """A model can compute nothing any more, for nobody: a process that it is split over is gone. One sentence."""
-
-
-class Feed(NamedTuple):
-    """Tokens for one slot in one forward.
-
-    They occupy positions `start .. start + len(tokens) - 1`. `start` may not exceed what the slot holds; a lower start
-    is a rollback. The logits of the last `wanted` tokens are returned.
-    """
-
-    slot: int
-    start: int
-    tokens: Sequence[int]
-    wanted: int
-
-    @property
-    def stop(self) -> int:
-        """Position behind the last token."""
-        return self.start + len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a model is: enough to compare two of them and to encode text for them.
-
-    Attributes:
-        architecture: the model's class, such as LlamaForCausalLM.
-        runtime: what computes the forwards: torch, openvino, or scripted.
-        deterministic: logits are a function of the text alone, bit for bit.
-        vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
-        context: positions a slot can hold.
-        quantization: of the linear layers' weights: none or int8 (`specwire.lm.runners.linear`).
-        weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Not over device and
-            runtime: they round differently, as another machine does, and a session may move from one to the other all
-            the same.
-        vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
-        tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
-        chat_template: Jinja source, empty if the model has none.
-        special_tokens: what chat templates may name, such as bos_token; only with a chat template.
-    """
-
-    name: str
-    architecture: str
-    vocabulary: int
-    context: int
-    eos_ids: tuple[int, ...]
-    dtype: str
-    device: str
-    weights_fingerprint: str
-    vocabulary_fingerprint: str
-    runtime: str = TORCH
-    deterministic: bool = False
-    quantization: str = NONE
-    tokenizer_json: bytes = field(default=b"", repr=False)
-    chat_template: str = field(default="", repr=False)
-    special_tokens: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
-
-
-class LanguageModel(Protocol):
-    """A causal language model over `slots` independent texts, each rolled back by lowering an integer.
-
-    Not safe for use by two threads at once. Invariant: cached(slot) never exceeds what was fed, and what the slot holds
-    for position p was computed from the text [0, p].
-    """
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def failed(self) -> frozenset[int]:
-        """Slots whose logits in the last forward were not finite. Their contents are already discarded."""
-        ...
-
-    def cached(self, slot: int) -> int:
-        """Number of positions of the slot that are valid."""
-        ...
-
-    def rollback(self, slot: int, length: int) -> None:
-        """Lower the slot's valid length to `length`; ValueError if it holds less."""
-        ...
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory set aside for the keys and values of all slots; 0 where there are none."""
-        ...
-
-    def discard(self, slot: int) -> None:
-        """Empty the slot and zero what was written to it: whenever another's text is to lie there."""
-        ...
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Let `target` hold the first `length` positions of `source`, and nothing else.
-
-        ValueError if `source` holds less, or is `target`.
-        """
-        ...
+class LanguageModel(SlotModel, Protocol):
+    """A causal language model whose rows are logits."""
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Feed tokens of several slots in one pass.
@@ -129,14 +23,3 @@ class LanguageModel(Protocol):
             ValueError: a feed is invalid; nothing was fed.
         """
         ...
-
-
-# PyTorch on CPUs and OpenVINO raise a RuntimeError that says it in words only.
-WORDS = ("out of memory", "not enough memory", "allocate memory", "bad_alloc", "bad allocation")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator failed: the same may succeed with less at once."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in WORDS)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import PreTrainedConfig
 
-from specwire.lm.interface import Feed, ModelError, ModelInfo
+from specwire.core.model import Feed, ModelError, ModelInfo
 
 
 class SlotTable:

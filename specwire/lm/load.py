@@ -14,16 +14,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specwire.lm.interface import (
-    NONE,
-    QUANTIZATIONS,
-    RUNTIMES,
-    TORCH,
-    LanguageModel,
-    ModelError,
-    ModelInfo,
-    out_of_memory,
-)
+from specwire.core.model import NONE, QUANTIZATIONS, RUNTIMES, TORCH, ModelError, ModelInfo, out_of_memory
+from specwire.lm.interface import LanguageModel
 from specwire.lm.kv_cache import CachedLM, KvMemory, position_bytes, readable, slots_of
 from specwire.lm.model_config import (
     check_class,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from specwire.lm.interface import ModelError
+from specwire.core.model import ModelError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sliding windows: layers that see the latest positions only.

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from specwire.lm.interface import ModelError
+from specwire.core.model import ModelError
 from specwire.lm.model_config import first_line
 from specwire.text.detokenizer import vocabulary_map
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from specwire.lm.interface import Feed, ModelError, ModelInfo
+from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.kv_cache import SlotTable
 from specwire.text.detokenizer import vocabulary_fingerprint
 

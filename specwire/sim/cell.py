@@ -129,7 +129,7 @@ class Result:
 
 def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
     """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
-    run = _Run(cell, policy)
+    run = _Run(cell, policy, 1)
     run.begin(cell, planner or policy.planner(run.forward, cell.shared_host))
     run.clock.run()
     return _result(run.ended[0], run.verifier)
@@ -141,7 +141,7 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, experience: Pla
     experience: each starts from what was learnt there.
     """
     first = cells[0]
-    run = _Run(first, policy)
+    run = _Run(first, policy, len(cells))
     for cell in cells:
         known = experience.successor(run.forward, first.shared_host) if experience is not None else None
         run.begin(cell, known or policy.planner(run.forward, first.shared_host))
@@ -168,12 +168,12 @@ class Batch:
 class _Run:
     """A verifier and a drafter, and the sessions there; the clock stops with the last of them."""
 
-    def __init__(self, cell: Cell, policy: Policy) -> None:
+    def __init__(self, cell: Cell, policy: Policy, sessions: int) -> None:
         self.clock = Clock()
         self.forward = cell.cost.measured()
         self.ended: list[Edge] = []
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
-        self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient)
+        self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
         machine = target if cell.shared_host else Machine(self.clock)
         self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope)
         self._drafting = policy.drafting
@@ -203,16 +203,16 @@ class _Run:
 
 
 def _result(edge: Edge, verifier: SimVerifier) -> Result:
-    stats, counts = edge.stats, verifier.counts
+    stats, forwards = edge.stats, verifier.engine.steps
     rest_us = stats.last_us - stats.first_us
     return Result(
         tokens=stats.tokens,
         elapsed_us=stats.last_us,
         time_to_first_us=stats.first_us,
         steady_tokens_per_second=(stats.tokens - stats.first_tokens) / rest_us * 1e6 if rest_us else 0.0,
-        forwards=counts.forwards,
-        drafts=counts.drafts,
-        forwards_saved=counts.decided - counts.forwards,
+        forwards=forwards,
+        drafts=verifier.drafts,
+        forwards_saved=verifier.decided - forwards,
         ledger_us=stats.ledger_us,
         plans=tuple(edge.plans),
         planner=edge.planner,

@@ -1,31 +1,36 @@
-"""A drafter under a virtual clock: the core's draft sessions; a pass gives each session that wants one a token.
+"""A drafter under a virtual clock: the real sessions; a pass gives each session that wants one a token.
 
-The order of things is that of `draft_service/sessions.py`: commands are applied between two passes.
+Commands are applied between two passes, as by `draft_service.sessions.Sessions.run`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from specwire.core.draft import DraftSession
-from specwire.core.messages import Pace, Proposal
-from specwire.sim.clock import Action, Clock, Machine
+from draft_service.commands import Command, Dropped, Replies, Reply
+from draft_service.sessions import DraftedToken, DraftingSession, Sessions
+from specwire.core.model import Feed
+from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import Guesses
+from specwire.sim.verifier import SimModel
 
-# A chunk, and the microseconds that drafting it took.
-Deliver = Callable[[Proposal, float], None]
+# Sessions of one drafter.
+SLOTS = 1 << 12
 
 
-@dataclass(slots=True, eq=False)
-class SimDraftSession:
-    """One session: `spent_us` counts since its last proposal. `session` is None before its opening arrives."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SimLink:
+    """A session's connection: what is guessed for it, and who hears the replies."""
 
     guesses: Guesses
-    deliver: Deliver
-    session: DraftSession | None = None
-    spent_us: float = 0.0
+    hear: Callable[[Reply], None]
+
+    def send(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, Dropped):
+                raise AssertionError(reply.message)
+            self.hear(reply)
 
 
 class SimDrafter:
@@ -35,82 +40,61 @@ class SimDrafter:
     """
 
     def __init__(self, clock: Clock, machine: Machine, draft_us: float, session_slope: float = 0.0) -> None:
-        self.drafted = 0
         self._clock = clock
         self._machine = machine
         self._draft_us = draft_us
         self._session_slope = session_slope
-        self._open: list[SimDraftSession] = []
-        self._inbox: list[Action] = []
+        self._sessions = Sessions(SimModel(SLOTS, self._computed), _guessed, _deliver, self._now_ns)
+        self._began_us: float | None = None
+        self._inbox: list[Command] = []
         self._busy = False
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def attach(self, guesses: Guesses, deliver: Deliver) -> SimDraftSession:
-        """A place for a session, before its opening arrives."""
-        return SimDraftSession(guesses, deliver)
-
-    def open(self, drafting: SimDraftSession, tokens: Sequence[int], pace: Pace) -> None:
-        self._command(partial(self._start, drafting, tokens, pace))
-
-    def advance(self, drafting: SimDraftSession, position: int, tokens: Sequence[int], pace: Pace) -> None:
-        self._command(partial(self._advance, drafting, position, tokens, pace))
-
-    def close(self, drafting: SimDraftSession) -> None:
-        self._command(partial(self._end, drafting))
-
-    def _command(self, action: Action) -> None:
-        self._inbox.append(action)
+    def send(self, command: Command) -> None:
+        """A message arrives."""
+        self._inbox.append(command)
         if not self._busy:
             self._busy = True
             self._clock.after(0.0, self._step)
-
-    def _start(self, drafting: SimDraftSession, tokens: Sequence[int], pace: Pace) -> None:
-        chain = drafting.session.chain + 1 if drafting.session else 0
-        drafting.session = DraftSession(tokens, pace, chain)
-        if drafting not in self._open:
-            self._open.append(drafting)
-
-    def _advance(self, drafting: SimDraftSession, position: int, tokens: Sequence[int], pace: Pace) -> None:
-        if drafting.session is not None:
-            drafting.session.advance(position, tokens, pace)
-            self._propose(drafting)
-
-    def _end(self, drafting: SimDraftSession) -> None:
-        if drafting in self._open:
-            self._open.remove(drafting)
 
     # Passes
 
     def _step(self) -> None:
         inbox, self._inbox = self._inbox, []
-        for action in inbox:
-            action()
-        batch = [each for each in self._open if each.session is not None and each.session.wants_token]
-        self._busy = bool(batch)
-        if batch:
-            began_us = self._clock.now_us
-            duration_us = self._draft_us * (1.0 + self._session_slope * (len(batch) - 1))
-            self._machine.use(duration_us, partial(self._pass_ended, batch, began_us))
+        for command in inbox:
+            self._sessions.apply(command)
+        self._sessions.deliver()
+        wanting = self._sessions.wanting
+        self._busy = wanting > 0
+        if wanting:
+            self._began_us = self._clock.now_us
+            self._machine.use(self._draft_us * (1.0 + self._session_slope * (wanting - 1)), self._pass_ended)
 
-    def _pass_ended(self, batch: Sequence[SimDraftSession], began_us: float) -> None:
-        spent_us = self._clock.now_us - began_us
-        self.drafted += len(batch)
-        for drafting in batch:
-            drafting.spent_us += spent_us
-            if drafting.session is not None:
-                self._draft(drafting.session, drafting.guesses)
-            self._propose(drafting)
+    def _pass_ended(self) -> None:
+        """The sessions compute it in this instant; by their clock it began when it did."""
+        self._sessions.step()
+        self._sessions.deliver()
         self._step()
 
-    def _draft(self, session: DraftSession, guesses: Guesses) -> None:
-        position = len(session.text)
-        confidence = guesses.confidence_at(position) if session.pace.confidence_floor else 1.0
-        session.drafted(guesses.token(position), confidence)
+    def _computed(self, _: Sequence[Feed]) -> float:
+        self._began_us = None
+        return 0.0
 
-    def _propose(self, drafting: SimDraftSession) -> None:
-        """Send every chunk that is due."""
-        while drafting.session is not None and (proposal := drafting.session.take_proposal()) is not None:
-            drafting.deliver(proposal, drafting.spent_us)
-            drafting.spent_us = 0.0
+    def _now_ns(self) -> int:
+        return round((self._clock.now_us if self._began_us is None else self._began_us) * 1000)
+
+
+def _deliver(replies: Replies) -> None:
+    for link, own in replies.items():
+        link.send(own)
+
+
+def _guessed(_computed: object, _rows: Sequence[int], drawing: Sequence[DraftingSession]) -> list[DraftedToken]:
+    return [_guess(drafting) for drafting in drawing]
+
+
+def _guess(drafting: DraftingSession) -> DraftedToken:
+    if not isinstance(drafting.link, SimLink):
+        raise TypeError(f"not a simulated link: {drafting.link!r}")
+    guesses, position = drafting.link.guesses, len(drafting.session.text)
+    confidence = guesses.confidence_at(position) if drafting.session.pace.confidence_floor else 1.0
+    return DraftedToken(guesses.token(position), confidence)

@@ -9,28 +9,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.law.acceptance import window_counts
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Ending
-from specwire.core.messages import Pace, Plan, Proposal, SourceKind
+from specwire.core.limits import Stopping
+from specwire.core.messages import Pace, Plan, Proposal, SourceKind, Verdict
 from specwire.core.policy.controller import PlannedVerdict as PlannedFrom
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
 from specwire.core.text import Text
-from specwire.core.verify.session import Allowance, VerifySession
+from specwire.core.verify.session import Allowance
 from specwire.sim.clock import Action, Clock
-from specwire.sim.drafter import SimDrafter, SimDraftSession
-from specwire.sim.guesses import VOCABULARY, Guesses
-from specwire.sim.verifier import SimSession, SimVerdict, SimVerifier
+from specwire.sim.drafter import SimDrafter, SimLink
+from specwire.sim.guesses import Guesses
+from specwire.sim.verifier import SimVerifier
+from verify_service.engine.messages import Opening, Proposed, Report, StepTimings
 
 GREEDY = Sampling()
-# The one drafter.
-SOURCE = 1
+# The one drafter, and the one session of each link.
+SOURCE = HANDLE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,10 @@ class Edge:
         self._delays = delays
         self._guesses = guesses
         self._ngram = ngram
-        self._ending = Ending(len(prompt) + tokens, frozenset(), frozenset())
+        self._stopping = Stopping(tokens)
         self._on_ended = on_ended
-        self._held: SimSession | None = None
-        self._drafting: SimDraftSession | None = (
-            drafter.attach(guesses, self._draft_sent) if drafter is not None else None
-        )
+        self._verifying = verifier.link(self._reported)
+        self._drafting = SimLink(guesses, self._replied)
         self._planned = Pace(), 0
         self._events: deque[ev.Event] = deque()
         self._applying = False
@@ -144,11 +144,22 @@ class Edge:
 
     # From the verifier
 
-    def _on_decided(self, decided: SimVerdict) -> None:
-        verdict, step = decided.verdict, decided.step
+    def _reported(self, report: Report) -> None:
+        self._clock.after(self._delays.verifier_us, partial(self._on_report, report))
+
+    def _on_report(self, report: Report) -> None:
+        for refusal in report.refused:
+            raise AssertionError(refusal.message)
+        for admitted in report.admitted:
+            self._apply(ev.VerifierOpened(admitted.attach, admitted.position))
+        for decided in report.decided:
+            if report.timings is not None:
+                self._on_decided(decided.verdict, report.timings)
+
+    def _on_decided(self, verdict: Verdict, step: StepTimings) -> None:
         if step.sessions == 1:
             self._forward.observe(step.rows, step.forward_us)
-        self.stats.ledger_us = decided.ledger_us
+        self.stats.ledger_us = verdict.ledger_us
         self._apply(ev.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:
             return
@@ -157,18 +168,19 @@ class Edge:
         known = step.sessions, step.plain_us, step.drafts_us
         forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
         self.planner.observe_verdict(
-            PlannedFrom(verdict.position, verdict.tokens, width, accepted, round(decided.delay_us), forward)
+            PlannedFrom(verdict.position, verdict.tokens, width, accepted, verdict.delay_us, forward)
         )
         if self.planner.time_to_plan:
             self._plan()
 
     # From the drafter
 
-    def _draft_sent(self, proposal: Proposal, draft_us: float) -> None:
-        self._clock.after(self._delays.drafter_us, partial(self._on_proposal, proposal, draft_us))
+    def _replied(self, reply: Reply) -> None:
+        if isinstance(reply, DraftedProposal):
+            self._clock.after(self._delays.drafter_us, partial(self._on_proposal, reply.proposal, reply.spent_us))
 
-    def _on_proposal(self, proposal: Proposal, draft_us: float) -> None:
-        self.planner.observe_proposal(proposal, round(draft_us), self._clock.now_us)
+    def _on_proposal(self, proposal: Proposal, draft_us: int) -> None:
+        self.planner.observe_proposal(proposal, draft_us, self._clock.now_us)
         self._apply(ev.ProposalArrived(replace(proposal, source=SOURCE)))
 
     def _plan(self) -> None:
@@ -185,11 +197,12 @@ class Edge:
             case fx.OpenVerifier():
                 self._to_verifier(partial(self._open, effect))
             case fx.SendProgress():
-                self._to_verifier(partial(self._allow, Allowance(effect.durable, effect.credit, effect.due)))
+                allowance = Allowance(effect.durable, effect.credit, effect.due)
+                self._tell_verifier(progress=((HANDLE, allowance),))
             case fx.RelayProposal():
-                self._to_verifier(partial(self._propose, effect.proposal))
+                self._tell_verifier(proposals=(Proposed(HANDLE, effect.proposal),))
             case fx.CloseVerifier():
-                self._to_verifier(self._close)
+                self._tell_verifier(closes=(HANDLE,))
             case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
                 self._to_drafter(effect)
             case fx.Append():
@@ -208,48 +221,38 @@ class Edge:
         self._apply(ev.ClientTook(effect.position + len(effect.tokens)))
 
     def _to_drafter(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
-        if self.drafter is not None and self._drafting is not None:
-            self._clock.after(self._delays.drafter_us, self._drafter_action(effect, self.drafter, self._drafting))
+        if self.drafter is not None:
+            self._clock.after(self._delays.drafter_us, partial(self.drafter.send, self._command(effect)))
 
-    def _drafter_action(
-        self,
-        effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter,
-        drafter: SimDrafter,
-        drafting: SimDraftSession,
-    ) -> Action:
+    def _command(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> Command:
+        link = self._drafting
         match effect:
             case fx.OpenDrafter():
-                return partial(drafter.open, drafting, effect.tokens, effect.pace)
+                return OpenSession(link, HANDLE, effect.tokens, GREEDY, effect.pace)
             case fx.AdvanceDrafter():
-                return partial(drafter.advance, drafting, effect.position, effect.tokens, effect.pace)
+                return AdvanceSession(link, HANDLE, effect.position, effect.tokens, effect.pace)
             case fx.CloseDrafter():
-                return partial(drafter.close, drafting)
+                return CloseSession(link, HANDLE)
 
     # What arrives at the verifier
 
     def _to_verifier(self, action: Action) -> None:
         self._clock.after(self._delays.verifier_us, action)
 
+    def _tell_verifier(self, **parts: Any) -> None:
+        self._to_verifier(partial(self.verifier.send, self._verifying, **parts))
+
     def _open(self, effect: fx.OpenVerifier) -> None:
-        allowance = Allowance(effect.durable, effect.credit, effect.due)
-        session = VerifySession.opened(
-            effect.tokens, self.session.prompt_length, GREEDY, self._ending, allowance, VOCABULARY, self._ngram
+        opening = Opening(
+            handle=HANDLE,
+            session_id=str(self._verifying),
+            fence=1,
+            attach=effect.attach,
+            tokens=effect.tokens,
+            prompt_length=self.session.prompt_length,
+            sampling=GREEDY,
+            stopping=self._stopping,
+            allowance=Allowance(effect.durable, effect.credit, effect.due),
+            ngram=self._ngram,
         )
-        self._held = self.verifier.open(session, self._decided, self._guesses.target)
-        opened = ev.VerifierOpened(effect.attach, len(effect.tokens))
-        self._clock.after(self._delays.verifier_us, partial(self._apply, opened))
-
-    def _decided(self, decided: SimVerdict) -> None:
-        self._clock.after(self._delays.verifier_us, partial(self._on_decided, decided))
-
-    def _propose(self, proposal: Proposal) -> None:
-        if self._held is not None:
-            self.verifier.propose(self._held, proposal)
-
-    def _allow(self, allowance: Allowance) -> None:
-        if self._held is not None:
-            self.verifier.allow(self._held, allowance)
-
-    def _close(self) -> None:
-        if self._held is not None:
-            self.verifier.close(self._held)
+        self.verifier.open(self._verifying, opening, self._guesses.target)

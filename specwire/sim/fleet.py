@@ -138,7 +138,8 @@ class _Pool:
 
     def _place(self) -> _Place:
         machine, cost = Machine(self.clock), self.fleet.cost
-        return _Place(SimVerifier(self.clock, machine, cost, patient=self.policy.patient), machine, cost.measured())
+        verifier = SimVerifier(self.clock, machine, cost, patient=self.policy.patient, slots=self.fleet.slots)
+        return _Place(verifier, machine, cost.measured())
 
     def run(self) -> None:
         self._expect(0)
@@ -208,7 +209,7 @@ def simulate_fleet(fleet: SimFleet, policy: Policy = AUTO) -> FleetResult:
     pool.run()
     began_us = min(stats.asked_us for stats in pool.ended)
     elapsed_us = max(stats.last_us for stats in pool.ended) - began_us
-    forwards = sum(place.verifier.counts.forwards for place in pool.places)
+    forwards = sum(place.verifier.engine.steps for place in pool.places)
     return FleetResult(
         sessions=len(pool.ended),
         tokens=sum(stats.tokens for stats in pool.ended),
@@ -217,7 +218,7 @@ def simulate_fleet(fleet: SimFleet, policy: Policy = AUTO) -> FleetResult:
         per_token_us=_percentiles([_per_token_us(stats) for stats in pool.ended]),
         verifier_share=sum(place.machine.busy_us for place in pool.places) / (elapsed_us * fleet.verifiers),
         drafter_share=sum(each.busy_us for each in pool.draft_machines) / (elapsed_us * fleet.drafters),
-        batch=sum(place.verifier.counts.sessions for place in pool.places) / forwards,
+        batch=sum(place.verifier.engine.tally.sessions.sum for place in pool.places) / forwards,
         most_at_once=pool.most_at_once,
     )
 

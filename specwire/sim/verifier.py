@@ -1,28 +1,33 @@
-"""A verifier under a virtual clock: the core's sessions, scheduler and costs; a forward is the time that it takes.
+"""A verifier under a virtual clock: the real engine, whose target takes the time that a forward is said to take.
 
-The order of things is that of `verify_service/engine/engine.py`: commands, plan, forward, commands again (a proposal
-that arrived meanwhile still meets the last row), decide. Planning takes no time here, so a step is reported at its end.
+Planning takes no time here, so what a step decides is told at its end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import count
+from typing import Any
 
-from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
-from specwire.core.messages import Proposal, SourceKind, Verdict
-from specwire.core.policy.costs import StepCosts, part_of
+from specwire.core.law.acceptance import DraftCounts
+from specwire.core.model import Feed, ModelInfo
+from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.policy.windows import Share, schedule
-from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.sim.clock import Clock, Machine
-from specwire.sim.guesses import target_token
+from specwire.sim.guesses import VOCABULARY
+from verify_service.engine.batch import Part, RowChoice
+from verify_service.engine.engine import Engine, Rest, UnderWay
+from verify_service.engine.messages import Opening, Report, Reports, Tick
 
 # Widths at which V(m) is known at start; a linear V is known everywhere.
 WIDTHS = (1, 2, 4, 8, 16, 32)
 BATCHES, DEPTHS = (4, 16), (1, 4)
+CONTEXT = 1 << 24
+# Sessions of one verifier, unless said otherwise.
+SLOTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,11 @@ class ForwardCost:
         further = self.session_slope * max(0, sessions - 1) + self.slope * drafted
         return self.V_us * (1.0 + further) + self.prefill_us * prefill
 
+    def of(self, feeds: Sequence[Feed]) -> float:
+        drafted = sum(max(0, feed.wanted - 1) for feed in feeds)
+        prefill = sum(len(feed.tokens) - max(1, feed.wanted) for feed in feeds)
+        return self.at(len(feeds), drafted, prefill)
+
     def measured(self) -> ForwardTimes:
         """V(m) of one session, as a verifier measures it at start."""
         return ForwardTimes({rows: self.at(1, rows - 1) for rows in WIDTHS})
@@ -53,76 +63,79 @@ class ForwardCost:
         }
 
 
-class StepTimes(NamedTuple):
-    """A step's own account, told with its verdicts."""
+class SimModel:
+    """A `SlotModel` that computes nothing: its slots are integers. spent_us: what its last forward takes."""
 
-    sessions: int
-    rows: int
-    forward_us: float
-    plain_us: float
-    drafts_us: float
+    failed: frozenset[int] = frozenset()
+    kv_bytes = 0
 
+    def __init__(self, slots: int, cost: Callable[[Sequence[Feed]], float]) -> None:
+        self.info = ModelInfo("simulated", "Simulated", VOCABULARY, CONTEXT, (), "float32", "cpu", "", "", "simulated")
+        self.spent_us = 0.0
+        self._cost = cost
+        self._cached = [0] * slots
 
-@dataclass(frozen=True, slots=True)
-class SimVerdict:
-    """A verdict on its way; `delay_us`: from the verdict before to the proposal that answered it."""
+    @property
+    def slots(self) -> int:
+        return len(self._cached)
 
-    verdict: Verdict
-    delay_us: float
-    ledger_us: float
-    step: StepTimes
+    def cached(self, slot: int) -> int:
+        return self._cached[slot]
 
+    def rollback(self, slot: int, length: int) -> None:
+        if length > self._cached[slot]:
+            raise ValueError(f"rollback: slot {slot} holds {self._cached[slot]}, not {length}")
+        self._cached[slot] = length
 
-@dataclass(slots=True, eq=False)
-class SimSession:
-    """A session in its slot. `cached`: positions that the slot holds. `report` hears of every verdict.
+    def discard(self, slot: int) -> None:
+        self._cached[slot] = 0
 
-    target: what its text says at a position.
-    """
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._cached[target] = length
 
-    slot: int
-    running: RunningSession
-    report: Callable[[SimVerdict], None]
-    target: Callable[[int], int] = target_token
-    cached: int = 0
-
-
-class SimPart(NamedTuple):
-    share: Share
-    held: SimSession
-    window: tuple[int, ...]
-    source: int | None
+    def forward(self, feeds: Sequence[Feed]) -> None:
+        """Without rows: who reads them knows what they say."""
+        for feed in feeds:
+            if feed.start > self._cached[feed.slot]:
+                raise ValueError(f"feed: slot {feed.slot} holds {self._cached[feed.slot]}, not {feed.start}")
+            self._cached[feed.slot] = feed.stop
+        self.spent_us = self._cost(feeds)
 
 
-def _part(share: Share, held: SimSession) -> SimPart:
-    session = held.running.session
-    source = session.source if share.kind is SourceKind.DRAFTER else None
-    return SimPart(share, held, session.window(share.window, share.kind), source)
+class KnownTexts:
+    """A `RowSampler` to which the target says what `texts` say, by session and position."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, Callable[[int], int]] = {}
+
+    def choose(self, _: object, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
+        return [self._choice(part) for part in parts]
+
+    def _choice(self, part: Part) -> RowChoice:
+        position, target = part.held.session.position, self.texts[part.held.session_id]
+        return RowChoice([target(position + index) for index in range(part.wanted)], None, None)
+
+    def score(self, _: object, tokens: Sequence[int]) -> list[float]:
+        return [0.0] * len(tokens)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Work done. drafts: draft tokens, those that arrived during the forward included."""
+class SteppedEngine(Engine):
+    """The real engine, but for its forward, which ends when it is told so. under_way: the forward that is."""
 
-    forwards: int = 0
-    rows: int = 0
-    sessions: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-    decided: int = 0
+    under_way: UnderWay | None = None
 
+    def _forward(self, parts: Sequence[Part]) -> None:
+        self.under_way = self.begin(parts)
 
-@dataclass(slots=True)
-class _Pause:
-    """Where nothing is computed: since when, and whether on purpose."""
-
-    since_us: float = 0.0
-    waiting: bool = False
-    waited_us: float = 0.0
-    number: int = 0
+    def end_forward(self, ended_us: float) -> None:
+        """ended_us: when the target had computed."""
+        under_way, self.under_way = self.under_way, None
+        if under_way is not None:
+            self.end(under_way, ended_us)
 
 
 class SimVerifier:
-    """Commands may come at any time; during a forward they wait for its end.
+    """What the engine's thread does, as actions of a clock. Commands may come at any time.
 
     Args:
         step_us: software between a forward and its verdicts.
@@ -130,135 +143,94 @@ class SimVerifier:
     """
 
     def __init__(
-        self, clock: Clock, machine: Machine, cost: ForwardCost, step_us: float = 0.0, patient: bool = False
+        self,
+        clock: Clock,
+        machine: Machine,
+        cost: ForwardCost,
+        step_us: float = 0.0,
+        patient: bool = False,
+        slots: int = SLOTS,
     ) -> None:
-        self.counts = Counts()
-        self.costs = StepCosts(cost.measured(), cost.batches())
+        self.model = SimModel(slots, cost.of)
+        self._texts = KnownTexts()
+        costs = StepCosts(cost.measured(), cost.batches())
+        self.engine = SteppedEngine(
+            self.model, self._texts, costs, self._deliver, lambda: clock.now_us, patient, detach_grace_us=0.0
+        )
         self._clock = clock
         self._machine = machine
-        self._cost = cost
         self._step_us = step_us
-        self._patient = patient
-        self._held: dict[int, SimSession] = {}
-        self._slots = 0
-        self._inbox: list[Callable[[], object]] = []
-        self._computing = False
+        self._links: dict[int, Callable[[Report], None]] = {}
+        self._numbers = count()
+        self._rest: Rest | None = Rest(math.inf, waiting=False)
+        self._since_us = clock.now_us
+        self._turn = 0
         self._woken = False
-        self._pause = _Pause()
 
-    def __len__(self) -> int:
-        return len(self._held)
+    @property
+    def drafts(self) -> DraftCounts:
+        """What became of drafters' tokens and of guesses from the text, those that arrived during forwards included."""
+        total = DraftCounts()
+        for counts in self.engine.tally.drafts.values():
+            total.add(counts)
+        return total
 
-    # Commands
+    @property
+    def decided(self) -> int:
+        """Tokens."""
+        return sum(self.engine.tally.outcomes.values())
 
-    def open(
-        self, session: VerifySession, report: Callable[[SimVerdict], None], target: Callable[[int], int] = target_token
-    ) -> SimSession:
-        """Take a session in; its prompt is not cached. target: see SimSession."""
-        self._slots += 1
-        held = SimSession(self._slots, RunningSession(session, self._clock.now_us), report, target)
-        self._command(partial(self._held.__setitem__, held.slot, held))
-        return held
+    def link(self, hear: Callable[[Report], None]) -> int:
+        """A connection, by number; `hear` is told what is said on it."""
+        number = next(self._numbers)
+        self._links[number] = hear
+        return number
 
-    def propose(self, held: SimSession, proposal: Proposal) -> None:
-        self._command(partial(held.running.propose, proposal, self._clock.now_us))
+    def open(self, link: int, opening: Opening, target: Callable[[int], int]) -> None:
+        """target: what the session's text says at a position."""
+        self._texts.texts[opening.session_id] = target
+        self.send(link, opens=(opening,))
 
-    def allow(self, held: SimSession, allowance: Allowance) -> None:
-        self._command(partial(held.running.allow, allowance, self._clock.now_us))
-
-    def close(self, held: SimSession) -> None:
-        self._command(partial(self._held.pop, held.slot, None))
-
-    def _command(self, action: Callable[[], object]) -> None:
-        """Commands of one instant are taken in together, as one message brings them."""
-        self._inbox.append(action)
-        if not self._computing and not self._woken:
+    def send(self, link: int, **parts: Any) -> None:
+        """A message arrives; parts: see Tick. Those of one instant are taken in together."""
+        self.engine.inbox.put(Tick(link, self._clock.now_us, **parts))
+        if self.engine.under_way is None and not self._woken:
             self._woken = True
             self._clock.after(0.0, self._wake)
 
-    def _take_commands(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        for action in inbox:
-            action()
+    def _deliver(self, reports: Reports) -> None:
+        for link, report in reports.items():
+            self._links[link](report)
 
     # Steps
 
     def _wake(self) -> None:
         self._woken = False
-        if self._computing:
-            return
-        if self._pause.waiting:
-            self._pause.waited_us += self._clock.now_us - self._pause.since_us
-        self._step()
+        if self.engine.under_way is None:
+            self._step()
 
-    def _alarm(self, number: int) -> None:
-        if number == self._pause.number and not self._computing and not self._woken:
-            self._wake()
+    def _alarm(self, turn: int) -> None:
+        if turn == self._turn and not self._woken:
+            self._step()
 
     def _step(self) -> None:
-        self._take_commands()
-        now_us = self._clock.now_us
-        runnable = {held.slot: held for held in self._held.values() if held.running.session.room > 0}
-        waited_us, plain_us = self._pause.waited_us, self.costs.plain(1)
-        candidates = [held.running.candidate(held.slot, held.cached, plain_us, waited_us) for held in runnable.values()]
-        V = self.costs.of(sum(each.uncached == 1 for each in candidates))
-        plan = schedule(candidates, now_us, V, patient=self._patient, waited_us=waited_us)
-        self._pause.since_us, self._pause.waiting = now_us, plan.wait_until_us is not None
-        self._pause.number += 1
-        if plan.wait_until_us is not None:
-            self._clock.after(max(0.0, plan.wait_until_us - now_us), partial(self._alarm, self._pause.number))
-        elif plan.shares:
-            self._compute([(share, runnable[share.slot]) for share in plan.shares])
+        engine = self.engine
+        if self._rest is not None:
+            engine.rested(self._rest, self._clock.now_us - self._since_us)
+        self._turn += 1
+        self._rest, self._since_us = engine.step(), self._clock.now_us
+        if engine.under_way is not None:
+            self._machine.use(self.model.spent_us, self._computed)
+        elif self._rest is not None and self._rest.until_us < math.inf:
+            self._clock.after(max(0.0, self._rest.until_us - self._clock.now_us), partial(self._alarm, self._turn))
 
-    def _compute(self, shares: Sequence[tuple[Share, SimSession]]) -> None:
-        self._computing = True
-        parts = [_part(share, held) for share, held in shares]
-        drafted = sum(len(part.window) for part in parts)
-        prefill = sum(part.share.fresh - 1 for part in parts)
-        began_us = self._clock.now_us
-        self._machine.use(self._cost.at(len(parts), drafted, prefill), partial(self._forward_ended, parts, began_us))
-
-    def _forward_ended(self, parts: Sequence[SimPart], began_us: float) -> None:
-        rows, taken_us = sum(part.share.rows for part in parts), self._clock.now_us - began_us
-        times = StepTimes(len(parts), rows, taken_us, *self.costs.told(len(parts)))
+    def _computed(self) -> None:
+        ended = partial(self._forward_ended, self._clock.now_us)
         if self._step_us:
-            self._clock.after(self._step_us, partial(self._decide, parts, times))
+            self._clock.after(self._step_us, ended)
         else:
-            self._decide(parts, times)
+            ended()
 
-    def _decide(self, parts: Sequence[SimPart], times: StepTimes) -> None:
-        self._computing = False
-        waited_us, self._pause.waited_us = self._pause.waited_us, 0.0
-        self._take_commands()
-        plain_us = self._learn(parts, times, waited_us > 0)
-        windows = sum(len(part.window) for part in parts)
-        self.counts.forwards += 1
-        self.counts.rows += times.rows
-        self.counts.sessions += times.sessions
-        for part in parts:
-            part.held.cached += part.share.fresh
-            if part.share.decides and part.held.slot in self._held:
-                self._resolve(part, part_of(len(part.window), windows, len(parts)), plain_us, waited_us, times)
+    def _forward_ended(self, ended_us: float) -> None:
+        self.engine.end_forward(ended_us)
         self._step()
-
-    def _learn(self, parts: Sequence[SimPart], times: StepTimes, waited: bool) -> float | None:
-        """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
-        if any(part.share.fresh > 1 or not part.share.decides for part in parts):
-            return None
-        drafting = any(part.held.running.session.allowance.due for part in parts)
-        return self.costs.observe(times.sessions, times.rows, times.forward_us, self._step_us, drafting, waited)
-
-    def _resolve(
-        self, part: SimPart, charged: float, plain_us: float | None, waited_us: float, times: StepTimes
-    ) -> None:
-        held, session = part.held, part.held.running.session
-        chosen = [held.target(session.position + index) for index in range(len(part.window) + 1)]
-        verdict = session.resolve(chosen, part.window, part.share.kind, part.source)
-        held.cached = verdict.position + min(verdict.accepted, len(part.window))
-        answer = held.running.decided(self._clock.now_us, len(verdict.tokens), plain_us, waited_us, charged)
-        self.counts.drafts.add(window_counts(verdict.outcomes, verdict.width))
-        self.counts.drafts.add(late_counts(verdict.outcomes, verdict.width))
-        self.counts.decided += len(verdict.tokens)
-        held.report(SimVerdict(verdict, answer.delay_us, session.ledger.balance_us, times))
-        if verdict.finish is not None:
-            del self._held[held.slot]

@@ -24,6 +24,7 @@ from draft_service.commands import (
     OpenSession,
     Reply,
 )
+from draft_service.sampler import guesses
 from draft_service.service import deliver
 from draft_service.sessions import Sessions
 from specwire.core.law.constraint import Matcher
@@ -97,7 +98,7 @@ def run(sessions: Sessions, most: int = 50) -> None:
 
 
 def test_replies_are_delivered_in_order_and_once() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=2), deliver), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3]))
     run(sessions)
     kinds = [type(reply) for reply in link.take()]
@@ -108,7 +109,7 @@ def test_replies_are_delivered_in_order_and_once() -> None:
 
 def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:
     model = Faulty(load_model(MODEL, slots=2))
-    sessions, link = Sessions(model, deliver), Recorder()
+    sessions, link = Sessions(model, guesses, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3]))
     sessions.apply(open_session(link, 2, [4]))
     model.raises = True
@@ -128,7 +129,7 @@ def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pyte
 @pytest.mark.parametrize("floor", [0.0, 1e-9])
 def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> None:
     model = Faulty(load_model(MODEL, slots=2))
-    sessions, link = Sessions(model, deliver), Recorder()
+    sessions, link = Sessions(model, guesses, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3], Pace(1, 3, floor)))
     sessions.apply(open_session(link, 2, [4], Pace(1, 3, floor)))
     model.poisoned = frozenset({1})
@@ -142,7 +143,7 @@ def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> No
 
 
 def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
-    sessions, lost, kept = Sessions(load_model(MODEL, slots=2), deliver), Recorder(), Recorder()
+    sessions, lost, kept = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder(), Recorder()
     sessions.apply(open_session(lost, 1, [3]))
     sessions.apply(open_session(kept, 1, [4]))
     sessions.step()
@@ -158,7 +159,7 @@ def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
 def test_it_looks_for_commands_between_tokens() -> None:
     """Endless drafting keeps it neither from taking in an advance nor from stopping."""
     model, link = load_model(MODEL, slots=1), Recorder()
-    sessions = Sessions(model, deliver)
+    sessions = Sessions(model, guesses, deliver)
     commands: list[AdvanceSession | Stop] = [AdvanceSession(link, 1, 1, (2,), Pace(1, 99)), Stop()]
     forward = model.forward
 
@@ -176,7 +177,7 @@ def test_it_looks_for_commands_between_tokens() -> None:
 
 
 def test_a_session_that_is_paused_costs_no_forward() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=1), deliver), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=1), guesses, deliver), Recorder()
     sessions.apply(open_session(link, 1, [3], Pace(1, 0)))
     assert not sessions.wanting
 
@@ -193,7 +194,7 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
     steps: list[Step], chunk: int, run_ahead: int
 ) -> None:
     """A decision agrees with `agree` drafted tokens, then says others, from up to `back` positions behind."""
-    sessions, link, pace = Sessions(load_model(MODEL, slots=1), deliver), Recorder(), Pace(chunk, run_ahead)
+    sessions, link, pace = Sessions(load_model(MODEL, slots=1), guesses, deliver), Recorder(), Pace(chunk, run_ahead)
     decided = [5, 2]
     sessions.apply(open_session(link, 1, decided, pace))
     for kind, number, tokens, back in steps:
@@ -230,7 +231,7 @@ def test_a_random_llama_drafts_its_own_greedy_continuation(tmp_path: Path) -> No
     )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
-    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1), deliver), Recorder()
+    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1), guesses, deliver), Recorder()
     sessions.apply(open_session(link, 1, [9, 3, 4], Pace(2, 10)))
     sessions.apply(open_session(link, 2, [7], Pace(3, 10)))
     run(sessions)
@@ -278,7 +279,7 @@ def test_only_what_the_constraint_allows_is_proposed(sampling: Sampling) -> None
 
 def constrained(sampling: Sampling, matcher: Matcher | None) -> tuple[Sessions, Recorder]:
     """A session that has drafted as far as it may; nothing before its constraint is there."""
-    sessions, link = Sessions(load_model(MODEL, slots=1), deliver), Recorder()
+    sessions, link = Sessions(load_model(MODEL, slots=1), guesses, deliver), Recorder()
     sessions.apply(OpenSession(link, 1, PROMPT, sampling, Pace(3, 12), prompt_length=len(PROMPT), number=4))
     assert not sessions.wanting
     sessions.apply(BeginSession(link, 1, 4, matcher))

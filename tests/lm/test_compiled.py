@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specwire.core.model import ModelInfo
 from specwire.lm import Feed, ModelError, load_model
-from specwire.lm.interface import ModelInfo
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import compiled as compiled_models
 from specwire.lm.runners.compiled import Bucket, Buckets, CompiledRunner, packed

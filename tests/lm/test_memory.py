@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specwire.lm.interface import out_of_memory
+from specwire.core.model import out_of_memory
 
 
 def test_what_pytorch_raises_where_nothing_of_that_size_can_be_had() -> None:

@@ -214,7 +214,7 @@ class VerifierChecks:
             if self._facts.new(key, held.session.position, held.fence, held.attach, cached, at_work):
                 self._held(process, held)
                 if not at_work:
-                    self._cache(engine.lm, held.slot, held.session.text.tokens, cached)
+                    self._cache(party.strand.lm, held.slot, held.session.text.tokens, cached)
         if not at_work:
             self._kept(party)
 
@@ -278,7 +278,7 @@ class VerifierChecks:
     def _kept(self, party: VerifierParty) -> None:
         """What is kept for others is what it is taken for."""
         assert party.strand is not None
-        lm, kept = party.strand.engine.lm, party.strand.engine.reception.scheduler.slots._kept
+        lm, kept = party.strand.lm, party.strand.engine.reception.scheduler.slots._kept
         for slot, each in kept.items():
             if self._facts.new(("kept", party.process, slot), each.session_id, each.prefix.length, lm.cached(slot)):
                 self._cache(lm, slot, each.prefix.tokens[: each.prefix.length], lm.cached(slot))

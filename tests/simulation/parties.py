@@ -208,7 +208,7 @@ class VerifierParty(Party):
     def slow(self, factor: float) -> None:
         super().slow(factor)
         if self.strand is not None:
-            self.strand.engine.lm.slowness = factor
+            self.strand.lm.slowness = factor
 
     def crash(self) -> None:
         super().crash()

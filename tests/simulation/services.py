@@ -19,6 +19,7 @@ from tokenizers.decoders import Fuse
 
 from draft_service.commands import Command as DraftCommand
 from draft_service.commands import Replies
+from draft_service.sampler import guesses
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
 from specwire.core.policy.costs import StepCosts
@@ -27,12 +28,13 @@ from specwire.lm import Feed
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_service import model_info_to_wire
 from specwire.rpc.service_thread import Stop
+from specwire.sim.verifier import SteppedEngine
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
-from verify_service.engine.batch import Part, RowChoice
-from verify_service.engine.engine import Engine, Rest
-from verify_service.engine.messages import Command, QueuePatience, Reports, StepTimings
+from verify_service.engine.engine import Rest
+from verify_service.engine.messages import Command, QueuePatience, Reports
+from verify_service.engine.sampler import LogitsSampler
 
 CONTEXT = 160
 VOCABULARY = 12
@@ -147,38 +149,6 @@ class Model(ScriptedLM):
         return info
 
 
-class SteppedEngine(Engine):
-    """The real engine, whose forward ends when it is told so; for itself its time has passed at once."""
-
-    lm: Model
-
-    def __init__(
-        self, lm: Model, loop: SimLoop, deliver: Callable[[Reports], None], grace_us: float, patience: QueuePatience
-    ) -> None:
-        self._loop = loop
-        self._ahead_us = 0.0
-        self.under_way: tuple[Sequence[Part], Sequence[RowChoice], StepTimings, frozenset[int]] | None = None
-        lm.elapse = self._elapse
-        costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
-        super().__init__(lm, costs, deliver, self._clock, detach_grace_us=grace_us, patience=patience)
-
-    def _clock(self) -> float:
-        return self._loop.time() * 1e6 + self._ahead_us
-
-    def _elapse(self, seconds: float) -> None:
-        self._ahead_us = seconds * 1e6
-
-    def _forward(self, parts: Sequence[Part]) -> None:
-        chosen, timings = self._choose(parts)
-        self.under_way = parts, chosen, timings, self.lm.failed
-
-    def end_forward(self) -> None:
-        if self.under_way is not None:
-            (parts, chosen, timings, failed), self.under_way, self._ahead_us = self.under_way, None, 0.0
-            self._take_commands()
-            self._decide(parts, chosen, failed, timings)
-
-
 class EngineStrand:
     """In place of the verifier's ServiceThread: what it does, as callbacks of a strand.
 
@@ -195,7 +165,17 @@ class EngineStrand:
         patience: QueuePatience,
     ) -> None:
         self.on_reports: Callable[[Reports], None] = lambda _: None
-        self.engine = SteppedEngine(lm, loop, self._deliver, grace * 1e6, patience)
+        costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
+        self.lm = lm
+        self.engine = SteppedEngine(
+            lm,
+            LogitsSampler(lm.info.deterministic),
+            costs,
+            self._deliver,
+            lambda: loop.time() * 1e6,
+            detach_grace_us=grace * 1e6,
+            patience=patience,
+        )
         self._loop = loop
         self._context = engine_context
         self._loop_context = loop_context
@@ -225,14 +205,13 @@ class EngineStrand:
         self._next = None
         self._wake()
         engine = self.engine
-        if engine.under_way is not None:
-            engine.end_forward()
+        engine.end_forward(self._loop.time() * 1e6)
         if engine.stopped:
             engine.tell()
             return
         rest = engine.step()
         if engine.under_way is not None:
-            self._schedule(engine.lm.spent)
+            self._schedule(self.lm.spent)
         elif rest is None:
             self._schedule(0.0)
         else:
@@ -242,14 +221,9 @@ class EngineStrand:
                 self._schedule(max(1e-6, until))
 
     def _wake(self) -> None:
-        """As Engine._sleep accounts for it."""
         if self._resting is not None:
             (rest, since), self._resting = self._resting, None
-            slept_us = (self._loop.time() - since) * 1e6
-            if rest.waiting:
-                self.engine._pauses.waited_us += slept_us
-            else:
-                self.engine._pauses.idle_us += slept_us
+            self.engine.rested(rest, (self._loop.time() - since) * 1e6)
 
 
 class DrafterStrand:
@@ -257,7 +231,7 @@ class DrafterStrand:
 
     def __init__(self, loop: SimLoop, lm: Model, context: Context, loop_context: Context, random: Random) -> None:
         self.on_reports: Callable[[Replies], None] = lambda _: None
-        self.book = Sessions(lm, self._deliver)
+        self.book = Sessions(lm, guesses, self._deliver)
         self.lm = lm
         self._loop = loop
         self._context = context

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
@@ -15,7 +16,7 @@ from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
-from specwire.lm import LanguageModel, load_model
+from specwire.lm import Feed, LanguageModel, load_model
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.messages import (
     Decided,
@@ -27,8 +28,10 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
+from verify_service.engine.sampler import LogitsSampler
 
 FLAT = {1: 1000.0, 32: 1000.0}
+ROWS = (1, 2, 4, 8, 16, 32)
 GREEDY = Sampling()
 COUPLED = Sampling(temperature=1.0, seed=11)
 FAR = Allowance(0, 1 << 20)
@@ -57,12 +60,25 @@ class Rig:
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
+        growth: float | None = None,
     ) -> None:
+        """growth: share of a millisecond that a row more costs; forwards then take their time."""
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0
-        costs = StepCosts(ForwardTimes(FLAT))
+        self.growth = growth
+        costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))
+        if growth is not None:
+            self._take_time()
+        sampler = LogitsSampler(self.lm.info.deterministic)
         self.engine = Engine(
-            self.lm, costs, self._take, self._clock, ngram=ngram, detach_grace_us=detach_grace_us, patience=patience
+            self.lm,
+            sampler,
+            costs,
+            self._take,
+            self._clock,
+            ngram=ngram,
+            detach_grace_us=detach_grace_us,
+            patience=patience,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}
@@ -70,6 +86,18 @@ class Rig:
         self.positions: dict[int, int] = {}
         self.refused: list[Refusal] = []
         self.reports: list[Report] = []
+
+    def _cost(self, rows: int) -> float:
+        return 1000.0 * (1 + (self.growth or 0.0) * (rows - 1))
+
+    def _take_time(self) -> None:
+        forward = self.lm.forward
+
+        def timed(feeds: Sequence[Feed]) -> torch.Tensor:
+            self.now += self._cost(sum(len(feed.tokens) for feed in feeds))
+            return forward(feeds)
+
+        self.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
 
     def _clock(self) -> float:
         """Every look at the clock takes a microsecond."""

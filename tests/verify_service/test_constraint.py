@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specwire.core.invalid import Code
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.limits import Stopping
@@ -22,7 +23,7 @@ from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel, load_model
 from tests.verify_service.automaton import ASKED, Automaton, Late, Walk
 from tests.verify_service.rig import FAR, Rig, chain, opening
-from verify_service.engine.messages import Begun, Code, Opening, Refusal
+from verify_service.engine.messages import Begun, Opening, Refusal
 
 VOCABULARY = 8
 # Id 0 is its end of sequence, which it likes.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.verify.session import Allowance, VerifySession
@@ -15,13 +16,7 @@ from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
-from verify_service.engine.messages import (
-    Code,
-    LinkLost,
-    Proposed,
-    Refusal,
-    Scoring,
-)
+from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring
 
 PROMPT = (7, 3, 9)
 
@@ -541,13 +536,13 @@ def test_what_a_step_decides_is_told_behind_the_next_plan_and_before_its_forward
     """During a forward, who sends it has the interpreter. Before a rest it is told, too, and before the end."""
     rig = Rig(ngram=False)
     told: list[int] = []
-    forward = rig.engine.lm.forward
+    forward = rig.lm.forward
 
     def watched(feeds: Sequence[Feed]) -> torch.Tensor:
         told.append(len(rig.tokens[1]))
         return forward(feeds)
 
-    monkeypatch.setattr(rig.engine.lm, "forward", watched)
+    monkeypatch.setattr(rig.lm, "forward", watched)
     rig.open(1, PROMPT, max_tokens=3)
     for _ in range(3):
         assert rig.engine.step() is None

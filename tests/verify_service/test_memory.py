@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from specwire.core.invalid import Code
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
 from verify_service.engine.budget import LEAST_CHUNK
-from verify_service.engine.messages import Code, Refusal, Scoring
+from verify_service.engine.messages import Refusal, Scoring
 
 LONG = tuple(index % 60 + 1 for index in range(900))
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Proposal
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.lm.models import CONTEXT, build, config, poison, save
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.engine.messages import Code, LinkLost, Proposed
+from verify_service.engine.messages import LinkLost, Proposed
 
 SYSTEM = tuple(index % 50 + 3 for index in range(24))
 PROMPTS = {handle: (*SYSTEM, handle) for handle in (1, 2, 3)}

@@ -14,7 +14,6 @@ from specwire.core.verify.text_sources import NgramSource
 from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, serving
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle
-from tests.verify_service.virtual import COUNT, PLAIN_US, Virtual, good, silent
 
 LOOPING = "scripted:5:memory=2"
 PROMPTS = {1: (7, 3, 9), 2: (4, 4, 4, 4, 4), 3: (8, 20, 31, 8, 20, 31, 8)}
@@ -31,7 +30,7 @@ def accepted(rig: Rig, handle: int, kind: SourceKind) -> int:
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED, Sampling(0.3, 8, 0.9, 3)])
 def test_texts_of_several_sessions_are_the_target_s(sampling: Sampling) -> None:
-    rig = Virtual(0.0, LOOPING)
+    rig = Rig(LOOPING, context=1024, growth=0.0)
     for handle, prompt in PROMPTS.items():
         rig.open(handle, prompt, max_tokens=400, sampling=sampling)
     rig.run()
@@ -41,7 +40,7 @@ def test_texts_of_several_sessions_are_the_target_s(sampling: Sampling) -> None:
 
 
 def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
-    rig = Virtual(0.05, LOOPING)
+    rig = Rig(LOOPING, context=1024, growth=0.05)
     rig.open(1, PROMPTS[1], max_tokens=400)
     rig.run()
     assert rig.engine.steps < 150
@@ -61,7 +60,7 @@ def test_a_batch_looks_seldom_where_no_guess_pays(sessions: int, seldom: bool, m
 
     own = NgramSource.look
     monkeypatch.setattr(NgramSource, "look", look)
-    rig = Virtual(5.0, LOOPING)
+    rig = Rig(LOOPING, context=1024, growth=5.0)
     for handle in range(1, sessions + 1):
         rig.open(handle, PROMPTS[handle], max_tokens=400)
     rig.run()
@@ -72,7 +71,7 @@ def test_a_batch_looks_seldom_where_no_guess_pays(sessions: int, seldom: bool, m
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])
 def test_it_can_be_switched_off(why: str) -> None:
-    rig = Virtual(0.0, LOOPING, ngram=why == "by the request")
+    rig = Rig(LOOPING, context=1024, growth=0.0, ngram=why == "by the request")
     rig.open(1, PROMPTS[1], max_tokens=200, ngram=why == "by the verifier")
     rig.run()
     assert set(rig.outcomes[1]) == {Outcome.DIRECT}
@@ -81,7 +80,7 @@ def test_it_can_be_switched_off(why: str) -> None:
 
 def test_drafters_and_the_text_take_turns() -> None:
     """A drafter that is right until the text loops, then wrong; both kinds get their tokens accepted."""
-    rig = Virtual(0.05, LOOPING)
+    rig = Rig(LOOPING, context=1024, growth=0.05)
     truth = oracle(rig.lm, PROMPTS[1], 400)
     number = 0
 
@@ -101,32 +100,11 @@ def test_drafters_and_the_text_take_turns() -> None:
 
 def test_a_session_taken_over_guesses_from_its_whole_text() -> None:
     truth = oracle(Rig(LOOPING).lm, PROMPTS[1], 300)
-    rig = Virtual(0.05, LOOPING)
+    rig = Rig(LOOPING, context=1024, growth=0.05)
     rig.open(1, PROMPTS[1], max_tokens=300, decided=truth[:200])
     rig.run()
     assert rig.tokens[1] == truth[200:]
     assert rig.engine.steps < 40
-
-
-@pytest.mark.parametrize("growth", [0.0, 0.02, 0.05, 0.3])
-@pytest.mark.parametrize("vocab", [10, 16, 64])
-def test_a_text_that_repeats_by_chance_costs_nothing(vocab: int, growth: float) -> None:
-    """Of few tokens every pair has occurred before, and what followed says nothing."""
-    rig = Virtual(growth, f"scripted:5:vocab={vocab}")
-    assert rig.generate(silent, due=0) <= 1.01 * COUNT * PLAIN_US
-
-
-@pytest.mark.parametrize("growth", [0.0, 0.05])
-def test_a_text_that_repeats_pays(growth: float) -> None:
-    rig = Virtual(growth, "scripted:5:memory=1")
-    assert rig.generate(silent, due=0) <= 0.3 * COUNT * PLAIN_US
-
-
-@pytest.mark.parametrize("growth", [0.0, 0.05])
-def test_a_good_drafter_is_worth_more_than_chance(growth: float) -> None:
-    """The verifier goes on waiting for it although something to test is always at hand."""
-    alone, beside = Virtual(growth, "scripted:5:vocab=10", ngram=False), Virtual(growth, "scripted:5:vocab=10")
-    assert beside.generate(good, due=4) <= 1.02 * alone.generate(good, due=4)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.5, seed=5)])

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle
-from verify_service.engine.messages import Admitted, Code, LinkLost, Scoring
+from verify_service.engine.messages import Admitted, LinkLost, Scoring
 
 SYSTEM = tuple(index % 50 + 3 for index in range(40))
 HELD_BACK = Allowance(0, 0)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import DETACH_GRACE_US
-from verify_service.engine.messages import Admitted, Code, LinkLost, Proposed, Scoring
+from verify_service.engine.messages import Admitted, LinkLost, Proposed, Scoring
 
 PROMPT = (7, 3, 9)
 TRUTH_LENGTH = 40

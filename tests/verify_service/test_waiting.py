@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
-from verify_service.engine.messages import Code, LinkLost, QueuePatience, TurnAway
+from verify_service.engine.messages import LinkLost, QueuePatience, TurnAway
 from verify_service.metrics import load_of
 
 PROMPT = (7, 3, 9)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import torch
-
-from specwire.core.law.acceptance import Floats, TargetRows, judge
-from specwire.core.law.sampling import Acceptance
-from specwire.core.messages import Decision, Draft, SourceKind, TokenLogprobs
+from specwire.core.messages import Draft, SourceKind, TokenLogprobs
 from specwire.core.policy.windows import Share
 from specwire.core.verify.session import Judge
-from specwire.lm import RowSampling, choose, log_probabilities, logprobs
 from verify_service.engine.sessions import Held
 
 
@@ -50,27 +44,6 @@ class Part(NamedTuple):
         if self.wanted:
             self.held.session.ask(self.tokens)
 
-    def rows(self) -> list[RowSampling]:
-        """Each as if the tokens of the window before it had been decided."""
-        session, wanted = self.held.session, self.wanted
-        start = session.position
-        if session.plain:
-            return [RowSampling(start + index, session.sampling) for index in range(wanted)]
-        if not wanted:
-            return []
-        window = self.tokens
-        allowed = session.allowed(window)
-        return [
-            RowSampling(
-                start + index,
-                session.sampling_behind(window[:index]),
-                session.seen(window[:index]),
-                session.ending.banned(start + index),
-                allowed[index],
-            )
-            for index in range(wanted)
-        ]
-
 
 class RowChoice(NamedTuple):
     """The target's token for each row of a part.
@@ -83,67 +56,16 @@ class RowChoice(NamedTuple):
     judge: Judge | None
 
 
-def choices(
-    logits: torch.Tensor, parts: Sequence[Part], apart: bool = False, heard: Callable[[Part], bool] = lambda _: True
-) -> list[RowChoice]:
-    """What the target says to each part, whose rows of logits (rows, vocabulary) stand one behind the other.
+class RowSampler(Protocol):
+    """Reads the rows of one runtime's forwards; of tensors: `verify_service.engine.sampler.LogitsSampler`."""
 
-    heard: whether it is known what a part's constraint allows; nothing is said to one that it is not known of.
-    apart: see `choose`.
-    """
-    rows = [part.rows() if heard(part) else [] for part in parts]
-    starts = _starts(parts)
-    whole = logits
-    if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
-        whole = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
-    chosen = iter(choose(whole, [row for each in rows for row in each], apart))
-    return [
-        _choice(logits, start, each, list(islice(chosen, len(each))), part)
-        for start, each, part in zip(starts, rows, parts, strict=True)
-    ]
+    def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
+        """What the target says to each part, whose rows stand one behind the other.
 
+        heard: whether it is known what a part's constraint allows; nothing is said to one that it is not known of.
+        """
+        ...
 
-def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], part: Part) -> RowChoice:
-    """What was chosen for a part whose rows of logits begin at `start`."""
-    sampling = part.held.session.sampling
-    if not rows or (sampling.logprobs is None and sampling.acceptance is None):
-        return RowChoice(tokens, None, None)
-    own = logits[start : start + len(rows)]
-    return RowChoice(tokens, _reporter(own, rows), _judge(own, rows, tokens, part))
-
-
-def _starts(parts: Sequence[Part]) -> list[int]:
-    """Where the rows of each begin."""
-    return [0, *accumulate(part.wanted for part in parts)][: len(parts)]
-
-
-def _reporter(
-    logits: torch.Tensor, rows: Sequence[RowSampling]
-) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
-    """What reports log-probabilities for the rows of one session; None if it wants no report."""
-    if not rows or rows[0].sampling.logprobs is None:
-        return None
-    return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
-
-
-def _judge(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int], part: Part) -> Judge | None:
-    """What judges the rows of one session; None where its rule looks at no proposal."""
-    acceptance = part.held.session.sampling.acceptance
-    if not rows or acceptance is None:
-        return None
-    return _judge_of(acceptance, _target(logits, rows, own), part.window)
-
-
-def _judge_of(acceptance: Acceptance, target: TargetRows, window: Sequence[Draft]) -> Judge:
-    def decide(width: int, late: Draft | None) -> Decision:
-        return judge(acceptance, target, window[:width], late)
-
-    return decide
-
-
-def _target(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int]) -> TargetRows:
-    def log_p() -> Floats:
-        known: Floats = log_probabilities(logits, rows).cpu().numpy()
-        return known
-
-    return TargetRows(log_p, [row.sampling for row in rows], rows[0].position, own)
+    def score(self, rows: Any, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of each token in its row."""
+        ...

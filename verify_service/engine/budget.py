@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from specwire.core.model import out_of_memory
 from specwire.core.policy.windows import PREFILL_ROWS, Share, StepCandidate
-from specwire.lm.interface import out_of_memory
 from verify_service.engine.sessions import Held
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
+from typing import Any, NamedTuple
 
+from specwire.core.invalid import Code
 from specwire.core.messages import Verdict
+from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.windows import Share, schedule
-from specwire.lm import Feed, LanguageModel, ModelLost
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine import budget
-from verify_service.engine.batch import Part, RowChoice, choices
+from verify_service.engine.batch import Part, RowChoice, RowSampler
 from verify_service.engine.budget import Budget, PromptTurns, ShortOfMemory
 from verify_service.engine.messages import (
     Begun,
-    Code,
     Command,
     Decided,
     LinkLost,
@@ -72,6 +73,14 @@ class Pauses:
         return max(0.0, now_us - self.forward_ended_us - self.waited_us - self.idle_us)
 
 
+class UnderWay(NamedTuple):
+    """A forward of `parts`, and its rows; see `RowSampler`."""
+
+    parts: Sequence[Part]
+    rows: Any
+    began_us: float
+
+
 class Engine:
     """Commands go into `inbox`, from any thread; `deliver` gets what a step says to each link.
 
@@ -80,7 +89,8 @@ class Engine:
 
     def __init__(
         self,
-        lm: LanguageModel,
+        lm: SlotModel,
+        sampler: RowSampler,
         costs: StepCosts,
         deliver: Callable[[Reports], None],
         now_us: Callable[[], float] = monotonic_us,
@@ -91,6 +101,7 @@ class Engine:
     ) -> None:
         """patient: see `specwire.core.policy.windows.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
         self.lm = lm
+        self._sampler = sampler
         self.costs = costs
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
@@ -99,7 +110,7 @@ class Engine:
         self.steps = 0
         self.stopped = False
         self.step_began_s: float | None = None
-        self._scorer = Scorer(lm, self.reception)
+        self._scorer = Scorer(lm, sampler, self.reception)
         self._deliver = deliver
         self._now_us = now_us
         self._patient = patient
@@ -196,7 +207,10 @@ class Engine:
             self._apply(self.inbox.get(timeout=0.0 if self.stopped else seconds))
         except Empty:
             pass  # the rest is over
-        slept_us = self._now_us() - began_us
+        self.rested(rest, self._now_us() - began_us)
+
+    def rested(self, rest: Rest, slept_us: float) -> None:
+        """Account for the time between two steps."""
         if rest.waiting:
             self._pauses.waited_us += slept_us
         else:
@@ -244,23 +258,32 @@ class Engine:
                 self.tell()
 
     def _forward(self, parts: Sequence[Part]) -> None:
+        under_way = self.begin(parts)
+        self.end(under_way, self._now_us())
+
+    def begin(self, parts: Sequence[Part]) -> UnderWay:
+        """The first half of a forward; nothing else may be done to the model before the second one."""
+        for part in parts:
+            part.ask()
+        feeds = [self._feed(part) for part in parts]
+        began_us = self._now_us()
         with budget.watched():
-            told, timings = self._choose(parts)
+            return UnderWay(parts, self.lm.forward(feeds), began_us)
+
+    def end(self, under_way: UnderWay, ended_us: float) -> None:
+        """The second half: choose and decide. ended_us: when the target had computed."""
+        parts = under_way.parts
+        with budget.watched():
+            told = self._sampler.choose(under_way.rows, parts, self._patience_until(ended_us + MOST_LATE_US))
+        timings = self._timed(parts, under_way.began_us, ended_us)
         failed = self.lm.failed
         self._turns.took([(part.share, part.held) for part in parts])
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
         self._decide(parts, told, failed, timings)
 
-    def _choose(self, parts: Sequence[Part]) -> tuple[Sequence[RowChoice], StepTimings]:
-        """The target's token for every row that is wanted, and how long that took."""
-        for part in parts:
-            part.ask()
-        feeds = [self._feed(part) for part in parts]
-        began_us = self._now_us()
-        logits = self.lm.forward(feeds)
-        ended_us = self._now_us()
-        told = choices(logits, parts, self.lm.info.deterministic, self._patience_until(ended_us + MOST_LATE_US))
+    def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
+        """A step's own account, once its tokens are chosen."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         plain_us, drafts_us = self.costs.told(len(parts))
@@ -278,7 +301,7 @@ class Engine:
         )
         self.steps += 1
         self.tally.step(timings)
-        return told, timings
+        return timings
 
     def _patience_until(self, until_us: float) -> Callable[[Part], bool]:
         """Whether a part's constraint has answered: all together are waited for until then, and no longer."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
+from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
@@ -23,23 +23,6 @@ class QueuePatience:
 
     sessions: int = 0
     wait_us: float = 30e6
-
-
-class Code(IntEnum):
-    """Status codes (google.rpc.Code) that the engine itself refuses with.
-
-    Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
-    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE.
-    """
-
-    OK = 0
-    INVALID_ARGUMENT = 3
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    INTERNAL = 13
-    UNAVAILABLE = 14
 
 
 # Commands. `weight`: how much there is to look at, in tokens and parts.

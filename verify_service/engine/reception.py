@@ -9,15 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from specwire.core.invalid import Code
 from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Verdict
+from specwire.core.model import SlotModel
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
-from specwire.lm import LanguageModel
 from verify_service.engine.messages import (
     Admitted,
     Begun,
-    Code,
     Decided,
     Opening,
     Proposed,
@@ -43,7 +43,7 @@ class Reception:
 
     def __init__(
         self,
-        lm: LanguageModel,
+        lm: SlotModel,
         now_us: Callable[[], float],
         ngram: bool,
         detach_grace_us: float,

@@ -6,12 +6,12 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-import torch
-
-from specwire.lm import Feed, LanguageModel, ModelLost
+from specwire.core.invalid import Code
+from specwire.core.model import Feed, ModelLost, SlotModel
 from verify_service.engine import budget
+from verify_service.engine.batch import RowSampler
 from verify_service.engine.budget import ShortOfMemory
-from verify_service.engine.messages import Code, Refusal, Scoring
+from verify_service.engine.messages import Refusal, Scoring
 from verify_service.engine.reception import Reception
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,9 @@ class _ScoringJob:
 class Scorer:
     """Borrows a free slot for each text."""
 
-    def __init__(self, lm: LanguageModel, reception: Reception) -> None:
+    def __init__(self, lm: SlotModel, sampler: RowSampler, reception: Reception) -> None:
         self._lm = lm
+        self._sampler = sampler
         self._reception = reception
         self._jobs: deque[_ScoringJob] = deque()
 
@@ -78,11 +79,10 @@ class Scorer:
         stop = min(start + CHUNK_ROWS, len(tokens) - 1)
         # The row of position p holds the distribution of token p + 1.
         wanted = max(0, stop - max(start, first - 1))
-        logits = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
+        rows = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
         if job.slot in self._lm.failed:
             return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")
-        targets = torch.tensor(tokens[stop - wanted + 1 : stop + 1], device=logits.device)
-        job.done += logits.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1).tolist() if wanted else []
+        job.done += self._sampler.score(rows, tokens[stop - wanted + 1 : stop + 1]) if wanted else []
         return job.done if stop == len(tokens) - 1 else None
 
     def _end(self, job: _ScoringJob) -> None:

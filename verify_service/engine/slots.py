@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
-from specwire.lm import LanguageModel
 from verify_service.engine.messages import QueuePatience
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 
@@ -158,7 +158,7 @@ class Slots:
     `counts`: prefixes that were taken over, copied and given up for others.
     """
 
-    def __init__(self, lm: LanguageModel) -> None:
+    def __init__(self, lm: SlotModel) -> None:
         self.counts: Counter[str] = Counter()
         self._lm = lm
         self._free = list(range(lm.slots - 1, -1, -1))
@@ -260,7 +260,7 @@ class SlotScheduler:
 
     def __init__(
         self,
-        lm: LanguageModel,
+        lm: SlotModel,
         roster: Roster,
         patience: QueuePatience,
         counts: Counter[str],

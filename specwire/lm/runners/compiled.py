@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.lm.interface import Feed
+from specwire.core.model import Feed
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specwire.lm.interface import Feed
+from specwire.core.model import Feed
 from specwire.lm.runners.linear import LinearWeights, pack
 from specwire.lm.runners.tensor_parallel import Rank, adding, joining
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from specwire.lm.interface import Feed
+from specwire.core.model import Feed
 from specwire.lm.kv_cache import Runner
 from specwire.lm.runners.linear import LinearWeights
 

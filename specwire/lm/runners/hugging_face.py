@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from specwire.lm.interface import Feed
+from specwire.core.model import Feed
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.lm.interface import ModelError
+from specwire.core.model import ModelError
 
 PROBE_ROWS = 3
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

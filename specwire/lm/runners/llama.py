@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specwire.lm.interface import Feed
+from specwire.core.model import Feed
 from specwire.lm.model_config import window_of
 from specwire.lm.runners.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
 from specwire.lm.runners.linear import LinearWeights

@@ -10,16 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specwire.lm.interface import (
-    AUTO,
-    INT8,
-    NONE,
-    OPENVINO,
-    TORCH,
-    Feed,
-    ModelError,
-    out_of_memory,
-)
+from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, out_of_memory
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line, window_of
 from specwire.lm.runners.compiled import CompiledRunner

@@ -20,7 +20,7 @@ import torch
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
-from specwire.lm.interface import Feed, ModelError, ModelLost
+from specwire.core.model import Feed, ModelError, ModelLost
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line
 
