@@ -1,4 +1,4 @@
-"""The simulator starts fast and draws nothing that a seed does not fix: it imports the core alone."""
+"""The simulator starts fast and draws nothing that a seed does not fix: it imports no model, wire or log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_it_imports_the_core_alone() -> None:
+def test_it_imports_no_model_wire_or_log() -> None:
     source = (
         "import sys, specwire.sim; print(sorted({'torch', 'grpc', 'redis', 'ray', 'tokenizers'} & set(sys.modules)))"
     )
