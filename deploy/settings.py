@@ -158,7 +158,7 @@ class Setting:
 
 
 class CommandOptions:
-    """What a parser takes, with which values from elsewhere. Its own defaults are put aside: see `complete`."""
+    """A parser's options and their values from elsewhere. Its own defaults are put aside: see `complete`."""
 
     def __init__(self, command: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -197,7 +197,7 @@ class CommandOptions:
         return list(chosen.values())
 
     def _override(self, chosen: dict[str, Setting], level: Mapping[str, Setting]) -> None:
-        """What excludes what a level gives, and came from a lower one, is as if it had not been given."""
+        """Drop options of lower levels that an option of this level excludes."""
         for group in self._exclusive:
             if any(name in level for name in group):
                 chosen.update({name: Setting(name, self._defaults[name]) for name in group})
@@ -288,7 +288,7 @@ def _default(action: argparse.Action) -> Any:
 
 
 def _put_aside(action: argparse.Action, program: str) -> None:
-    """Nothing of it is to be in the parsed arguments unless a flag says so, but its help tells the default."""
+    """Keep an option out of the parsed arguments unless a flag gives it; its help still tells the default."""
     if action.help and action.help != argparse.SUPPRESS:
         action.help = told(action, program).replace("%", "%%")
     if not action.option_strings and action.nargs is None:

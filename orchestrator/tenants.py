@@ -25,7 +25,7 @@ from specwire.rpc.keys import Keys, read_keys, read_secret
 # of the random rest. So an id of somebody else's session is as unknown here as one that was never given out, and
 # nothing is looked up that could take its time and tell them apart.
 
-# Who calls a service that asks nobody for a token.
+# The tenant of all callers of a service without keys.
 ANONYMOUS = ""
 RANDOM_BYTES = 24
 RANDOM_CHARACTERS = 32
@@ -35,7 +35,7 @@ MINUTE_S = 60.0
 
 
 def new_session_id(tenant: str) -> str:
-    """44 characters, of which nobody can guess the first 32."""
+    """A new id: 44 characters, of which nobody can guess the first 32."""
     random = secrets.token_urlsafe(RANDOM_BYTES)
     return random + _tag(random, tenant)
 
@@ -66,9 +66,9 @@ class _Account:
 
 
 class Allowances:
-    """How much each tenant has running and has used up. Kept by this process: each orchestrator grants as much anew.
+    """How much each tenant has running and has used up. Each orchestrator counts, and grants, for itself.
 
-    A session is charged when it begins with all that it may take, prompt and max_tokens; what it did not take is given
+    When a session begins it is charged with all that it may take, prompt and max_tokens. What it did not take is given
     back at its end. So no tenant gets more than a minute's tokens at once, or more than its share in the long run.
 
     Args:
@@ -108,26 +108,26 @@ class Allowances:
         account.tokens -= cost
 
     def may_adopt(self, record: SessionRecord) -> bool:
-        """What comes from other orchestrators may double a tenant's sessions: its own, and those of one that died."""
+        """Whether a session may be taken over. Those from other orchestrators may double a tenant's sessions."""
         return self._sessions is None or len(self._account(record.tenant).running) < 2 * self._sessions
 
     def adopt(self, record: SessionRecord) -> None:
-        """A session is driven here from now on, admitted here or elsewhere: it counts, and is charged only once."""
+        """Count a session that is driven here from now on, wherever it was admitted; it is charged only once."""
         self._account(record.tenant).running.setdefault(record.session_id, 0)
 
     def leave(self, record: SessionRecord) -> None:
-        """Another orchestrator has taken the session over. It charges nothing, so nothing is given back here."""
+        """Stop counting a session that another orchestrator has taken over. Nothing is given back."""
         self._account(record.tenant).running.pop(record.session_id, None)
 
     def settle(self, record: SessionRecord, used: int) -> None:
-        """The session has ended, `used` tokens long, prompt included. Idempotent."""
+        """Note that the session has ended, `used` tokens long, prompt included. Idempotent."""
         account = self._account(record.tenant)
         cost = account.running.pop(record.session_id, None)
         if cost is not None and self._per_minute is not None:
             account.tokens = min(self._per_minute, account.tokens + max(0, cost - used))
 
     def _account(self, tenant: str) -> _Account:
-        """The tenant's, with what time has brought it."""
+        """The tenant's share, with the tokens that time has brought it."""
         now, most = self._clock(), self._per_minute or 0
         account = self._accounts.setdefault(tenant, _Account(most, now, {}))
         account.tokens = min(most, account.tokens + (now - account.since) * most / MINUTE_S)
@@ -167,12 +167,12 @@ class Access:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
 
     def cache_scope(self, tenant: str) -> bytes:
-        """What names a tenant to verifiers: who does not know the salt can neither tell who it is nor make it up."""
+        """A tenant's name for verifiers. Without the salt nobody can tell whose it is, or make one up."""
         return hashlib.blake2b(tenant.encode(), key=self.cache_salt, digest_size=SCOPE_BYTES).digest()
 
 
 def allowed_rules(named: frozenset[Rule] | None, outside: bool) -> frozenset[Rule]:
-    """Those that are `named`. Else all, but with drafters from `outside` those under which none can change a text."""
+    """The rules `named`; else all, but with drafters from `outside` only those that they cannot bend."""
     if named is not None:
         return named
     return GUESSING_RULES if outside else frozenset(Rule)

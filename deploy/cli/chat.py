@@ -57,7 +57,7 @@ class Style(Protocol):
         ...
 
     async def close(self) -> None:
-        """It is not used any more."""
+        """Close it: it is not used any more."""
         ...
 
 
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """What is open is closed on the way out."""
+    """Exit on a signal by an exception, so that what is open is closed."""
     raise SystemExit(128 + number)
 
 
@@ -332,7 +332,7 @@ class Reply:
         return "".join(self._partial.texts)
 
     async def run(self) -> Completion | None:
-        """None where its end was not waited for. Raises SpecwireError."""
+        """Show an answer; None where its end was not waited for. Raises SpecwireError."""
         loop = asyncio.get_running_loop()
         self._consuming = asyncio.ensure_future(self._consume())
         loop.add_signal_handler(signal.SIGINT, self._interrupt)

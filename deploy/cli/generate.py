@@ -217,7 +217,7 @@ def as_object(completion: Completion) -> dict[str, object]:
 
 
 def _figures(completion: Completion) -> dict[str, object]:
-    """All of `Stats`, its times in milliseconds, and the speed."""
+    """All figures of `Stats`, times in milliseconds, and the speed."""
     told = asdict(completion.stats)
     times = {f"{name}_ms": round(told.pop(f"{name}_us") / 1e3, 3) for name in ("time_to_first_token", "duration")}
     return {"tokens_per_second": round(tokens_per_second(completion), 2), **times, **told}
@@ -363,7 +363,7 @@ def _max_tokens(args: argparse.Namespace) -> int:
 
 
 def _form(args: argparse.Namespace) -> RequestOptions:
-    """What form the output must have; none where nothing is asked for."""
+    """The constraint on the output; None where there is none."""
     if args.json_schema is not None:
         given = args.json_schema.strip()
         return RequestOptions(json_schema=given if given.startswith("{") else _read("json_schema", given))
@@ -391,7 +391,7 @@ def _read(field: str, name: str) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What a service would refuse, too, and what makes no sense here."""
+    """Refuse what a service would refuse, and what makes no sense here."""
     resolve_rule(args.rule, _sampling(args))
     stopping = Stopping(_max_tokens(args), frozenset(args.stop_id), args.ignore_eos, args.min_tokens)
     check_constraint(_constraint(args), stopping)

@@ -80,7 +80,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """What was typed, or stands in a file, may hold escape sequences: they are shown."""
+        """Print an error with escape sequences shown: what was typed, or stands in a file, may hold some."""
         super().exit(status, f"{visible(message.removesuffix(LINE_END), lines=False)}{LINE_END}" if message else None)
 
     def refuse(self, unknown: list[str]) -> NoReturn:

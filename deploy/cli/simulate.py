@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What is given in other units or under another name than the simulator's is refused as it was given."""
+    """Name a wrong value as it was given, where the simulator has another unit or name for it."""
     for name in ("forward", "draft", "arrivals"):
         if not 0 < getattr(args, name) < math.inf:
             raise InvalidCell(f"{name}: must be positive, not {getattr(args, name):g}")

@@ -85,7 +85,7 @@ GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class TopRequest:
-    """Whom to ask, and how."""
+    """Which orchestrator to ask, and how."""
 
     address: str
     tls: ClientTls | None
@@ -221,7 +221,7 @@ def share(accepted: int, tested: int) -> float | None:
 
 
 def page(seen: TopLook, before: TopLook | None, address: str, trouble: str = "", columns: int | None = None) -> str:
-    """All of it, for people. columns: of the terminal, within which its head stays; None for none."""
+    """The whole screen, for people. columns: width of the terminal, which bounds the head; None for no bound."""
     status, colour = seen.status, wants_colour()
     figures = (
         f"specwire {address}",

@@ -80,7 +80,7 @@ class Autoscaler:
 
 
 def carry_out(fleet: Fleet, config: ClusterConfig, orders: Orders) -> None:
-    """Nothing is waited for: the next look tells how it went."""
+    """Start changes without waiting: the next look tells how they went."""
     for name in orders.kill:
         fleet.kill(name)
     for name in orders.start:
@@ -183,7 +183,7 @@ class Steering:
         return orders
 
     def _note(self, places: Places, now: float) -> None:
-        """Who has begun to start, or to leave, and who has done so."""
+        """Note which replicas have begun to start or to leave, and which have done so."""
         leaving = [name for name, place in places.items() if place is not None and place.draining]
         starting = [name for name, place in places.items() if place is None or not (place.address or place.draining)]
         self._leaving = {
@@ -209,7 +209,7 @@ class Steering:
             orders.notes.append(f"{group.name}: {len(staying)} -> {wanted} ({_told(reading)})")
 
     def _clear(self, group: Group, mine: Places, now: float, orders: Orders) -> None:
-        """Who has had its time to start, or to end."""
+        """Have replicas killed that have used up their time to start, or to end."""
         for name, place in mine.items():
             failure = self._failure(name, place, now)
             if failure:

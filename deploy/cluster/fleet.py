@@ -117,7 +117,7 @@ class Fleet:
         self._drain(left)
 
     def _make_known(self, registry: str, names: Sequence[ReplicaName]) -> None:
-        """Nobody begins a session any more on weights that are about to go."""
+        """Wait until orchestrators use the new replicas: none begins a session on weights that are about to go."""
         addresses = [place.known_as for place in self.places(names).values() if place is not None]
         if addresses and not wait_until_known(registry, addresses):
             self._report("not every orchestrator says that it uses the new replicas; going on")
@@ -151,7 +151,7 @@ class Fleet:
             self._report(f"{name}: ready on {outcome.address}")
 
     def _drain(self, names: Sequence[ReplicaName]) -> None:
-        """All at once. One that cannot be reached is being started again by Ray, or waits for a node: it just goes."""
+        """Drain replicas, all at once. One that cannot be reached is being restarted, or waits for a node: it goes."""
         places = self.places(names, REACH_LIMIT_S)
         there = [name for name, place in places.items() if place is not None]
         drained: list[Any] = [ray.get_actor(str(name)).drain.remote() for name in there if _is_there(name)]
@@ -212,7 +212,7 @@ def kept(limit_s: float) -> str | None:
 
 
 def deployed(limit_s: float) -> ClusterConfig | None:
-    """What it says. limit_s: for its actor, which Ray may be starting again."""
+    """The configuration that is deployed. limit_s: for the actor that keeps it, which Ray may be restarting."""
     text = kept(limit_s)
     return None if text is None else parse(text)
 
@@ -332,7 +332,7 @@ PAUSE_S = 0.5
 
 
 async def listed(url: str) -> tuple[ServiceEntry, ...]:
-    """Who is in the registry. Raises RegistryUnavailable."""
+    """The registered services. Raises RegistryUnavailable."""
     directory = Directory.at(url)
     try:
         return (await directory.listing()).entries
@@ -341,7 +341,7 @@ async def listed(url: str) -> tuple[ServiceEntry, ...]:
 
 
 def are_known(addresses: Iterable[str], entries: Iterable[ServiceEntry]) -> bool:
-    """Every orchestrator gives its new sessions to the versions of the verifiers there."""
+    """Whether every orchestrator gives new sessions to the versions of these verifiers."""
     found = {entry.address: entry for entry in entries}
     verifiers = [found.get(address) for address in addresses]
     if None in verifiers:

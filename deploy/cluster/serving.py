@@ -79,7 +79,7 @@ class Ingress:
         return JSONResponse({"error": told}, UNAVAILABLE, {"Retry-After": "1"})
 
     async def _ask(self, door: str, request: Request, body: bytes) -> aiohttp.ClientResponse | None:
-        """None where it cannot be reached. The answer is released by whoever reads it to its end or leaves it."""
+        """Pass a request on; None where the orchestrator cannot be reached. The reader releases the answer."""
         path = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
         headers = without(SAID_ANEW, request.headers)
         try:

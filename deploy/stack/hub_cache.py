@@ -40,7 +40,7 @@ def file_here(model: str, name: str) -> Path | None:
 
 
 class Fetching:
-    """What is fetched of `models` from now on. Directories and scripted models are fetched from nowhere."""
+    """Counts the bytes fetched of `models` from now on. Directories and scripted models are not fetched."""
 
     def __init__(self, models: Iterable[str], cache: Path) -> None:
         self._folders = [cache / f"models--{model.replace('/', '--')}" for model in dict.fromkeys(models)]

@@ -99,7 +99,7 @@ class Speculative:
     plan: str = "auto"
 
     def with_flags(self, draft: bool, no_draft: bool, no_ngram: bool) -> Speculative:
-        """What the flags --draft, --no-draft and --no-ngram leave open is as said here. Raises InvalidParameter."""
+        """Apply this to what --draft, --no-draft and --no-ngram leave open. Raises InvalidParameter."""
         if draft and self.draft is not None:
             _refuse("model", "says what --draft says, too: leave one of them out")
         if draft and self.drafter is False:
@@ -138,7 +138,7 @@ def speculative_of(text: str) -> Speculative:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """What is not null; every name is known."""
+    """The fields that are not null. Raises InvalidParameter for an unknown name."""
     try:
         fields = json.loads(text)
     except ValueError as error:

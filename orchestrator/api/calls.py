@@ -230,7 +230,7 @@ async def _driven(orchestrator: Orchestrator, session_id: str) -> SessionDriver 
 
 @contextmanager
 def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
-    """What the log has not acknowledged is not done: StatusError says so."""
+    """Raise StatusError for what the log has not acknowledged: it is not done."""
     try:
         yield
     except MissingSession:
@@ -263,7 +263,7 @@ class Generating:
         self.seeds = Seeds(orchestrator.store, options.session_ttl + options.retention)
 
     def tenant(self, metadata: Metadata) -> str:
-        """Who calls. StatusError (UNAUTHENTICATED) for whoever has no right to."""
+        """The calling tenant. StatusError (UNAUTHENTICATED) for a caller without a right."""
         keys = self._orchestrator.options.access.keys
         return ANONYMOUS if keys is None else keys.holder(metadata)
 

@@ -45,7 +45,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 yield replies.generate_response(part, choice)
 
     def _tenant(self, context: Context) -> str:
-        """Who calls. Whoever has no right to is not here: see specwire.rpc.server."""
+        """The calling tenant. Callers without a right never come here: see specwire.rpc.server."""
         return self._generating.tenant(context.invocation_metadata() or ())
 
     async def _stored(self, session_id: str) -> StoredSession:

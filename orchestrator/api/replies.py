@@ -41,7 +41,7 @@ def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
 
 
 def watch_response(part: Part) -> pb.WatchResponse:
-    """What is provisional is not for those who watch: asking for it is a programming error."""
+    """Refuse provisional events for `Watch`: asking for them is a programming error."""
     match part:
         case pb.Started():
             return pb.WatchResponse(started=part)

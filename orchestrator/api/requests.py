@@ -132,7 +132,7 @@ async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target)
 
 
 async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[int, ...]:
-    """What the output may look like, none without a prediction; one that is too long is refused unread."""
+    """Tokens of the predicted output; none without a prediction. One that is too long is refused unread."""
     if request.WhichOneof("prediction") == "prediction_text":
         size, most = len(request.prediction_text.encode()), target.most_prompt_bytes
         if size > most:
@@ -285,7 +285,7 @@ class Repeats:
             return check_bound(await self._orchestrator.store.bind_request(*asked), record)
 
     async def _joined_if_bound(self, record: SessionRecord, span: Span) -> SessionDriver | None:
-        """No new session is welcome, but one that has begun can be joined."""
+        """Join a session that has begun, while no new session is taken."""
         with store_statuses():
             bound = await self._orchestrator.store.bound_request(record.tenant, record.request_id)
         if bound is None or not await self._is_there(check_bound(bound, record)):

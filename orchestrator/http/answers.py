@@ -497,7 +497,7 @@ class Answer:
 
 
 def _check_goes_on(place: StreamPlace) -> None:
-    """There is more text behind: its reader cannot have seen the end there."""
+    """Refuse a place behind the end where more text follows: its reader cannot have seen the end there."""
     if place.stage > Stage.GOING:
         raise StatusError(grpc.StatusCode.DATA_LOSS, f"{FIELD}: the text goes on behind {place.position}")
 

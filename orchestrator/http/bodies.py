@@ -42,12 +42,12 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def most_body_bytes(context: int) -> int:
-    """What a request to a model with such a context may need."""
+    """Bytes that a request to a model with such a context may need."""
     return min(MOST_BODY_BYTES, BASE_BODY_BYTES + TOKEN_BYTES * context)
 
 
 def check_length(size: str, most: int) -> None:
-    """What Content-Length says, before anything is read. Raises Failure."""
+    """Refuse a Content-Length beyond `most`, before anything is read. Raises Failure."""
     if size.isdecimal() and int(size) > most:
         raise _too_large(most)
 
@@ -80,7 +80,7 @@ def _too_large(most: int) -> Failure:
 
 
 class Space:
-    """What one body holds of its tenant's space."""
+    """The part of its tenant's space that one body holds."""
 
     def __init__(self, bodies: Bodies, tenant: str) -> None:
         self._bodies = bodies

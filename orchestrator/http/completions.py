@@ -134,7 +134,7 @@ def prompts_of(value: object) -> list[Prompt]:
 
 
 def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
-    """What each session is asked for, those of one prompt side by side."""
+    """The sessions' requests, those of one prompt side by side."""
     if len(prompts) * request.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {request.n} choices each make more than {MOST_CHOICES}"
         raise InvalidParameter("prompt" if request.n == 1 else "n", message)
@@ -145,7 +145,7 @@ def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[p
 
 
 def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    """Each with a request id of its own, where the request has one: a session is what an id stands for."""
+    """The requests with ids of their own, where the request has one: an id stands for one session."""
     for index, each in enumerate(requests):
         each.request_id = request_id if len(requests) == 1 or not request_id else f"{request_id}{BETWEEN}{index}"
     return requests

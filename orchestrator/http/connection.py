@@ -190,7 +190,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """What a request lacks must come in time."""
+        """Bound the time for what a request lacks."""
         in_body = self.conn.their_state is h11.SEND_BODY
         if in_body and not self._in_body:
             self._expect(BODY_LIMIT_S + BODY_SLACK_S)
@@ -199,7 +199,7 @@ class Connection(H11Protocol):
         self._in_body = in_body
 
     def _expect(self, seconds: float | None) -> None:
-        """What is due must come within so long; None: nothing is due."""
+        """Set the time within which something is due; None: nothing is due."""
         if self._arriving is not None:
             self._arriving.cancel()
         self._arriving = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
@@ -224,7 +224,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or has too long headers, is told so as every other error is."""
+        """Answer what is no HTTP, or has too long headers, like every other error."""
         self._refuse(self.conn.refusal or Failure(400, msg, INVALID, None, "invalid_http"))
 
     def _refuse(self, failure: Failure) -> None:

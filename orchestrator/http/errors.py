@@ -86,7 +86,7 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception) -> Failure:
-    """What the caller is told of `error`. What is a failure of our own is logged, and told in a neutral sentence."""
+    """The answer to a caller for `error`. A failure of ours is logged, and told in a neutral sentence."""
     match error:
         case Failure():
             return error

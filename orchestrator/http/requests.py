@@ -127,7 +127,7 @@ class Fields:
             raise self.invalid(name, f"{shown(value)} is not served")
 
     def end(self) -> None:
-        """Nothing may be left: what is not known is refused, never ignored."""
+        """Refuse fields that are left: an unknown field is never ignored."""
         if self._left:
             name = next(iter(self._left))
             raise self.invalid(name, "is not a field of this request, or is not served")
@@ -523,7 +523,7 @@ def _timeout(fields: Fields) -> float | None:
 
 
 def _without_effect(fields: Fields) -> None:
-    """What clients send for services that bill, file, moderate or reason; here it changes nothing."""
+    """Take the fields that clients send for other services; here they change nothing."""
     for name in WITHOUT_EFFECT:
         fields.text(name)
     fields.inner("metadata")

@@ -256,7 +256,7 @@ class _Process:
 
     @property
     def gone(self) -> bool:
-        """Nobody has been asked anything, so what can be read is the end."""
+        """Whether an idle process has ended: it was asked nothing, so anything to read is its end."""
         return self._reader.at_eof() or readable(self._writer.get_extra_info("socket").fileno(), 0.0)
 
     async def ask(self, asked: dict[str, Any]) -> str:

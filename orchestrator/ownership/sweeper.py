@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two rounds, scattered by half, so that orchestrators do not all come at once.
 ROUND_S = CALLED_WITHIN_S / 3
-# Seconds for one round; what it does not get to is told again, here or elsewhere.
+# Seconds for one round. What it does not reach is told again, here or elsewhere.
 ROUND_LIMIT_S = 30.0
 # Seconds after which a session that was missed, and not ended, is told to somebody again.
 AGAIN_S = LEASE_S
-# Seconds in which an owner that lives gives a sign of life: one and a half renewals, and some.
+# Seconds within which a living owner gives a sign of life: one and a half renewals, and some.
 CONFIRM_S = 0.6 * LEASE_S
 # Sessions in one round: their logs are read whole.
 MOST_AT_ONCE = 32
@@ -65,7 +65,7 @@ class SweepPatience:
     reader: float
 
     def is_over(self, log: StoredSession) -> bool:
-        """Neither the owner nor a reader comes back to this session."""
+        """Whether neither the owner nor a reader will come back to the session."""
         grace = self.reader if log.record.request_id else 0.0
         return log.silent_s > LEASE_S + max(self.owner, grace)
 
@@ -77,7 +77,7 @@ class Sweeper:
     Args:
         driven: by model (its weights' fingerprint) the sessions that are driven here; the models that are served are
             named, also without sessions.
-        end: has a session, whose log was as given, end so; whether it has. Raises StatusError.
+        end: ends a session whose log was as given; returns whether it did. Raises StatusError.
         kept: seconds for which the log keeps a running session, and so the roll.
     """
 
@@ -87,20 +87,20 @@ class Sweeper:
     patience: SweepPatience
     kept: float
     _ended: Rolls = field(default_factory=dict)
-    # By roll: who is to end, and since when that is known, by the loop's clock.
+    # By roll: the sessions to end, and since when that is known, by the loop's clock.
     _suspects: dict[str, dict[str, float]] = field(default_factory=dict)
     _scatter: random.Random = field(default_factory=lambda: random.Random())
     _quiet_until: float = 0.0
 
     async def run(self) -> None:
-        """Rounds, for ever. The first ones tell, and do not ask."""
+        """Run rounds for ever. The first ones only call sessions, and ask for none."""
         self._be_quiet()
         while True:
             began = time.time()
             pause = ROUND_S * self._scatter.uniform(0.5, 1.0)
             await asyncio.sleep(pause)
             if time.time() - began > pause + LEASE_S / 2:
-                self._be_quiet()  # it was stopped, and so were others, perhaps
+                self._be_quiet()  # this process was stopped, and perhaps others were
             try:
                 async with asyncio.timeout(ROUND_LIMIT_S):
                     await self.round()
@@ -110,12 +110,12 @@ class Sweeper:
                 logger.error("orphans could not be looked for", exc_info=error)
 
     def _be_quiet(self) -> None:
-        """Whom nobody called in the meantime may be about to be called, and who was silent may be about to speak."""
+        """Look after nobody for a lease: sessions and owners that were silent may be about to speak."""
         self._quiet_until = asyncio.get_running_loop().time() + LEASE_S
         self._suspects.clear()
 
     async def round(self) -> None:
-        """Call who is driven here, strike who has ended, look after who is missed. Raises StoreError."""
+        """Call sessions driven here, strike ended ones, look after missed ones. Raises StoreError."""
         driven = self.driven()
         for roll, sessions in driven.items():
             await self.store.call_roll(roll, sorted(sessions), CALLED_WITHIN_S, self.kept)
@@ -127,11 +127,11 @@ class Sweeper:
             await self._look_for_missed(roll, driven[roll])
 
     def note_end(self, roll: str, session_id: str) -> None:
-        """The log has the session's end: it need not be called any more."""
+        """Note that the log has the session's end: it need not be called any more."""
         self._ended.setdefault(roll, set()).add(session_id)
 
     async def _strike(self, roll: str, session_ids: Sequence[str]) -> None:
-        """Those whose end the log has. Who runs in one that has lost the end will be missed. Raises StoreError."""
+        """Strike sessions whose end the log has. One whose end is lost will be missed. Raises StoreError."""
         found = await asyncio.gather(*map(self._has_end, session_ids), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
@@ -141,7 +141,7 @@ class Sweeper:
             await self.store.strike(roll, over)
 
     async def _has_end(self, session_id: str) -> bool:
-        """Whether the log does not say that the session runs. Raises StoreError."""
+        """Whether the session no longer runs, by the log. Raises StoreError."""
         try:
             log = await self.store.tail(session_id, NONE_OF_IT)
         except (DeletedSession, DamagedLog):
@@ -158,7 +158,7 @@ class Sweeper:
         await self._confirm(roll, driven)
 
     async def _confirm(self, roll: str, driven: set[str]) -> None:
-        """Look again at those who have had the time to speak. A round does not wait for it: others are to be called."""
+        """Look again at sessions whose owners have had time to speak, without holding up the next round."""
         suspects, before = self._suspects[roll], asyncio.get_running_loop().time() - CONFIRM_S
         for session_id in [each for each, since in suspects.items() if since <= before]:
             del suspects[session_id]

@@ -49,7 +49,7 @@ class ContentMismatch(StoreError):
 
 
 class Gap(StoreError):
-    """The append starts beyond the log's end: the log lost its tail. `recreate` supplies it."""
+    """The append starts beyond the log's end, because the log lost its tail. `recreate` supplies it."""
 
 
 class DamagedLog(StoreError):
@@ -59,9 +59,8 @@ class DamagedLog(StoreError):
 class StoreUnavailable(StoreError):
     """The store did not answer, or refused. What was written is unknown: read the log, do not guess.
 
-    The message is a sentence that callers may see. refused: it answers, and will say the same until somebody mends it
-    (a failover passes by itself). detail: what the store itself said, with addresses and names of scripts: for
-    operators.
+    The message is a sentence that callers may see. refused: the store answers, and will refuse until somebody mends it
+    (a failover passes by itself). detail: the store's own words, for operators: they name addresses and scripts.
     """
 
     def __init__(self, message: str, detail: str = "", refused: bool = False) -> None:
@@ -322,7 +321,7 @@ class LogTail:
 
     @property
     def abandoned(self) -> bool:
-        """It runs, and its owner has given no sign of life for LEASE_S: there is no reason not to claim it."""
+        """Whether it runs and its owner has given no sign of life for LEASE_S: then it may be claimed at once."""
         return self.reason is None and self.silent_s > LEASE_S
 
 
@@ -392,7 +391,7 @@ class SessionStore(Protocol):
 
         A log under an older fence is replaced: the highest fence wins. One under the same fence is compared, and
         what it lacks at its end is added; it never becomes shorter. Raises Fenced, ContentMismatch.
-        cancelled: the owner knows that somebody asked for the end; so it stays, as where the log still says it.
+        cancelled: the owner knows that somebody asked for the end. The flag is kept then, also if the log has lost it.
         """
         ...
 
@@ -447,8 +446,8 @@ class SessionStore(Protocol):
     ) -> Bound:
         """Bind a request id, or keep it bound for another `ttl_s`; what it stands for: the first one bound wins.
 
-        gone: a session that has no log; what is bound to that one is free, but not within BEGINNING_S, unless it was
-        bound again: that its owner does, when the session has begun.
+        gone: a session that has no log. An id that is bound to it is free, but not within BEGINNING_S of the binding,
+        unless it was bound again, which its owner does once the session has begun.
         """
         ...
 
@@ -457,11 +456,11 @@ class SessionStore(Protocol):
         ...
 
     async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
-        """Have a request id stand for nothing, if it stands for that session."""
+        """Remove a request id's binding, if it is to that session."""
         ...
 
     async def shared_secret(self, proposed: bytes, ttl_s: float) -> bytes:
-        """What only those know who use this log: what was proposed first, kept for at least `ttl_s` from now."""
+        """The secret of this log's users: the first one proposed, kept for at least `ttl_s` from now."""
         ...
 
     async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
@@ -472,7 +471,7 @@ class SessionStore(Protocol):
         ...
 
     async def strike(self, roll: str, session_ids: Sequence[str]) -> None:
-        """These have ended, or are gone."""
+        """Take sessions that have ended, or are gone, out of the roll."""
         ...
 
     async def missed(self, roll: str, again_s: float, most: int) -> list[str]:

@@ -26,7 +26,7 @@ CLOSED = "the store was closed"
 class LuaScript:
     """A Lua script, called by its hash.
 
-    repeated: whoever calls it does so again where there is no answer.
+    repeated: its caller repeats it where there is no answer.
     """
 
     source: str
@@ -83,7 +83,7 @@ class Lane:
         return await request.reply
 
     def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
-        """Call it with whatever leaves next, and do not ask how it went."""
+        """Call it in the next round trip, and ignore the outcome."""
         request = _Request(script, keys, arguments, self._loop.create_future())
         request.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
         self._staged.append(request)
@@ -135,20 +135,20 @@ class Lane:
             self._checked = True
 
     async def _try_connection(self) -> None:
-        """One that broke while nobody used it is replaced before a call's outcome depends on it."""
+        """Replace a connection that broke while it was idle, before a call's outcome depends on it."""
         try:
             await self._lines.send(self._node, [("PING",)])
         except (RedisError, OSError):
             await self._doubt()
 
     async def _give_up(self, batch: Sequence[_Request], reason: StoreUnavailable) -> None:
-        """What waits would only wait for the same: its callers hear of it now, however many they are."""
+        """Fail all waiting calls now: they would only wait for the same error."""
         waiting, self._staged = self._staged, []
         _fail([*batch, *waiting], reason)
         await self._doubt()
 
     async def _doubt(self) -> None:
-        """Trust neither connections nor what is known of the servers."""
+        """Drop connections and what is known of the servers."""
         self._checked = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -214,7 +214,7 @@ def _fail(batch: Sequence[_Request], reason: StoreUnavailable) -> None:
 
 
 def silence(error: RedisError | OSError, timeout_s: float) -> StoreUnavailable:
-    """What became of a round trip that brought no answer."""
+    """The error of a round trip that brought no answer."""
     return unavailable(error) if str(error) else no_answer(f"within {timeout_s:g} s")
 
 
@@ -231,8 +231,8 @@ class Batcher:
     Args:
         timeout_s: for one round trip. After it the outcome is unknown and the callers get StoreUnavailable.
         replicas: how many must have acknowledged a write before its caller hears of it.
-        check: is awaited before the first round trip with a server, and before the next one after a failure: another
-            one may answer then, or the same one with other settings. Raises StoreUnavailable.
+        check: is awaited before the first round trip with a server, and before the first one after a failure, because
+            another server may answer then, or the same one with other settings. Raises StoreUnavailable.
     """
 
     def __init__(
@@ -286,9 +286,9 @@ class Batcher:
         return keys
 
     async def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
-        """Have it called, and do not wait for how that goes, nor for a server that does not answer.
+        """Have it called without waiting for the outcome, or for a server that does not answer.
 
-        With the same server it is done before what is called next. Raises StoreUnavailable where no server is known.
+        On the same server it runs before later calls. Raises StoreUnavailable where no server is known.
         """
         await self._ready()
         with suppress(RedisError):

@@ -31,7 +31,7 @@ from orchestrator.store.base import (
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
 Clock = Callable[[], float]
-# Seconds between two looks at everything: for what has expired, a look at it alone is enough.
+# Seconds between two searches of everything for what has expired. A single key is checked when it is used.
 LOOK_S = 1.0
 
 
@@ -247,7 +247,7 @@ class MemoryStore:
         log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)
 
     def _forget_expired(self, since_s: float = 0.0) -> None:
-        """Unless that was done less than so long ago: it looks at everything."""
+        """Forget what has expired, unless that was done recently: it looks at everything."""
         now = self._clock()
         if now - self._looked < since_s:
             return
@@ -305,7 +305,7 @@ class MemoryStore:
         return max(0.0, self._clock() + kept - log.expires)
 
     def _state(self, log: _Log, skipped: int = 0) -> dict[str, Any]:
-        """What a tail and a whole log have in common."""
+        """The fields that a tail and a whole log have in common."""
         return {
             "fence": log.fence,
             "owner": log.owner,

@@ -68,7 +68,7 @@ from specwire.redis.urls import MEMORY, InvalidUrl, lines_of, without_password
 PLAIN = Durability(Level.REDIS)
 # Sessions in one call of a roll: a script holds up everybody else.
 MOST_CALLED = 512
-# Times that others may claim a log, or write it again, while somebody reads it to claim it.
+# Attempts to claim a log that others claim, or write again, while it is read for that.
 MOST_CLAIMS = 8
 
 
@@ -134,7 +134,7 @@ class RedisStore:
         self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
     ) -> int:
         head, session_id = _head(record, ttl_s, owner, retention_s), record.session_id
-        # First, so that no log is in no roll; in a cluster without waiting for who has the roll. Its owner repeats it.
+        # The roll comes first, so that every log is in it. A cluster may have it elsewhere: that is not waited for.
         roll = [roll_key(record.weights_fingerprint)]
         await self._batcher.post(self.CALL_ROLL, roll, _ms(CALLED_WITHIN_S), _ms(ttl_s), session_id)
         reply = await self._batcher.call(self.CREATE, session_keys(session_id), *head, pack_tokens(record.prompt))
@@ -143,7 +143,7 @@ class RedisStore:
         return int(_bytes(reply[1]))
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
-        """What cannot be read is not claimed: its owner, if it lives, has it all, and must stay the owner."""
+        """Claim a log that can be read. Else its owner, if it lives, has all of it and must stay the owner."""
         keys = session_keys(session_id)
         for _ in range(MOST_CLAIMS):
             seen = await self._batcher.call(self.READ, keys)

@@ -205,7 +205,7 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 class KvMemory(NamedTuple):
-    """What slots may take in all, in place of how many there are."""
+    """Bytes that all slots may take, in place of their number."""
 
     size: int
 

@@ -289,7 +289,7 @@ def _scripted(spec: str, slots: int, context: int | None, party: Party | None) -
 
 @contextmanager
 def _told_by(party: Party | None) -> Iterator[None]:
-    """What breaks off between the ranks says less than the rank that ended; what all of them found is known already."""
+    """Prefer the error of the rank that ended to that of a broken connection between ranks."""
     try:
         yield
     except Exception as error:

@@ -104,7 +104,7 @@ def _original(config: Any) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says first, for a sentence of ours."""
+    """The first line of a library's error, for a sentence of ours."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 

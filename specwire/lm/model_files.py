@@ -41,7 +41,7 @@ class ModelText(NamedTuple):
 
 @contextmanager
 def file_of(spec: str, name: str) -> Iterator[None]:
-    """What goes wrong with one of a model's files is told with its name, as a ModelError."""
+    """Turn an error about one of a model's files into a ModelError that names the file."""
     try:
         yield
     except Exception as error:  # whatever a broken file makes the libraries raise

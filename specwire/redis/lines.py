@@ -33,7 +33,7 @@ class Lines(Protocol):
     async def ready(self) -> None: ...
 
     def node_of(self, keys: Sequence[str]) -> Node:
-        """Who holds the keys, which share a slot; without keys anybody. Raises RedisError where nobody does."""
+        """The server that holds the keys, which share a slot; without keys any. Raises RedisError if none does."""
         ...
 
     def nodes(self) -> Sequence[Node]:
@@ -45,7 +45,7 @@ class Lines(Protocol):
         ...
 
     async def reset(self, node: Node) -> None:
-        """It did not answer, or is not the one to ask: connect anew, and look anew for who is there."""
+        """Forget a server that did not answer, or is not the one to ask: connect and look for servers again."""
         ...
 
     async def close(self) -> None: ...
@@ -103,7 +103,7 @@ class ClusterLines:
                 self.known = True
 
     async def _ask_around(self) -> list[tuple[int, int, Node]]:
-        """Who has which slots, as the first says that answers: one that is lost or silent holds nobody up."""
+        """Which server has which slots, by the first that answers: a lost or silent one holds nobody up."""
         asked = [asyncio.ensure_future(self._slots(node)) for node in self._clients]
         last: RedisError | OSError = ClusterDownError("no server is known")
         try:
@@ -184,7 +184,7 @@ async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
 
 
 def is_trouble(reply: object) -> bool:
-    """It says that the server is gone, or is not the one to ask, rather than what is wrong with one call."""
+    """Whether an error means that the server is gone or is not the one to ask, rather than that one call is wrong."""
     if isinstance(reply, AskError | ClusterError) or (isinstance(reply, ResponseError) and READ_ONLY in str(reply)):
         return True
     return isinstance(reply, RedisError | OSError) and not isinstance(reply, ResponseError)

@@ -1,1 +1,1 @@
-"""Who is there: services say so in Redis, and orchestrators read it."""
+"""The registry: services announce themselves in Redis, and orchestrators read it."""

@@ -55,7 +55,7 @@ class RegistryUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Who is there. ignored: what was there and is not believed, by reason."""
+    """The services that are registered. ignored: values that are no entries, by reason."""
 
     entries: tuple[ServiceEntry, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Directory:
         await self._ask(PREFIX + entry_id, ("DEL", PREFIX + entry_id))
 
     async def listing(self) -> Listing:
-        """All that are there now, in no order."""
+        """All services registered now, in no order."""
         found = await self._ask(INDEX, ("EVAL", PRESENT, 1, INDEX, MOST_SERVICES))
         named = [_text(each) for each in found] if isinstance(found, list) else []
         ids = [each for each in named if ID.fullmatch(each)]

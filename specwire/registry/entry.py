@@ -43,7 +43,7 @@ class ServiceState(StrEnum):
 
 
 class InvalidEntry(ValueError):
-    """What is there is no entry. reason: one of few words, for counting."""
+    """A value in the registry is no entry. reason: one of few words, for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -66,7 +66,7 @@ class Registrar:
 
     @property
     def registers(self) -> bool:
-        """There is somebody to be told."""
+        """Whether anybody is to be told."""
         return self._task is not None
 
     async def drain(self) -> None:

@@ -134,7 +134,7 @@ class Backoff:
         return wait * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """What was tried has worked."""
+        """Reset, because an attempt has worked."""
         self._next = self._first
 
 

@@ -128,7 +128,7 @@ class Outbox(Generic[M]):
 
 
 def _cancelled_by_us() -> bool:
-    """Not every CancelledError is: gRPC also raises it from a write whose call was cancelled, by either end."""
+    """Whether our task was cancelled. gRPC also raises CancelledError from writes of a call that was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

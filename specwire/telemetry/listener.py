@@ -80,7 +80,7 @@ async def listen(registry: Registry, address: str, tls: ServerTls | None = None)
 
 
 def _encryption(tls: ServerTls | None) -> dict[str, Any]:
-    """What asyncio takes of it. Who does not come to an end with its handshake is no scraper either."""
+    """TLS options for asyncio. A client that does not finish its handshake in time is cut off."""
     if tls is None:
         return {}
     return {"ssl": tls.context(), "ssl_handshake_timeout": REQUEST_LIMIT_S, "ssl_shutdown_timeout": GOODBYE_S}
@@ -103,7 +103,7 @@ async def _serve(registry: Registry, reader: asyncio.StreamReader, writer: async
 
 
 async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    """Who does not take the answer that it asked for is not waited for."""
+    """Close the connection without waiting for a client that does not read its answer."""
     writer.close()
     with suppress(OSError, TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(REQUEST_LIMIT_S):

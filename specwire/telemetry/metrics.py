@@ -82,7 +82,7 @@ def by_label(
 
 
 def draft_families(drafts: Mapping[SourceKind, DraftCounts]) -> Families:
-    """What became of draft tokens, by who proposed them."""
+    """Samples of draft tokens and what became of them, by who proposed them."""
     told = (
         ("draft", "Draft tokens put to the target, by where they came from.", attrgetter("proposed")),
         ("tested", "Of these, those that were judged, all before them having been accepted.", attrgetter("tested")),

@@ -34,7 +34,7 @@ class OtelSpan:
 
 
 def begin(name: str, client: bool, parent: str, attributes: Mapping[str, str | int | float | bool]) -> OtelSpan:
-    """What is no traceparent counts as none: then the span is below what is current here, or begins a trace."""
+    """Begin a span. An invalid traceparent counts as none: it is then below the current span, or begins a trace."""
     context = _PROPAGATOR.extract({_FIELD: parent}) if parent else None
     kind = trace.SpanKind.CLIENT if client else trace.SpanKind.SERVER
     return OtelSpan(trace.get_tracer(SCOPE).start_span(name, context, kind, attributes))

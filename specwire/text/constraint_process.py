@@ -91,7 +91,7 @@ class Matching:
         return masks
 
     def _mask(self) -> Mask:
-        """All False where the library has given up."""
+        """The library's mask; all False where it has given up."""
         if self._matcher.is_error():
             return np.zeros(self._vocabulary, dtype=np.bool_)
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)

@@ -162,7 +162,7 @@ def send(fd: int, said: dict[str, Any], data: bytes = b"") -> None:
 
 
 def receive(fd: int, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
-    """What was sent. Raises Lost, also where it does not come within `limit_s` seconds (None: for ever)."""
+    """Receive what was sent. Raises Lost, also if it does not come within `limit_s` seconds (None: for ever)."""
     head, data = lengths_of(_read(fd, HEAD, limit_s))
     return json.loads(_read(fd, head, limit_s)), _read(fd, data, limit_s)
 

@@ -33,7 +33,7 @@ OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Sizes(NamedTuple):
-    """What a runner keeps a cache for."""
+    """What a runner's cache is for."""
 
     slots: int
     context: int
