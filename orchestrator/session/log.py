@@ -286,10 +286,8 @@ class Appender:
         return max(self._now() - now, self._clock() - wall)
 
     async def _write_once(self, effect: Append) -> AppendReply:
-        place = (self._record.session_id, self._fence, effect.position, effect.tokens, effect.outcomes)
-        if effect.end is None:
-            return await self._store.append(*place, effect.logprobs)
-        return await self._store.finish(*place, effect.end.reason, effect.end.text_length, effect.logprobs)
+        place = (self._record.session_id, self._fence, effect.position)
+        return await self._store.append(*place, effect.tokens, effect.outcomes, effect.logprobs, effect.end)
 
     async def _restore(self) -> None:
         """Write again what the log has lost. With it went what its request id stood for."""

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a store raises, and in which words.
@@ -396,26 +396,20 @@ class SessionStore(Protocol):
         ...
 
     async def append(
-        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> AppendReply:
-        """Add `tokens`, or give a sign of life with none, at the absolute `position`.
-
-        Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
-        """
-        ...
-
-    async def finish(
         self,
         session_id: str,
         fence: int,
         position: int,
         tokens: Tokens,
         outcomes: Outcomes,
-        reason: FinishReason,
-        text_length: int,
         logprobs: Logprobs = (),
+        end: End | None = None,
     ) -> AppendReply:
-        """`append` the last tokens and end the session, both or neither. Raises as `append`."""
+        """Add `tokens`, or give a sign of life with none, at the absolute `position`.
+
+        end: they are the last ones, and the session ends with them; both or neither.
+        Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
+        """
         ...
 
     async def read(self, session_id: str) -> StoredSession | None:

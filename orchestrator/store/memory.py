@@ -28,7 +28,7 @@ from orchestrator.store.base import (
     other_fence,
     random_step,
 )
-from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
 
 Clock = Callable[[], float]
 # Seconds between two searches of everything for what has expired. A single key is checked when it is used.
@@ -148,30 +148,24 @@ class MemoryStore:
         self._touch(held)
 
     async def append(
-        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> AppendReply:
-        log = self._owned(session_id, fence)
-        self._write(log, position, tokens, outcomes, logprobs)
-        return AppendReply(len(log.tokens), log.cancelled)
-
-    async def finish(
         self,
         session_id: str,
         fence: int,
         position: int,
         tokens: Tokens,
         outcomes: Outcomes,
-        reason: FinishReason,
-        text_length: int,
         logprobs: Logprobs = (),
+        end: End | None = None,
     ) -> AppendReply:
-        log, end = self._owned(session_id, fence), position + len(tokens)
-        ended_otherwise = log.reason and (log.reason, log.text_length) != (reason, text_length)
-        if len(log.tokens) > end or ended_otherwise:
-            raise mismatch(session_id, end)
+        log, behind = self._owned(session_id, fence), position + len(tokens)
+        if end is not None:
+            ended_otherwise = log.reason and (log.reason, log.text_length) != (end.reason, end.text_length)
+            if len(log.tokens) > behind or ended_otherwise:
+                raise mismatch(session_id, behind)
         self._write(log, position, tokens, outcomes, logprobs)
-        log.reason, log.text_length, log.ended = reason, text_length, self._clock()
-        self._touch(log)
+        if end is not None:
+            log.reason, log.text_length, log.ended = end.reason, end.text_length, self._clock()
+            self._touch(log)
         return AppendReply(len(log.tokens), log.cancelled)
 
     async def read(self, session_id: str) -> StoredSession | None:

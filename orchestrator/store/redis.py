@@ -58,7 +58,7 @@ from orchestrator.store.scripts import (
     session_keys,
 )
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import FinishReason
+from specwire.core.messages import End
 from specwire.redis.lines import Argument, Lines, Node
 from specwire.redis.urls import MEMORY, InvalidUrl, lines_of, without_password
 
@@ -192,36 +192,18 @@ class RedisStore:
             _refused(reply, record.session_id, fence, 0)
 
     async def append(
-        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
-    ) -> AppendReply:
-        return await self._append(session_id, fence, position, tokens, outcomes, logprobs)
-
-    async def finish(
         self,
         session_id: str,
         fence: int,
         position: int,
         tokens: Tokens,
         outcomes: Outcomes,
-        reason: FinishReason,
-        text_length: int,
         logprobs: Logprobs = (),
-    ) -> AppendReply:
-        return await self._append(session_id, fence, position, tokens, outcomes, logprobs, int(reason), text_length)
-
-    async def _append(
-        self,
-        session_id: str,
-        fence: int,
-        position: int,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs,
-        reason: int | str = "",
-        text_length: int = 0,
+        end: End | None = None,
     ) -> AppendReply:
         check_append(position, tokens, outcomes, logprobs)
-        said = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), reason, text_length)
+        ending = ("", 0) if end is None else (int(end.reason), end.text_length)
+        said = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), *ending)
         reply = await self._batcher.call(self.APPEND, session_keys(session_id), *said, *map(pack_logprobs, logprobs))
         if reply[0] != ScriptAnswer.OK:
             _refused(reply, session_id, fence, position)

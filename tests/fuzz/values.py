@@ -18,7 +18,7 @@ from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
 WEIGHTS = "w"
@@ -142,7 +142,7 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
         "read": lambda: store.read("s"),
         "claim": lambda: store.claim("s", "other"),
         "append": lambda: store.append("s", fence, at, more, outcomes, told[:2]),
-        "finish": lambda: store.finish("s", fence, at, more, outcomes, FinishReason.LENGTH, 9, told[:2]),
+        "finish": lambda: store.append("s", fence, at, more, outcomes, told[:2], end=End(FinishReason.LENGTH, "", 9)),
         "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S, logprobs=told),
         "create": lambda: store.create(record(), TTL_S),
         "cancel": lambda: store.cancel("s"),

@@ -39,13 +39,20 @@ class Unsteady(MemoryStore):
         self.refuses = False
 
     async def append(
-        self, session_id: str, fence: int, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()
+        self,
+        session_id: str,
+        fence: int,
+        position: int,
+        tokens: Tokens,
+        outcomes: Outcomes,
+        logprobs: Logprobs = (),
+        end: End | None = None,
     ) -> AppendReply:
         self.appends += 1
         if self.lost_before:
             self.lost_before -= 1
             raise StoreUnavailable("lost before", refused=self.refuses)
-        done = await super().append(session_id, fence, position, tokens, outcomes, logprobs)
+        done = await super().append(session_id, fence, position, tokens, outcomes, logprobs, end)
         if self.lost_after:
             self.lost_after -= 1
             raise StoreUnavailable("lost after")

@@ -15,7 +15,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason, Outcome
+from specwire.core.messages import End, FinishReason, Outcome
 from tests.core.script import LetterScanner
 from tests.wait import until
 
@@ -103,7 +103,7 @@ async def test_what_is_appended_is_shown_until_the_end() -> None:
     now = await scene()
     await now.append(3)
     await now.append(1, 2)
-    await now.log.finish("s", now.fence, 5, [0], [D], FinishReason.LENGTH, 4)
+    await now.log.append("s", now.fence, 5, [0], [D], end=End(FinishReason.LENGTH, "", 4))
     ended = await now.result()
     assert ended is not None
     assert (now.output.tokens, ended.reason) == ([3, 1, 2, 0], FinishReason.LENGTH)

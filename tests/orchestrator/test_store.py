@@ -27,7 +27,7 @@ from orchestrator.store.base import random_step
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 
@@ -154,7 +154,7 @@ async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore)
     claimed = await store.claim(session_id, "second")
     assert (claimed.tokens, claimed.logprobs, claimed.record) == ((7, 8, 9), tuple(told[:3]), record)
     await store.recreate(record, (7, 8, 9, 1), (A, B, B, D), claimed.fence, TTL, "second", None, told[:4])
-    await store.finish(session_id, claimed.fence, 7, (2,), (D,), FinishReason.LENGTH, 9, told[4:])
+    await store.append(session_id, claimed.fence, 7, (2,), (D,), told[4:], end=End(FinishReason.LENGTH, "", 9))
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.logprobs) == ((7, 8, 9, 1, 2), tuple(told))
@@ -203,7 +203,7 @@ async def test_only_the_newest_fence_writes(store: SessionStore) -> None:
         with pytest.raises(refusal):
             await store.append(session_id, fence, 4, (8,), (A,))
         with pytest.raises(refusal):
-            await store.finish(session_id, fence, 4, (8,), (A,), FinishReason.EOS, 1)
+            await store.append(session_id, fence, 4, (8,), (A,), end=End(FinishReason.EOS, "", 1))
     assert (await store.append(session_id, claimed.fence, 4, (8,), (A,))).length == 5
 
 
@@ -258,7 +258,7 @@ async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, D))
-    await store.finish(session_id, fence, 6, (), (), FinishReason.EOS, 3)
+    await store.append(session_id, fence, 6, (), (), end=End(FinishReason.EOS, "", 3))
     await store.recreate(record, (7, 8), (A, B), fence, TTL)
     with pytest.raises(ContentMismatch):
         await store.recreate(record, (7, 8, 9, 1), (A, B, D, D), fence, TTL)
@@ -298,7 +298,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
     with pytest.raises(Fenced):
         await store.append(session_id, fence, 4, (), ())
     with pytest.raises(Fenced):
-        await store.finish(session_id, fence, 4, (), (), FinishReason.EOS, 1)
+        await store.append(session_id, fence, 4, (), (), end=End(FinishReason.EOS, "", 1))
     with pytest.raises(Fenced):
         await store.recreate(record, (7,), (A,), fence, TTL)
     with pytest.raises(SessionExists):
@@ -333,7 +333,7 @@ async def test_instants_are_kept(store: SessionStore) -> None:
     assert log is not None
     assert before - 1 < log.claimed < time.time() + 1
     assert log.ended is None
-    await store.finish(session_id, fence, 3, (), (), FinishReason.EOS, 0)
+    await store.append(session_id, fence, 3, (), (), end=End(FinishReason.EOS, "", 0))
     log = await store.read(session_id)
     assert log is not None
     assert log.ended is not None
@@ -343,7 +343,7 @@ async def test_instants_are_kept(store: SessionStore) -> None:
 async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> None:
     session_id = f"retention-{id(store)}"
     fence = await store.create(record_of(session_id), TTL, retention_s=0.05)
-    await store.finish(session_id, fence, 3, (7,), (A,), FinishReason.EOS, 1)
+    await store.append(session_id, fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
     await store.read(session_id)
     for _ in range(6000):
         if await store.read(session_id) is None:
@@ -354,16 +354,16 @@ async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> No
 
 async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "end")
-    end = (session_id, fence, 3, (7, 8), (A, R), FinishReason.STOP_STRING, 12)
-    assert (await store.finish(*end)).length == 5
-    assert (await store.finish(*end)).length == 5  # repeated: equal
+    end = (session_id, fence, 3, (7, 8), (A, R), (), End(FinishReason.STOP_STRING, "", 12))
+    assert (await store.append(*end)).length == 5
+    assert (await store.append(*end)).length == 5  # repeated: equal
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.STOP_STRING, 12)
     with pytest.raises(ContentMismatch):
         await store.append(session_id, fence, 5, (9,), (A,))
     with pytest.raises(ContentMismatch):
-        await store.finish(session_id, fence, 3, (7, 8), (A, R), FinishReason.EOS, 12)
+        await store.append(session_id, fence, 3, (7, 8), (A, R), end=End(FinishReason.EOS, "", 12))
     assert (await store.append(session_id, fence, 4, (8,), (R,))).length == 5
 
 
@@ -371,11 +371,11 @@ async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> 
     session_id, fence = await started(store, "unfit")
     await store.append(session_id, fence, 3, (7, 8), (A, R))
     with pytest.raises(ContentMismatch):
-        await store.finish(session_id, fence, 3, (7,), (A,), FinishReason.EOS, 1)
+        await store.append(session_id, fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
     with pytest.raises(ContentMismatch):
-        await store.finish(session_id, fence, 4, (9,), (A,), FinishReason.EOS, 1)
+        await store.append(session_id, fence, 4, (9,), (A,), end=End(FinishReason.EOS, "", 1))
     with pytest.raises(Gap):
-        await store.finish(session_id, fence, 6, (9,), (A,), FinishReason.EOS, 1)
+        await store.append(session_id, fence, 6, (9,), (A,), end=End(FinishReason.EOS, "", 1))
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.reason) == ((7, 8), None)
@@ -383,7 +383,7 @@ async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> 
 
 async def test_a_session_without_output_can_end(store: SessionStore) -> None:
     session_id, fence = await started(store, "empty")
-    assert (await store.finish(session_id, fence, 3, (), (), FinishReason.CANCELLED, 0)).length == 3
+    assert (await store.append(session_id, fence, 3, (), (), end=End(FinishReason.CANCELLED, "", 0))).length == 3
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.outcomes, log.reason) == ((), (), FinishReason.CANCELLED)
@@ -519,7 +519,7 @@ async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> 
         assert tail.logprobs == tuple(told[skipped:])
         assert (tail.reason, tail.cancelled, tail.abandoned) == (None, False, False)
     await store.cancel(session_id)
-    await store.finish(session_id, fence, 6, (), (), FinishReason.CANCELLED, 5)
+    await store.append(session_id, fence, 6, (), (), end=End(FinishReason.CANCELLED, "", 5))
     tail = await store.tail(session_id, 3)
     assert tail is not None
     assert (tail.reason, tail.text_length, tail.cancelled) == (FinishReason.CANCELLED, 5, True)

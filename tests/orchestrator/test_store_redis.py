@@ -32,7 +32,7 @@ from orchestrator.store.lanes import MOST_AT_ONCE
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.redis.lines import Command, Node
 from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -178,7 +178,7 @@ async def test_a_late_reply_is_never_taken_for_another_calls(
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
     server.pause()
     with pytest.raises(StoreUnavailable):
-        await hasty.finish("a", fences["a"], 3, (7, 8), (A, A), FinishReason.EOS, 2)
+        await hasty.append("a", fences["a"], 3, (7, 8), (A, A), end=End(FinishReason.EOS, "", 2))
     server.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], 3, (1,), (A,))) == AppendReply(4, False)
     log = await store.read("a")
@@ -474,7 +474,7 @@ async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw
 
 async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore, raw: Redis) -> None:
     fence = await store.create(record_of("ended"), TTL, retention_s=5.0)
-    await store.finish("ended", fence, 3, (7,), (A,), FinishReason.EOS, 1)
+    await store.append("ended", fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
     await store.cancel("ended")
     await store.claim("ended", "reader")
     assert all(0 < raw.pttl(key) <= 5_000 for key in session_keys("ended"))
@@ -503,7 +503,7 @@ async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
 
     await store.append("s", await damaged(), 3, (7,), (A,))
     assert all(raw.pttl(key) > 0 for key in session_keys("s"))
-    await store.finish("s", await damaged(), 3, (7,), (A,), FinishReason.EOS, 1)
+    await store.append("s", await damaged(), 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
     assert all(raw.pttl(key) > 0 for key in session_keys("s"))
     await damaged()
     await store.delete("s")
@@ -531,7 +531,7 @@ async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
     fence = await store.create(record_of("s"), TTL, retention_s=5.0)
     await store.append("s", fence, 3, (7,), (A,))
     if ended:
-        await store.finish("s", fence, 4, (), (), FinishReason.EOS, 1)
+        await store.append("s", fence, 4, (), (), end=End(FinishReason.EOS, "", 1))
     keys = session_keys("s")
     for key in keys:
         raw.persist(key)

@@ -19,7 +19,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason, Outcome
+from specwire.core.messages import End, FinishReason, Outcome
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
@@ -138,7 +138,7 @@ async def test_who_ended_is_struck_off() -> None:
     """By its owner, or by whoever finds that it has ended, or is gone."""
     now = Scene()
     for name in ("ours", "theirs"):
-        await now.log.finish(name, await now.begun(name), 3, (), (), FinishReason.EOS, 0)
+        await now.log.append(name, await now.begun(name), 3, (), (), end=End(FinishReason.EOS, "", 0))
     now.sweeper.note_end("w", "ours")
     await now.begun("deleted")
     await now.log.delete("deleted")

@@ -22,9 +22,8 @@ from tests.simulation.loop import EPOCH, WORLD, SimLoop, in_strand
 
 # What a call waits for when its answer does not come.
 ANSWER_TIMEOUT = 2.0
-WRITES = ("append", "finish")
-# What needs memory; a sign of life, an append of no tokens, needs none.
-GROWING = ("create", "recreate", "claim", "append", "finish", "cancel", "bind_request", "call_roll", "missed", "ping")
+# What needs memory; a sign of life, an append of no tokens and no end, needs none.
+GROWING = ("create", "recreate", "claim", "append", "cancel", "bind_request", "call_roll", "missed", "ping")
 # What reads a log.
 READS = ("read", "tail", "claim")
 NEED_RECORD = ("read", "claim")
@@ -147,7 +146,7 @@ class SimStore:
 
     def check(self, name: str, args: tuple[Any, ...]) -> None:
         """Raises StoreError where Redis refuses what a log in memory would take."""
-        if self.full_until > self.loop.time() and name in GROWING and (name != "append" or args[3]):
+        if self.full_until > self.loop.time() and name in GROWING and (name != "append" or args[3] or args[6]):
             raise StoreUnavailable("the session log takes no writes: Redis has no memory left", "OOM", refused=True)
         damage = self.damaged.get(subject_of(args))
         needed = NEED_RECORD if damage == RECORD else READS
@@ -276,7 +275,7 @@ class StoreView:
         answer = await getattr(store.memory, name)(*args, **named)
         if name == "delete" or (name == "recreate" and store.damaged.get(session_id) != RECORD):
             store.damaged.pop(session_id, None)
-        if name in WRITES and args[1] != books.newest.get(args[0]):
+        if name == "append" and args[1] != books.newest.get(args[0]):
             store.report(f"{name} of {args[0]} under fence {args[1]}, the newest is {books.newest.get(args[0])}")
         if name == "create":
             if store.full_until > store.loop.time():
@@ -290,10 +289,10 @@ class StoreView:
         elif name == "recreate":
             books.restored += 1
             books.newest[args[0].session_id] = max(args[3], books.newest.get(args[0].session_id, 0))
-        if name in (*WRITES, "create", "claim", "recreate"):
+        if name in ("append", "create", "claim", "recreate"):
             books.alive[session_id] = store.loop.time()
-        if name in WRITES or name == "recreate":
-            log = await store.memory.read(args[0] if name in WRITES else args[0].session_id)
+        if name in ("append", "recreate"):
+            log = await store.memory.read(args[0] if name == "append" else args[0].session_id)
             if log is not None:
                 store.on_written(log)
         return answer
@@ -307,7 +306,7 @@ class StoreView:
     def _record(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         """The acknowledgement is about to reach the caller."""
         books = self._store.books
-        if name in WRITES:
+        if name == "append":
             books.told(args[0], args[1], args[2] + len(args[3]))
         elif name == "recreate":
             books.told(args[0].session_id, args[3], len(args[0].prompt) + len(args[1]))
