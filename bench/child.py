@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from bench.runs import BenchError
-from deploy.stack import bound
+from deploy.stack import subreaper
 from deploy.stack.processes import descendants, end_tree, environment
 
 Message = dict[str, Any]  # as JSON has it
@@ -38,7 +38,7 @@ class Child:
         settings = environment()
         settings.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
+            [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

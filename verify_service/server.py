@@ -190,7 +190,7 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # torch comes with these; a process that only parses its arguments does without.
         from specwire.lm import load_model
-        from verify_service.engine.calibrate import step_costs
+        from verify_service.engine.calibration import step_costs
         from verify_service.engine.engine import Engine
         from verify_service.engine.sampler import LogitsSampler
         from verify_service.metrics import families, load_of

@@ -16,7 +16,7 @@ from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
-from verify_service.engine.calibrate import step_costs
+from verify_service.engine.calibration import step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
 from verify_service.engine.sampler import LogitsSampler

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.runs import BenchError
-from deploy.stack import bound
+from deploy.stack import subreaper
 
 ROOT = Path(__file__).resolve().parents[2]
 # Only what hangs takes so long, on a busy machine too.
@@ -36,7 +36,7 @@ class Process:
     def _launch(self) -> subprocess.Popen[bytes]:
         with self._said.open("ab") as said:
             return subprocess.Popen(
-                [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self.command],
+                [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self.command],
                 cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

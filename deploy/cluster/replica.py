@@ -23,7 +23,7 @@ from typing import IO
 import ray
 
 from deploy.cluster.rollout import ReplicaPlace
-from deploy.stack import bound
+from deploy.stack import subreaper
 from deploy.stack.processes import KEPT_LINES, environment
 from deploy.stack.ray_actors import ThreadOutcome
 from specwire.registry.options import advertised
@@ -110,7 +110,7 @@ class Replica:
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self._command],
+            [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.stack import bound
+from deploy.stack import subreaper
 
 END_LIMIT = 5.0
 REAP_LIMIT = 10.0
@@ -46,7 +46,7 @@ class Child:
         env: its environment, `environment()` unless given.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(bound_by)), *command),
+            *(sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(bound_by)), *command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -106,7 +106,7 @@ def environment() -> dict[str, str]:
 def adopt_orphans() -> None:
     """Become the parent of any process below this one that loses its own."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(bound.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(subreaper.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_tree(pid: int) -> None:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, convert
 from msgspec.structs import asdict
 
 from orchestrator.store.base import DamagedLog, LogTail, SessionRecord, StoredSession
-from orchestrator.store.lanes import Reply
+from orchestrator.store.batcher import Reply
 from orchestrator.store.scripts import LIFETIME_MS
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import (

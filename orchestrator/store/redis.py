@@ -37,6 +37,7 @@ from orchestrator.store.base import (
     random_step,
     unmet_settings,
 )
+from orchestrator.store.batcher import Batcher, LuaScript, Reply
 from orchestrator.store.encoding import (
     encode_record,
     pack_logprobs,
@@ -46,7 +47,6 @@ from orchestrator.store.encoding import (
     stored_session,
     stored_tail,
 )
-from orchestrator.store.lanes import Batcher, LuaScript, Reply
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import (
     NO_DIGEST,

@@ -8,7 +8,7 @@ import torch
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed, load_model
-from verify_service.engine.calibrate import WIDTHS, calibrate, calibrate_batches
+from verify_service.engine.calibration import WIDTHS, calibrate, calibrate_batches
 
 
 def costs() -> StepCosts:
@@ -93,7 +93,7 @@ def test_long_forwards_are_measured_once(
     monkeypatch: pytest.MonkeyPatch, long_us: float, turns: tuple[int, ...]
 ) -> None:
     """Whoever has lost another verifier waits for this one. Plain decoding is measured in every round all the same."""
-    monkeypatch.setattr("verify_service.engine.calibrate.LONG_US", long_us)
+    monkeypatch.setattr("verify_service.engine.calibration.LONG_US", long_us)
     lm = load_model("scripted:3", slots=1)
     fed: list[int] = []
     forward = lm.forward

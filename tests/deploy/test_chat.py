@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as cli
+from deploy.stack.child_stack import stack_words
 from deploy.stack.options import add_stack_arguments
-from deploy.stack.own_stack import stack_words
 from specwire.core.messages import FinishReason
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 

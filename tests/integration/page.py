@@ -27,7 +27,7 @@ from typing import Self
 
 import yaml
 
-from deploy.stack import bound
+from deploy.stack import subreaper
 from deploy.stack.processes import end_tree
 from tests.certificates import Authority
 from tests.documents import PROMPT, ROOT, Block
@@ -53,7 +53,7 @@ class Service:
     def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
         self.command = command
         self._said = folder / f"service-{time.monotonic_ns()}"
-        bound_to_us = (sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)))
+        bound_to_us = (sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGTERM)))
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 [*bound_to_us, "bash", "-c", f"exec {command}"],

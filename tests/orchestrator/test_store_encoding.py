@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.store.base import DamagedLog, SessionRecord
+from orchestrator.store.batcher import Reply
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
@@ -21,7 +22,6 @@ from orchestrator.store.encoding import (
     unpack_outcomes,
     unpack_tokens,
 )
-from orchestrator.store.lanes import Reply
 from orchestrator.store.scripts import request_key
 from specwire.core.law.sampling import LEAST_REPETITION_PENALTY, LEAST_TEMPERATURE, Sampling
 from specwire.core.limits import Stopping

@@ -27,8 +27,8 @@ from orchestrator.store import (
     open_store,
 )
 from orchestrator.store.base import MOST_STEP_US, unavailable
+from orchestrator.store.batcher import MOST_AT_ONCE
 from orchestrator.store.encoding import encode_record
-from orchestrator.store.lanes import MOST_AT_ONCE
 from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling

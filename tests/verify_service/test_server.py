@@ -19,7 +19,7 @@ from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
 from specwire.rpc.service_thread import StartGivenUp
 from specwire.v1 import common_pb2, verify_pb2_grpc
-from verify_service.engine.calibrate import calibrate
+from verify_service.engine.calibration import calibrate
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import start
 

@@ -1,8 +1,8 @@
 """Replace this process by a command that gets a signal when its parent ends, and that adopts the orphans below it.
 
-Run by path: ``python -I bound.py PARENT_PID SIGNAL COMMAND [ARGUMENT ...]``, SIGNAL 0 for none. A program of its own,
-because the child itself must make both settings, and code between fork and exec in a parent with threads may deadlock.
-Both survive the exec.
+Run by path: ``python -I subreaper.py PARENT_PID SIGNAL COMMAND [ARGUMENT ...]``, SIGNAL 0 for none. A program of its
+own, because the child itself must make both settings, and code between fork and exec in a parent with threads may
+deadlock. Both survive the exec.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from deploy.settings import PREFIX
-from deploy.stack import bound
+from deploy.stack import subreaper
 from deploy.stack.options import ANY_PORT, StackError, add_stack_arguments
 from deploy.stack.processes import end_tree, environment
 
@@ -46,7 +46,7 @@ def own_stack(words: Sequence[str], report: Callable[[str], None]) -> Iterator[s
     ours = ["--json", "--listen", ANY_PORT, "--http", "none", "--unlisted"]
     command = [sys.executable, "-m", "deploy", "up", *words, *ours]
     process = subprocess.Popen(
-        [sys.executable, "-I", bound.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
+        [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
