@@ -40,7 +40,7 @@ class Part(NamedTuple):
         return cls(share, held, window, tokens, session.source if window else None, wanted)
 
     def ask(self) -> None:
-        """What its rows need to know from elsewhere, before the forward."""
+        """Ask, before the forward, for what its rows need from elsewhere."""
         if self.wanted:
             self.held.session.ask(self.tokens)
 
@@ -60,9 +60,9 @@ class RowSampler(Protocol):
     """Reads the rows of one runtime's forwards; of tensors: `verify_service.engine.sampler.LogitsSampler`."""
 
     def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
-        """What the target says to each part, whose rows stand one behind the other.
+        """The target's choices for each part; the parts' rows stand one behind the other.
 
-        heard: whether it is known what a part's constraint allows; nothing is said to one that it is not known of.
+        heard: whether it is known what a part's constraint allows; a part without that gets no choices.
         """
         ...
 

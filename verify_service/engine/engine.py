@@ -132,8 +132,8 @@ class Engine:
     def step(self) -> Rest | None:
         """Do what can be done now; returns how long there will be nothing to do, None to go on at once.
 
-        What it decides is told behind the plan of the next one, or before a rest: who sends it needs the interpreter,
-        which a forward leaves to others and planning does not.
+        What a step decides is told after the next one is planned, or before a rest. Sending needs the interpreter,
+        which a forward leaves to other threads and planning does not.
         """
         self._take_commands()
         self.reception.expire(self._now_us())
@@ -168,14 +168,14 @@ class Engine:
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
 
-        It may have by now, so it is not asked again: nobody would wake us for it.
+        It may have answered by now, and nobody would wake us for that.
         """
         return min(self.reception.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
     # Commands and reports
 
     def _take_commands(self) -> None:
-        """What waits, up to a limit: a flood must not keep the sessions from their steps."""
+        """Take waiting commands, up to a limit: a flood must not keep the sessions from their steps."""
         taken = 0
         while taken < MOST_TAKEN and not self.inbox.empty():
             command = self.inbox.get(timeout=0.0)
@@ -186,7 +186,7 @@ class Engine:
         match command:
             case Tick():
                 if command.opens:
-                    self.tell()  # a handle may be another session's now; and opening one may take a while
+                    self.tell()  # a handle may be another session's now, and opening one may take a while
                 self.reception.tick(command)
             case Begun():
                 self.reception.begun(command)
@@ -241,8 +241,10 @@ class Engine:
                 self.reception.fail(held, code, message)
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
-        """Nothing was decided. Prompts are fed in smaller chunks from the next step on, and fewer draft tokens; without
-        any, each session is tried alone, and one that is too large by itself is given up.
+        """Answer a forward that lacked memory and decided nothing.
+
+        From the next step on prompts are fed in smaller chunks, with fewer draft tokens. If that is not enough, each
+        session is tried alone, and one that is too large by itself is given up.
         """
         logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
         for _, held in shares:
@@ -283,7 +285,7 @@ class Engine:
         self._decide(parts, told, failed, timings)
 
     def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
-        """A step's own account, once its tokens are chosen."""
+        """Let each session decide, once a step's tokens are chosen, and account for the step."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         plain_us, drafts_us = self.costs.told(len(parts))
@@ -304,7 +306,7 @@ class Engine:
         return timings
 
     def _patience_until(self, until_us: float) -> Callable[[Part], bool]:
-        """Whether a part's constraint has answered: all together are waited for until then, and no longer."""
+        """Whether a part's constraint has answered; all of them together are waited for until one deadline."""
         return lambda part: part.held.session.heard(max(0.0, until_us - self._now_us()) / 1e6)
 
     def _feed(self, part: Part) -> Feed:
@@ -331,7 +333,7 @@ class Engine:
                 self.lm.rollback(part.share.slot, part.held.session.position - 1)
 
     def _contain(self, part: Part) -> None:
-        """Logits that are not finite: a draft token's doing costs its session the drafts, for good.
+        """Contain logits that are not finite: the session loses its drafts if one may be the cause, else it ends.
 
         The model has discarded the slot, so the text is fed again, which no ledger could bear a second time.
         """

@@ -1,4 +1,4 @@
-"""Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others."""
+"""Which sessions have a slot and which wait for one. What an ended session leaves in its slot is kept for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verify_service.engine.sessions import NO_SLOT, Held, Roster
 # compared in one operation, and one that cannot win is dismissed by one token. So nothing has to be kept in step with
 # what is evicted, a prefix need not end where a block does, and no collision can be forged.
 
-# A shorter prefix is not worth having: that many more rows hardly change what a forward costs.
+# A shorter prefix is not worth a copy: so many rows hardly change what a forward costs.
 LEAST_SHARED = 8
 STRETCH = 16
 
@@ -35,12 +35,12 @@ class Prefix:
 
     @property
     def whole(self) -> bool:
-        """All of the tokens are there, but for the last one, which is fed when the next is wanted."""
+        """Whether all of the tokens are there but the last one, which is fed when the next is wanted."""
         return self.length >= len(self.tokens) - 1
 
 
 def common(text: list[int], other: list[int]) -> int:
-    """How many tokens the two begin with alike: stretches that double while they are equal, then halve."""
+    """Length of the common prefix. It compares stretches that double while they are equal, then halve."""
     position, stretch, growing = 0, STRETCH, True
     while position < min(len(text), len(other)):
         if text[position : position + stretch] == other[position : position + stretch]:
@@ -88,7 +88,7 @@ class LongestWait:
         self._longest_us = (0.0, 0.0)
 
     def note(self, waited_us: float, now_us: float) -> None:
-        """A wait is over."""
+        """Note a wait that is over."""
         stretch = int(now_us // WAITS_KEPT_US)
         before, present = self._as_of(stretch)
         self._stretch, self._longest_us = stretch, (before, max(present, waited_us))
@@ -104,7 +104,7 @@ class LongestWait:
 
 
 class WaitingRoom:
-    """Invariant: holds the sessions without a slot, except parked ones: those ask for none until they have room."""
+    """Invariant: holds the sessions without a slot, except parked ones, which ask for none until they have room."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -121,14 +121,14 @@ class WaitingRoom:
         self._held = {turn: each for turn, each in self._held.items() if each is not held}
 
     def next(self, served: Iterable[Held]) -> Held | None:
-        """Whose turn it is, given those that are served now."""
+        """The session whose turn it is, given those that are served now."""
         if not self._held:
             return None
         turn = next_in_turn(self._held, Counter(each.scope for each in served), self._latest)
         return None if turn is None else self._held[turn]
 
     def took_turn(self, held: Held) -> None:
-        """It has a slot now."""
+        """Remove a session that has a slot now."""
         self.remove(held)
         self._latest[held.scope] = next(self._numbers)
         self._latest.move_to_end(held.scope)
@@ -139,13 +139,13 @@ class WaitingRoom:
 # ----------------------------------------------------------------------------------------------------------------------
 # What each cache slot of the model holds, and which one a new session gets.
 #
-# When a session is over, its keys and values stay where they are until the slot is needed: the least recently used go
-# first. A session of the same scope that begins alike starts from them.
+# When a session is over, its keys and values stay in their slot until it is needed; the least recently used slot goes
+# first. A session of the same scope with the same beginning starts from them.
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is left of a session that is over."""
+    """A slot with what is left of a session that is over."""
 
     session_id: str
     scope: bytes
@@ -166,7 +166,7 @@ class Slots:
 
     @property
     def kept(self) -> int:
-        """How many slots could be had for nobody's loss but time."""
+        """How many slots hold what ended sessions left; losing one of them only costs somebody time."""
         return len(self._kept)
 
     def lend(self) -> int | None:
@@ -176,9 +176,9 @@ class Slots:
         return self._free.pop() if self._free else None
 
     def lend_for(self, tokens: list[int], scope: bytes, running: Iterable[Prefix]) -> int | None:
-        """A slot for a session that begins with `tokens`; as much as can be had of that is in it already.
+        """A slot for a session that begins with `tokens`, filled with the longest prefix of them that can be had.
 
-        running: what the slots of sessions that may be shared from hold.
+        running: what the slots of running sessions hold that may be shared from.
         """
         found = longest(tokens, [*self._of(scope), *running])
         if found is None:
@@ -197,12 +197,12 @@ class Slots:
         self.counts["prefix copied"] += 1
 
     def give_back(self, slot: int) -> None:
-        """What was in it is gone."""
+        """Free a slot whose contents are gone."""
         self._lm.discard(slot)
         self._free.append(slot)
 
     def keep(self, slot: int, tokens: list[int], scope: bytes, session_id: str) -> None:
-        """A session is over. Behind its text may lie draft tokens that nobody decided."""
+        """Keep what an ended session leaves. Behind its text may lie draft tokens that nobody decided."""
         length = min(self._lm.cached(slot), len(tokens))
         if not scope or length < LEAST_SHARED:
             self.give_back(slot)
@@ -211,7 +211,7 @@ class Slots:
         self._kept[slot] = Kept(session_id, scope, Prefix(slot, tokens, length))
 
     def forget(self, session_id: str) -> None:
-        """Somebody had the session deleted."""
+        """Forget what a deleted session left."""
         for slot in [slot for slot, kept in self._kept.items() if kept.session_id == session_id]:
             self._give_up(slot)
 
@@ -240,13 +240,13 @@ class Slots:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which sessions have a slot and which wait for one; what those that leave have in theirs stays for others.
+# Which sessions have a slot and which wait for one.
 #
 # A session that may decide nothing, because its client does not read or its log does not answer, keeps its slot as long
-# as nobody needs it. Then whoever has had no room for longest is parked: with new credit it queues for a slot, and
-# feeds its text again.
+# as nobody needs it. Then the session that has had no room for longest is parked: with new credit it queues for a slot
+# and feeds its text again.
 
-# Without room for so long a session gives its slot up to one that waits for it.
+# A session without room for so long gives its slot up to one that waits.
 PARK_AFTER_US = 5e6
 
 
@@ -278,7 +278,7 @@ class SlotScheduler:
         self._admitted = admitted
 
     def enter(self, held: Held) -> str | None:
-        """It gets a slot now or waits for one; if it may not wait, the reason."""
+        """Give a session a slot now, or let it wait for one; returns the reason if it may not wait."""
         self._roster.add(held)
         held.came_us = self._now_us()
         self.waiting.add(held)
@@ -293,7 +293,7 @@ class SlotScheduler:
         return f"all {self._lm.slots} slots of this verifier are taken{queue}"
 
     def fill(self, between_steps: bool = False) -> None:
-        """Give those who wait a slot, each in turn, as long as there is one. Between steps somebody may be parked."""
+        """Give waiting sessions slots in turn, while there are any. Between steps one may be parked for that."""
         while self.waiting and (held := self.waiting.next(self._roster.served)) is not None:
             slot = self._slot_for(held)
             if slot is None and between_steps and self._park():
@@ -305,7 +305,7 @@ class SlotScheduler:
             self._seat(held, slot)
 
     def _park(self) -> bool:
-        """Whether a session had no room for long enough, and has given its slot up."""
+        """Park a session that has had no room for long enough; whether there was one."""
         held = min(self._paused, key=_since, default=None)
         if held is None or _since(held) > self._now_us() - PARK_AFTER_US:
             return False
@@ -320,25 +320,25 @@ class SlotScheduler:
 
     @property
     def next_parking_us(self) -> float:
-        """When somebody will have had no room for long enough, if anybody waits for that."""
+        """When a session may be parked next, if any session waits for a slot."""
         return min(map(_since, self._paused), default=math.inf) + PARK_AFTER_US if self.waiting else math.inf
 
     def unpark(self, held: Held) -> None:
-        """It has room again, if it was parked for want of it: it waits for a slot, however long that takes."""
+        """Let a parked session that has room again wait for a slot, however long that takes."""
         if held.parked and held.session.room > 0:
             held.parked, held.came_us = False, self._now_us()
             self.waiting.add(held)
             self.fill()
 
     def catch_up(self) -> None:
-        """Before a step: those whose prompts wait to be fed take what has been fed meanwhile of one that begins alike.
+        """Before a step, let prompts that wait take over what has been fed of one with the same beginning.
 
-        Of several that came together with one prompt, all but the first do. Each copies once: when there is no more.
+        Of several sessions that came with one prompt, all but the first do. Each copies once, when all of it is fed.
         """
         behind = [held for held in self._roster if held.scope and not held.waiting and self._is_behind(held)]
         shared = {scope: self._shared(scope) for scope in {held.scope for held in behind}}
         for held in behind:
-            # Its own slot holds less than it asks for, and is not found.
+            # Its own slot holds less than it asks for, and so is not found.
             found = longest(held.session.text.tokens, shared[held.scope], self._lm.cached(held.slot) + LEAST_SHARED)
             if found is not None and (found[1] < found[0].length or found[0].whole):
                 self.slots.copy(found[0].slot, held.slot, found[1])
@@ -359,7 +359,7 @@ class SlotScheduler:
         self._seat(held, former.slot)
 
     def leave(self, held: Held) -> None:
-        """It is over. What its slot holds stays for others of its scope, until the slot is needed."""
+        """Take leave of an ended session. Its slot's contents stay for others of its scope until the slot is needed."""
         self._roster.remove(held)
         if held.waiting:
             self.waiting.remove(held)
@@ -369,19 +369,19 @@ class SlotScheduler:
             self.slots.keep(held.slot, held.session.text.tokens, held.scope, held.session_id)
 
     def forget(self, session_id: str) -> None:
-        """The session was deleted. One that is still open leaves nothing once it is closed."""
+        """Forget a deleted session. One that is still open leaves nothing once it is closed."""
         held = self._roster.holder(session_id)
         if held is not None:
             held.scope = b""
         self.slots.forget(session_id)
 
     def lend(self) -> int | None:
-        """An empty slot, if need be of an idle session; None if all are in use."""
+        """An empty slot, taken from an idle session if need be; None if all are in use."""
         slot = self.slots.lend()
         return self.slots.lend() if slot is None and self._dismiss_idle() else slot
 
     def queue_us(self) -> float:
-        """The longest that a session waits for a slot, or has waited of late. For any thread."""
+        """The longest that a session waits for a slot, or has waited recently. For any thread."""
         now_us = self._now_us()
         waiting = [now_us - held.came_us for held in list(self._roster) if held.waiting and not held.parked]
         return max(self._longest.at(now_us), *waiting, 0.0)
@@ -396,7 +396,7 @@ class SlotScheduler:
         self._admitted(held)
 
     def _slot_for(self, held: Held) -> int | None:
-        """A slot that may hold a part of the text already, if need be of an idle session; None if all are in use."""
+        """A slot that may hold a part of the text, taken from an idle session if need be; None if all are in use."""
         tokens = held.session.text.tokens
         slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
         if slot is None and self._dismiss_idle():
@@ -404,7 +404,7 @@ class SlotScheduler:
         return slot
 
     def _shared(self, scope: bytes) -> list[Prefix]:
-        """What sessions of this scope have in their slots; in the middle of a step draft tokens may lie behind it."""
+        """What running sessions of this scope have in their slots, without draft tokens of a step under way."""
         sharing = [held for held in self._roster if held.scope == scope and not held.waiting] if scope else []
         texts = [(held.slot, held.session.text.tokens) for held in sharing]
         return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
