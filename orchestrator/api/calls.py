@@ -1,4 +1,4 @@
-"""Sessions as whoever calls from outside begins, reads and ends them, whatever the protocol."""
+"""Sessions as callers begin, read and end them, whatever the protocol."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
 async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     """Ask whoever drives the session for its end; a session that nobody drives is ended here.
 
-    Returns once the log has it: then it holds also where this process, or another owner, ends before the session.
-    That it is ended here at once is an attempt; what it does not get to is left to whoever sweeps.
+    Returns once the log has the request: then it holds even if this process, or another owner, ends first. Ending the
+    session here at once is an attempt; what it does not reach is left to the sweep.
 
     Raises:
         StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer, or has lost a session that is driven here: it may
@@ -241,7 +241,7 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Sessions as whoever calls from outside begins and reads them, whatever the protocol: gRPC's api and HTTP's.
+# Sessions as callers begin and read them, whatever the protocol: gRPC's api and HTTP's.
 #
 # Errors are raised as InvalidParameter, StatusError or StoreError.
 
@@ -290,7 +290,7 @@ class Generating:
         """
         target = target or await self.target_for(request, tenant)
         driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
-        if reached is not None or request.take_over:  # whoever drove it may be gone: its reader lost the connection
+        if reached is not None or request.take_over:  # its driver may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
         guess = _guess(driver, target) if request.provisional else None
         driver.trace = trace or driver.trace
@@ -326,7 +326,7 @@ class Generating:
         time_left: float | None,
         traceparent: str,
     ) -> SessionDriver:
-        """The session. What this version of the model would refuse may have begun under its id with another one."""
+        """The request's session. One that this version would refuse may have begun under its id with another."""
         vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
         try:
             before = await tokens_of(request.parent, tenant, vocabulary, store)
@@ -361,7 +361,7 @@ class Generating:
         """The place of a reader that has what is before `position`; raises as `cursor_of`."""
         known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
         cursor = await cursor_of(known, driver, self._orchestrator.store, self._orchestrator.options.store_timeout)
-        # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+        # What it has need not be shown again: a reader at the end of the credit would wait for ever.
         driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
         return cursor
 
@@ -402,7 +402,7 @@ class Generating:
 
 
 def _pass_deadline(driver: SessionDriver) -> None:
-    """A call ends; if because the session's deadline has passed, so does the session.
+    """End a call; if the session's own deadline has passed, end the session, too.
 
     That is the deadline of the call that began it: others that have joined it may have less time, or more.
     """

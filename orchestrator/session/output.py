@@ -26,9 +26,9 @@ from specwire.core.session import PeekingScanner, Session
 from specwire.v1 import verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Who reads a session: it goes on for as long as somebody does, and for a grace after that.
+# Readers: a session goes on as long as somebody reads it, and for a grace after that.
 
-# Seconds. A session that nobody has begun to read was left by its caller before it was there.
+# Seconds for a session that nobody has begun to read: its caller left before it was there.
 UNREAD = 5.0
 
 
@@ -46,12 +46,12 @@ class Readers:
         self._on_left = on_left
 
     def expect(self) -> None:
-        """Whoever asked for the session may be gone already."""
+        """Start the grace: whoever asked for the session may be gone already."""
         self._wait(max(UNREAD, self._grace))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A reader is here for as long."""
+        """Count a reader for as long as the context lasts."""
         self.count += 1
         self._timers.cancel("detached")
         try:
@@ -125,7 +125,7 @@ class Output:
         self.text = ""
         self.end: End | None = None
         self.timings: OutputTimings | None = None
-        # Per token, what of the text is released once it is there; the rest is withheld as a stop's possible start.
+        # Per token, the part of the text released with it; the rest is withheld as a stop string's possible start.
         # Not what was released with those that came with it: elsewhere others may, and readers come from there.
         self._released: list[int] = []
         self._changed: asyncio.Future[None] | None = None
@@ -246,13 +246,13 @@ class ProvisionalText:
         self._stopped = False
 
     def stop(self) -> None:
-        """The session is driven elsewhere: nothing is provisional until it comes back."""
+        """Forget everything while the session is driven elsewhere: nothing is provisional until it comes back."""
         self._stopped = True
         self._ahead, self._made = Ahead(self._session.emitted), None
         self._output.wake()
 
     def restart(self, session: Session, scanner: PeekingScanner) -> None:
-        """The session is driven here again, as another one."""
+        """Follow the session that is driven here again, as another object."""
         self._stopped = False
         self._session, self._scanner = session, scanner
         self._preview.follow(session.text)
@@ -264,7 +264,7 @@ class ProvisionalText:
         self.follow()
 
     def follow(self) -> None:
-        """The session has moved."""
+        """Follow the session to its new position."""
         if self._stopped:
             return
         self._preview.follow(self._session.text)
@@ -282,7 +282,7 @@ class ProvisionalText:
 # ----------------------------------------------------------------------------------------------------------------------
 # A session's output from its log: the same text, whoever appended it and in whatever portions.
 
-# Tokens that are made text of at a time: a few ms, for which other sessions wait.
+# Tokens detokenised at a time: a few ms, for which other sessions wait.
 PORTION = 512
 
 
@@ -313,7 +313,7 @@ class Replay:
         logprobs: Sequence[TokenLogprobs] = (),
         skipped: int = 0,
     ) -> None:
-        """The log's decided tokens are these by now, behind the first `skipped`, which were seen. Raises OtherText."""
+        """Take the log's decided tokens behind the first `skipped`, which were seen already. Raises OtherText."""
         shown, end = self.output.tokens, skipped + len(tokens)
         if end < len(shown) or shown[skipped:] != list(tokens[: len(shown) - skipped]):
             position = self.output.prompt_length + self.seen
@@ -333,6 +333,6 @@ class Replay:
             self.output.add(Emit(position, (token,), (outcome,), *shown, logprobs))
 
     def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
-        """The output's end as the log has it; what failed, if the reason is ERROR, it does not say."""
+        """The output's end as the log has it; for the reason ERROR it does not say what failed."""
         message = "the log does not say how" if reason is FinishReason.ERROR else ""
         return EmitEnd(End(reason, message, text_length), self.scanner.finish())

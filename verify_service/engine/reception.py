@@ -69,7 +69,7 @@ class Reception:
         return known
 
     def report_of(self, held: Held) -> Report:
-        """What its link hears; nobody hears of a session that has none."""
+        """What is said to its link; for a session without a link nobody hears it."""
         return self.report(held.link) if held.attached else Report()
 
     def take_reports(self) -> Reports:
@@ -79,7 +79,7 @@ class Reception:
     # Commands
 
     def tick(self, tick: Tick) -> None:
-        """Closes come first, so that opens find slots, and again for what one message opened and closed."""
+        """Take a message in. Closes come first, so that opens find slots, and again for what it opened and closed."""
         self._close(tick)
         for opening in tick.opens:
             self._open(tick.link, opening)
@@ -92,9 +92,9 @@ class Reception:
             self.scheduler.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
-        """A session that was opened with a constraint can go on, or cannot be served.
+        """Let a session that was opened with a constraint go on, or refuse it.
 
-        Whoever holds the handle by now may be another session, or another connection of this one.
+        The handle may be another session's by now, or another connection's of this one.
         """
         held = self.roster.get(begun.link, begun.handle)
         if held is None or (held.fence, held.attach) != begun.generation or held.session.matcher is not None:
@@ -107,7 +107,7 @@ class Reception:
                 self._seated(held)
 
     def link_lost(self, link: int) -> None:
-        """Its sessions go on deciding what they are allowed, until their owner connects again or is given up."""
+        """Lose a link. Its sessions decide what they are allowed, until their owner connects again or is given up."""
         for held in self.roster.on(link):
             self._detach(held)
         self.reports.pop(link, None)
@@ -159,7 +159,7 @@ class Reception:
             self.release(held)
 
     def _stale(self, opening: Opening) -> Refusal | None:
-        """The newest (fence, attach) of a session wins."""
+        """Refuse all but the newest (fence, attach) of a session."""
         fence, attach = self.roster.newest(opening.session_id)
         if opening.generation >= (fence, attach):
             return None
@@ -167,7 +167,7 @@ class Reception:
         return Refusal(opening.handle, Code.FAILED_PRECONDITION, message, fence)
 
     def _serve(self, link: int, opening: Opening) -> Refusal | None:
-        """Where the session is held already, its older connection is told so, and what is of use is taken over."""
+        """If the session is held already, tell its older connection, and take over what is of use."""
         held = self.roster.holder(opening.session_id)
         if held is None:
             return self._admit(link, opening)
@@ -184,7 +184,7 @@ class Reception:
         return self._admit(link, opening, held)
 
     def _resume(self, held: Held, link: int, opening: Opening) -> bool:
-        """Go on where the session stands, without a prefill, if that is what a fresh one would come to.
+        """Go on where the session stands, without a prefill, if a fresh one would come to the same.
 
         The ledger goes on too: Open's balance is that of an earlier verdict.
         """
@@ -293,7 +293,7 @@ class Reception:
             self.release(held)
 
     def linger(self, held: Held) -> None:
-        """It has its end. Until its owner closes it, the verdict that says so may be lost with the link."""
+        """Keep a session that has its end until its owner closes it: the verdict that says so may be lost."""
         if self._grace_us > 0:
             self.roster.rest(held, self._now_us() + self._grace_us)
         else:
@@ -310,13 +310,13 @@ class Reception:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why. What a failure leaves in a slot is of use to nobody."""
+        """Drop a session and tell its link why. What a failure leaves in a slot is not kept."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
         self.release(held)
 
     def give_up(self, held: Held) -> None:
-        """Its constraint lets it neither go on nor end."""
+        """Fail a session whose constraint lets it neither go on nor end."""
         self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
 
     def release(self, held: Held) -> None:

@@ -41,7 +41,7 @@ from specwire.core.messages import (
 #     greedy    argmax of the target's logits, ties to the lowest id
 #     coupled   argmax(log p + G), G keyed by (seed, choice, position, id): Gumbel coupling, arXiv 2408.07978
 
-# Those of tokens at whose position a draft token was tested.
+# Outcomes of tokens at whose position a draft token was tested.
 JUDGED = (Outcome.ACCEPTED, Outcome.RECOVERED)
 
 
@@ -195,11 +195,11 @@ class TargetWeights(Protocol):
         ...
 
     def own(self, row: int) -> int:
-        """Drawn from p."""
+        """A token drawn from p."""
         ...
 
     def residual(self, row: int, scale: Number, weights: Weights) -> int:
-        """Drawn from norm((scale * p - q)+), q being what the weights stand for; asked at most once a row."""
+        """A token drawn from norm((scale * p - q)+), q being the weights' distribution; asked at most once a row."""
         ...
 
 
@@ -235,7 +235,7 @@ def by_rejection(target: TargetWeights, window: Sequence[Draft], late: Draft | N
 
 
 def _replacement(target: TargetWeights, row: int, draft: Draft) -> int | None:
-    """What is decided instead of `draft`; None where it is accepted."""
+    """The token that is decided instead of `draft`; None where `draft` is accepted."""
     weights = _weights(draft)
     (p,) = target.probabilities(row, (draft.token,))
     if target.coin(row, _at_most_one(p * weights.total / weights.of(draft.token))):
@@ -313,7 +313,7 @@ def _tested(window: Sequence[Draft], late: Draft | None) -> Sequence[Draft]:
 
 
 def _weights(draft: Draft) -> Weights:
-    """Chains hold no token without, under the rules that need them."""
+    """A draft token's weights. Under the rules that need them chains hold no token without."""
     if draft.weights is None:
         raise AssertionError(f"draft token {draft.token} has no weights")
     return draft.weights
@@ -329,7 +329,7 @@ def _replaced(accepted: Sequence[Draft], token: int) -> Decision:
 
 
 def _whole(target: TargetWeights, window: Sequence[Draft], late: Draft | None) -> Decision:
-    """All that was tested is accepted. Where nothing stood at the last row, the target's own token does."""
+    """Accept all that was tested. Where no draft token stood at the last row, the target's own token does."""
     tokens = tuple(draft.token for draft in _tested(window, late))
     outcomes = (Outcome.ACCEPTED,) * len(tokens)
     if late is not None:
