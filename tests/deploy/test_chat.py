@@ -18,6 +18,7 @@ from deploy.cli import main as cli
 from deploy.stack.child_stack import stack_words
 from deploy.stack.options import add_stack_arguments
 from specwire.core.messages import FinishReason
+from tests.faults.parts import hiding
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,8 @@ async def test_ctrl_c_ends_the_answer_and_not_the_program() -> None:
     assert list(second.record.prompt[: len(tokens)]) == tokens
 
 
-async def test_lines_from_a_pipe() -> None:
+@pytest.mark.parametrize("without", ["", "jinja2,starlette,uvicorn"], ids=["with all", "without the extra http"])
+async def test_lines_from_a_pipe(without: str, tmp_path: Path) -> None:
     async with stack(TARGET) as running:
         address = running.client.address
         process = await asyncio.create_subprocess_exec(
@@ -128,7 +130,7 @@ async def test_lines_from_a_pipe() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=environment(),
+            env={**environment(), **hiding(tmp_path, without)},
         )
         async with asyncio.timeout(LIMIT_S):
             out, err = await process.communicate(b"one\n\n/clear\none\nthree\n")
@@ -141,9 +143,28 @@ async def test_lines_from_a_pipe() -> None:
     assert (process.returncode, ends) == (0, [5, 5, 5])
 
 
+async def test_a_template_needs_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{{ messages }}")
+    async with stack(TARGET) as running:
+        words = command("--address", running.client.address, "--chat-template", str(tmp_path / "template"))
+        env = {**environment(), **hiding(tmp_path, "jinja2")}
+        done = await asyncio.to_thread(
+            subprocess.run, words, cwd=ROOT, env=env, input="one\n", capture_output=True, text=True, timeout=LIMIT_S
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "specwire chat: error: the model's chat template needs the extra: pip install 'specwire[http]'\n"
+    )
+
+
 def test_nobody_there() -> None:
     done = subprocess.run(
-        command("--address", "127.0.0.1:1"), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60.0
+        command("--address", "127.0.0.1:1"),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "specwire chat: error: cannot connect to 127.0.0.1:1\n"

@@ -15,6 +15,7 @@ from deploy.cli import main as cli
 from deploy.cli.doctor import Finding, Grade, bad, check_log, judge, lines, ok
 from deploy.cli.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
+from tests.faults.parts import parts
 
 TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"
 GIB = 2**30
@@ -47,6 +48,14 @@ def test_caches_that_are_too_large_get_fewer_slots() -> None:
     slots = int(wrong.rpartition("--slots ")[2])
     assert texts(list(check_models(TARGET, [], "float32", slots, GIB)), Grade.BAD) == []
     assert len(texts(list(check_models(TARGET, [], "float32", slots + 1, GIB)), Grade.BAD)) == 1
+
+
+def test_it_runs_where_no_model_can() -> None:
+    """An orchestrator's machine; with models named, that is what is wrong."""
+    with parts() as owned:
+        code, said, errors = owned.run("-m", "deploy", "doctor", "--target", OTHER, without="torch,transformers")
+    assert (code, errors) == (1, "")
+    assert "bad   lm        torch, transformers not installed: no model can be served on this machine" in said
 
 
 @pytest.mark.parametrize(

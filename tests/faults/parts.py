@@ -37,17 +37,7 @@ class Parts:
 
     def _environment(self, without: str) -> dict[str, str]:
         name, _, value = self._mark.partition("=")
-        paths = [str(ROOT)]
-        if without:
-            (self._folder / "sitecustomize.py").write_text(HIDE)
-            paths.insert(0, str(self._folder))
-        return {
-            **os.environ,
-            name: value,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(paths),
-            "SPECWIRE_TEST_HIDDEN": without,
-        }
+        return {**os.environ, name: value, "OMP_NUM_THREADS": "1", **hiding(self._folder, without)}
 
     def run(self, *arguments: str, without: str = "") -> tuple[int, str, str]:
         """Run a program to its end: exit code, stdout, stderr."""
@@ -74,6 +64,14 @@ class Parts:
     def end(self) -> None:
         for service in self._services:
             service.kill()
+
+
+def hiding(folder: Path, without: str) -> dict[str, str]:
+    """What in a program's environment keeps it from importing these packages, named with commas."""
+    if not without:
+        return {"PYTHONPATH": str(ROOT)}
+    (folder / "sitecustomize.py").write_text(HIDE)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "SPECWIRE_TEST_HIDDEN": without}
 
 
 @contextmanager

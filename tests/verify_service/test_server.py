@@ -23,7 +23,7 @@ from verify_service.engine.calibration import calibrate
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import start
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 async def launch(*arguments: str) -> Process:
