@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.pool import Pool
-from orchestrator.session.driver import SessionDriver
+from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.log import keep_leases, status_of_store, store_statuses
 from orchestrator.session.stats import OrchestratorTally, Totals
 from orchestrator.store import (
@@ -265,6 +265,7 @@ class Orchestrator:
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._books = Books(self._allowances, self._prompt_of if options.log_prompts else None)
         self.totals, self.tally = self._books.totals, self._books.tally
+        self._host = SessionHost(store, options, self._notice, self.owner, self.tally, self.pool.missing_for)
         self.registry = Registry()
         patience = SweepPatience(options.store_timeout, options.detach_grace)
         self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
@@ -471,13 +472,18 @@ class Orchestrator:
 
     def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
         record, scanner = self.pool.models.completed(record), self._scanner_of(record)
-        calls = (self.pool.place, self._ended, self._fenced)
-        of_all = (self.owner, self.tally, span)
-        driver = SessionDriver(
-            record, fence, scanner, self.store, self.options, *calls, *of_all, missing=self.pool.missing_for
-        )
+        driver = SessionDriver(record, fence, scanner, self._host, span)
         self.sessions[record.session_id] = driver
         return driver
+
+    def _notice(self, driver: SessionDriver, notice: SessionNotice) -> None:
+        match notice:
+            case SessionNotice.UNPLACED:
+                self.pool.place(driver)
+            case SessionNotice.FENCED:
+                self._fenced(driver)
+            case SessionNotice.ENDED:
+                self._ended(driver)
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
         return OutputText(self.pool.models.tokenizer_of(record), record.stop)

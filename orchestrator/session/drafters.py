@@ -6,23 +6,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, share_host
 from orchestrator.session.output import OutputTimings, with_drafts
 from orchestrator.session.stats import DrafterCounts, SessionStats
+from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.draft import fitting
 from specwire.core.law.acceptance import window_counts
-from specwire.core.messages import Pace, Plan, Proposal, SourceKind, Verdict
+from specwire.core.messages import Pace, Plan, SourceKind, Verdict
 from specwire.core.policy.controller import Controller, Fixed, PlannedVerdict, Planner, parse_plan
 from specwire.core.policy.estimates import Forward
+from specwire.core.session import Session
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import Span
@@ -30,18 +30,6 @@ from specwire.v1 import common_pb2, draft_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One drafter of one session: its number there, what it may send, and how it is to draft.
-
-
-class DrafterOwner(Protocol):
-    """The session, as its drafters see it. epoch: see `specwire.core.law.noise`."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def span(self) -> Span: ...
-    def apply(self, event: ev.Event) -> None: ...
-    def on_draft(self, proposal: Proposal, draft_us: int) -> None: ...
-    def on_broken(self, error: Exception) -> None: ...
 
 
 class SessionDrafter:
@@ -52,6 +40,7 @@ class SessionDrafter:
 
     Args:
         fixed: a plan for every session, instead of a controller.
+        tell: hears what happens.
         on_lost: the drafter or its link is gone. on_refused: it will not serve the session for now.
     """
 
@@ -59,10 +48,10 @@ class SessionDrafter:
         self,
         source: int,
         peer: DrafterPeer,
-        owner: DrafterOwner,
         record: SessionRecord,
         fixed: Plan | None,
         stats: DrafterCounts,
+        tell: Tell,
         on_lost: Callable[[SessionDrafter], None],
         on_refused: Callable[[SessionDrafter, str], None],
     ) -> None:
@@ -70,9 +59,9 @@ class SessionDrafter:
         self.peer = peer
         self.stats = stats
         self.info = peer.info or Info()
-        self._owner = owner
         self._record = record
         self._fixed = fixed
+        self._tell = tell
         self._on_lost = on_lost
         self._on_refused = on_refused
         self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
@@ -101,14 +90,14 @@ class SessionDrafter:
     def begin(self, shown: bool) -> None:
         """Have the session open it, with the first plan."""
         self._told = self._planned(shown)
-        self._owner.apply(ev.DrafterReady(self.source, *self._told))
+        self._tell(ev.DrafterReady(self.source, *self._told))
 
     def plan(self, shown: bool) -> None:
         """Plan anew. shown: a reader wants to see what it drafts."""
         planned = self._planned(shown)
         if planned != self._told:
             self._told = planned
-            self._owner.apply(ev.PacePlanned(self.source, *planned))
+            self._tell(ev.PacePlanned(self.source, *planned))
 
     def _planned(self, shown: bool) -> tuple[Pace, int]:
         if self._planner is None:
@@ -143,10 +132,14 @@ class SessionDrafter:
         self.has_proposed = True
         if not self._burst.take(len(proposal.tokens)):
             return  # what a stall held back: old, and too much for the verifier at once
-        known = replace(convert.proposal_from_wire(proposal), source=self.source)
+        # It is relayed as it came, without what nobody here knows; the verifier judges the rest (`Chains.offer`).
+        proposal.source = self.source
+        proposal.DiscardUnknownFields()
+        if not 0.0 <= proposal.expected <= len(proposal.tokens):
+            proposal.expected = 0.0  # an impossible estimate (NaN included) is none
         if self._planner is not None:
-            self._planner.observe_proposal(known, proposal.draft_us, time.monotonic_ns() / 1000)
-        self._owner.on_draft(known, proposal.draft_us)
+            self._planner.observe_proposal(proposal, proposal.draft_us, time.monotonic_ns() / 1000)
+        self._tell(ev.ProposalArrived(proposal))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         self._on_refused(self, refused.message)
@@ -155,11 +148,11 @@ class SessionDrafter:
         self._on_lost(self)
 
     def on_broken(self, error: Exception) -> None:
-        self._owner.on_broken(error)
+        self._tell(Broken(error))
 
     # To the drafter
 
-    def open(self, effect: fx.OpenDrafter) -> None:
+    def open(self, effect: fx.OpenDrafter, epoch: int, span: Span) -> None:
         self._ask(effect.pace.run_ahead)
         record = self._record
         opened = draft_pb2.OpenDraft(
@@ -168,20 +161,20 @@ class SessionDrafter:
             sampling=convert.sampling_to_wire(record.sampling),
             vocabulary_fingerprint=record.vocabulary_fingerprint,
             pace=convert.pace_to_wire(effect.pace),
-            epoch=self._owner.epoch,
+            epoch=epoch,
             prompt_length=len(record.prompt),
-            traceparent=self._owner.span.traceparent,
+            traceparent=span.traceparent,
         )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
-    def advance(self, effect: fx.AdvanceDrafter) -> None:
+    def advance(self, effect: fx.AdvanceDrafter, epoch: int) -> None:
         self._ask(effect.pace.run_ahead)
         advance = draft_pb2.Advance(
             handle=self._handle,
             position=effect.position,
             tokens=effect.tokens,
             pace=convert.pace_to_wire(effect.pace),
-            epoch=self._owner.epoch,
+            epoch=epoch,
         )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(advances=[advance]))
 
@@ -211,23 +204,22 @@ MOST_RETRY = 30.0
 class Drafters:
     """Up to `options.drafters_per_session` at a time. `refusals`: how often each refused this session.
 
-    shown: a reader wants to see what they draft. place: give the session what it lacks.
+    shown: a reader wants to see what they draft. tell: hears what happens.
 
     Invariant: sources rise, and are never used twice in a session.
     """
 
     def __init__(
         self,
-        owner: DrafterOwner,
         record: SessionRecord,
         options: OrchestratorOptions,
         stats: SessionStats,
         timers: Timers,
-        place: Callable[[], None],
+        span: Span,
+        tell: Tell,
     ) -> None:
         self.refusals: Counter[DrafterPeer] = Counter()
         self.shown = False
-        self._owner = owner
         self._record = record
         # Under rules that weigh draft tokens by what one source drew them from, one source it is.
         most = 1 if record.sampling.weighed else options.drafters_per_session
@@ -236,7 +228,9 @@ class Drafters:
         self._fixed = parse_plan(options.plan)
         self._stats = stats
         self._timers = timers
-        self._place = place
+        self._span = span
+        self._tell = tell
+        self._session: Session
         self._verifier: VerifierPeer | None = None
         self._by_source: dict[int, SessionDrafter] = {}
         self._source = 0
@@ -246,6 +240,10 @@ class Drafters:
 
     def __len__(self) -> int:
         return len(self._by_source)
+
+    def drive(self, session: Session) -> None:
+        """Draft for `session` from now on: this one, under its fence."""
+        self._session = session
 
     @property
     def missing(self) -> int:
@@ -263,7 +261,7 @@ class Drafters:
         self._source += 1
         stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
         drafting = SessionDrafter(
-            self._source, peer, self._owner, self._record, self._fixed, stats, self._on_lost, self._on_refused
+            self._source, peer, self._record, self._fixed, stats, self._tell, self._on_lost, self._on_refused
         )
         self._by_source[self._source] = drafting
         if self._verifier is not None:
@@ -304,7 +302,7 @@ class Drafters:
     def _part(self, drafting: SessionDrafter) -> None:
         drafting.stats.lost = True
         self._forget(drafting)
-        self._owner.apply(ev.DrafterLost(drafting.source))
+        self._tell(ev.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
         shown = self._record.session_id[:8]
@@ -316,7 +314,7 @@ class Drafters:
         retry = self._retries.get(peer, RETRY)
         self._retries[peer] = min(MOST_RETRY, 2 * retry)
         self._resting.add(name)
-        self._timers.set(name, retry, self._place)
+        self._timers.set(name, retry, lambda: self._tell(Unplaced()))
         self._stats.drafter_refusals += 1
         self._part(drafting)
 
@@ -334,11 +332,15 @@ class Drafters:
             return
         match effect:
             case fx.OpenDrafter():
-                drafting.open(effect)
+                drafting.open(effect, self._epoch, self._span)
             case fx.AdvanceDrafter():
-                drafting.advance(effect)
+                drafting.advance(effect, self._epoch)
             case fx.CloseDrafter():
                 self._close(drafting)
+
+    @property
+    def _epoch(self) -> int:
+        return self._session.epoch(self._record.sampling.weighed)
 
     def _close(self, drafting: SessionDrafter) -> None:
         self._forget(drafting)

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import grpc
 
@@ -17,7 +19,15 @@ from orchestrator.session.drafters import Drafters
 from orchestrator.session.log import Appender, Lifetimes, message_of_append, status_of_append
 from orchestrator.session.output import Output, ProvisionalText, Readers
 from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
-from orchestrator.session.verifier import SessionVerifier
+from orchestrator.session.verifier import (
+    Broken,
+    FenceSeen,
+    Said,
+    SessionVerifier,
+    Unplaced,
+    Unserved,
+    VerifierFailed,
+)
 from orchestrator.store import (
     LEASE_S,
     ContentMismatch,
@@ -27,16 +37,17 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
-from orchestrator.timers import Timers
+from orchestrator.timers import Tasks, Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
-from specwire.core.law.noise import epoch_of
 from specwire.core.limits import Ending
-from specwire.core.messages import FinishReason, Proposal
+from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
 from specwire.core.text import Text
+from specwire.rpc.convert import proposal_from_wire
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import NO_SPAN, Span
+from specwire.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +55,42 @@ logger = logging.getLogger(__name__)
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
+class SessionNotice(Enum):
+    """What a session says to its orchestrator.
+
+    UNPLACED: it is to be given what it lacks. FENCED: another one has it, or the log has gone another way.
+    ENDED: for readers here, at least.
+    """
+
+    UNPLACED = auto()
+    FENCED = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHost:
+    """What all sessions of one orchestrator share.
+
+    notice: hears what they cannot do for themselves. owner: the orchestrator's name in the log.
+    missing: for people, why no verifier takes a session; "" where one might.
+    """
+
+    store: SessionStore
+    options: OrchestratorOptions
+    notice: Callable[[SessionDriver, SessionNotice], None]
+    owner: str = ""
+    tally: OrchestratorTally = field(default_factory=OrchestratorTally)
+    missing: Callable[[SessionRecord], str] = lambda _: ""
+
+
 class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
     A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
-    (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`). `on_fenced` is told of the loss.
+    (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`).
 
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
     readers here, but not in the log.
-    missing: for people, why no verifier takes a session; "" where one might.
     `newest_fence`: of the session, as far as is known here.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     """
@@ -62,17 +100,12 @@ class SessionDriver:
         record: SessionRecord,
         fence: int,
         scanner: PeekingScanner,
-        store: SessionStore,
-        options: OrchestratorOptions,
-        place: Callable[[SessionDriver], None],
-        on_ended: Callable[[SessionDriver], None],
-        on_fenced: Callable[[SessionDriver], None] | None = None,
-        owner: str = "",
-        tally: OrchestratorTally | None = None,
+        host: SessionHost,
         span: Span = NO_SPAN,
-        missing: Callable[[SessionRecord], str] = lambda _: "",
     ) -> None:
+        options = host.options
         self.record = record
+        self.span = span
         self.output = Output(len(record.prompt))
         self.provisional: ProvisionalText | None = None
         self.trace: Trace | None = None
@@ -81,22 +114,13 @@ class SessionDriver:
         self.abandoned = False
         self.newest_fence = fence
         self.patience_with_others = LEASE_S
-        self._tally = tally or OrchestratorTally()
-        self._span = span
-        self._store_is_kept = store.durability != "memory"
-        self._store = store
-        self._owner = owner
-        self._options = options
-        self._on_ended = on_ended
-        self._on_fenced = on_fenced
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._host = host
+        self._tasks = Tasks(self.on_broken)
         self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
         self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
-        self.drafters = Drafters(self, record, options, self.stats, self._timers, lambda: place(self))
-        self.verifying = SessionVerifier(
-            self, record, options, self.stats, self._timers, lambda: place(self), lambda: missing(record)
-        )
+        self.drafters = Drafters(record, options, self.stats, self._timers, span, self.tell)
+        self.verifying = SessionVerifier(record, options, self.output, self.stats, self._timers, span, self.tell)
         self._appending = self.verifying.timings
         self._events: deque[ev.Event] = deque()
         self._applying = False
@@ -114,25 +138,16 @@ class SessionDriver:
         self.failure = None
         self._scanner = scanner
         text = Text([*self.record.prompt, *self.output.tokens])
-        self.session = Session(text, len(self.record.prompt), scanner, self._options.buffer)
-        lifetimes = Lifetimes(self._options.session_ttl, retention)
-        timeout = self._options.store_timeout
-        self._appender = Appender(self._store, self.record, fence, self.output, self._owner, lifetimes, timeout)
-        self.verifying.forgive()
+        host, options = self._host, self._host.options
+        self.session = Session(text, len(self.record.prompt), scanner, options.buffer, fence)
+        lifetimes = Lifetimes(options.session_ttl, retention)
+        self._appender = Appender(
+            host.store, self.record, fence, self.output, host.owner, lifetimes, options.store_timeout
+        )
+        self.verifying.drive(self.session)
+        self.drafters.drive(self.session)
         if self.provisional is not None:
             self.provisional.restart(self.session, scanner)
-
-    @property
-    def epoch(self) -> int:
-        """Names the randomness of this connection generation, under rules that need one (`specwire.core.law.noise`);
-        else 0.
-        """
-        return epoch_of(self.fence, self.session.attach) if self.record.sampling.weighed else 0
-
-    @property
-    def span(self) -> Span:
-        """Lasts as long as the session is driven or shown here."""
-        return self._span
 
     @property
     def following(self) -> bool:
@@ -143,7 +158,7 @@ class SessionDriver:
         """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
         self._timers.cancel_all()
         self.failure = None
-        self._span.event("driven elsewhere")
+        self.span.event("driven elsewhere")
         self.verifying.note_elsewhere()
         if self.provisional is not None:
             self.provisional.stop()
@@ -151,7 +166,7 @@ class SessionDriver:
 
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
         """Own what fills the output meanwhile."""
-        self._own(coroutine)
+        self._tasks.start(coroutine)
 
     @property
     def drafters_missing(self) -> int:
@@ -211,16 +226,42 @@ class SessionDriver:
 
     # From peers
 
-    def on_decided(self, event: ev.VerdictArrived) -> None:
-        timings = self.verifying.timings
-        if self.trace is not None:
-            self.trace(TracedVerdict.of(event.verdict, timings.step, self.verifying.round_trip_us, self.stats.plan))
-        self.apply(event)
-        self.drafters.observe(event.verdict, timings)
+    def tell(self, said: Said) -> None:
+        """What the session's verifier and drafters say."""
+        match said:
+            case ev.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
+                step = self.verifying.timings.step
+                if self.trace is not None:
+                    self.trace(TracedVerdict.of(verdict, step, self.verifying.round_trip_us, self.stats.plan))
+                self.apply(said)
+                self.drafters.observe(verdict, self.verifying.timings)
+            case ev.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
+                if self.trace is not None:
+                    self.trace(TracedProposal.of(proposal))
+                self.apply(said)
+                if self.provisional is not None:
+                    self.provisional.offer(proposal_from_wire(proposal))
+            case Unplaced():
+                self._host.notice(self, SessionNotice.UNPLACED)
+            case Unserved():
+                missing = self._host.missing(self.record)
+                message = f"no verifier took the session within {said.seconds:g} s"
+                self.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
+            case VerifierFailed():
+                self._refuse(said)
+            case FenceSeen():
+                self.on_newer_fence(said.fence)
+            case Broken():
+                self.on_broken(said.error)
+            case _:
+                self.apply(said)
 
-    def on_refused(self, code: grpc.StatusCode, message: str) -> None:
-        self.failure = self.failure or (code, message)
-        self.apply(ev.VerifierRefused(self.session.attach, message))
+    def _refuse(self, failed: VerifierFailed) -> None:
+        if failed.final:
+            self.fail(failed.code, failed.message)
+            return
+        self.failure = self.failure or (failed.code, failed.message)
+        self.apply(ev.VerifierRefused(self.session.attach, failed.message))
 
     def on_newer_fence(self, fence: int) -> None:
         """A verifier has seen another owner, under this fence, which is not below ours: the log says who that is.
@@ -229,18 +270,12 @@ class SessionDriver:
         above that fence.
         """
         self.newest_fence = max(fence, self.newest_fence)
-        if self._on_fenced is None:
-            self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: a verifier has seen another owner's {fence}")
-        elif self.session.state is not State.FENCED and self.output.end is None:
-            self.let_go()
-            self._on_fenced(self)
+        if self.session.state is not State.FENCED and self.output.end is None:
+            self._lose_to_another()
 
-    def on_draft(self, proposal: Proposal, draft_us: int) -> None:
-        self.apply(ev.ProposalArrived(proposal))
-        if self.trace is not None:
-            self.trace(TracedProposal.of(proposal, draft_us))
-        if self.provisional is not None:
-            self.provisional.offer(proposal)
+    def _lose_to_another(self) -> None:
+        self.let_go()
+        self._host.notice(self, SessionNotice.FENCED)
 
     # Effects out
 
@@ -252,13 +287,13 @@ class SessionDriver:
                 self.drafters.run(effect)
             case fx.Append():
                 self._appending = self.verifying.timings
-                self._own(self._append(effect))
+                self._tasks.start(self._append(effect))
             case fx.Emit():
                 now = asyncio.get_running_loop().time()
                 first = not self.output.tokens
-                self._tally.emitted(self.stats, len(effect.tokens), now, first)
+                self._host.tally.emitted(self.stats, len(effect.tokens), now, first)
                 if first:
-                    self._span.event("first token")
+                    self.span.event("first token")
                 self.stats.count_emit(effect, now, first)
                 self.output.add(effect, self._appending)
             case fx.EmitEnd():
@@ -269,16 +304,12 @@ class SessionDriver:
     async def _append(self, effect: fx.Append) -> None:
         session, began = self.session, time.monotonic()
         try:
-            if effect.end is not None:
-                with suppress(StoreUnavailable):
-                    repeated = self._may_be_repeated(effect.end)
-                    await (self._appender.release() if repeated else self._appender.confirm_bound())
-            cancelled = await self._appender.write(effect)
+            cancelled = await self._appender.write(effect, repeatable=self._may_be_repeated(effect.end))
         except StoreError as error:
-            self._tally.append_failures += 1
+            self._host.tally.append_failures += 1
             self._lose(session, error)
             return
-        self._tally.append_s.observe(time.monotonic() - began)
+        self._host.tally.append_s.observe(time.monotonic() - began)
         if session is not self.session:
             return  # the session was lost and came back meanwhile, with all that the log holds
         self._appending.durable_ns = time.monotonic_ns()
@@ -286,8 +317,10 @@ class SessionDriver:
         if cancelled:
             self.cancel()
 
-    def _may_be_repeated(self, end: fx.End) -> bool:
+    def _may_be_repeated(self, end: fx.End | None) -> bool:
         """It failed for want of something that may be there later: its request id is not to stand for that failure."""
+        if end is None:
+            return False
         return end.reason is FinishReason.ERROR and self.failure is not None and self.failure[0] in WORTH_REPEATING
 
     async def renew(self) -> None:
@@ -296,8 +329,6 @@ class SessionDriver:
         if self.output.end is not None or session.state is State.FENCED:
             return
         try:
-            with suppress(StoreUnavailable):
-                await self._appender.keep_bound()
             cancelled = await self._appender.renew()
         except StoreUnavailable:
             return  # the next append waits for it, and says so
@@ -315,11 +346,10 @@ class SessionDriver:
         """
         if session is not self.session or session.state is State.FENCED or self.output.end is not None:
             return
-        if self._on_fenced is None or not isinstance(error, Fenced | ContentMismatch):
+        if isinstance(error, Fenced | ContentMismatch):
+            self._lose_to_another()
+        else:
             self.abandon(status_of_append(error), message_of_append(error))
-            return
-        self.let_go()
-        self._on_fenced(self)
 
     def abandon(self, code: grpc.StatusCode, message: str) -> None:
         """The log, or our state, is lost: emit nothing more and end the readers' streams with a status.
@@ -344,7 +374,7 @@ class SessionDriver:
     @property
     def _is_kept(self) -> bool:
         """The log has it for whoever comes back to it with its request id: leaving it is no end of it."""
-        return bool(self.record.request_id) and self._store_is_kept
+        return bool(self.record.request_id) and self._host.store.durability != "memory"
 
     def end_here(self, code: grpc.StatusCode, message: str) -> None:
         """It cannot go on here. Elsewhere it may."""
@@ -371,10 +401,10 @@ class SessionDriver:
         self.verifying.leave()
         self.output.finish(effect)
         self._end_span(effect.end)
-        self._on_ended(self)
+        self._host.notice(self, SessionNotice.ENDED)
 
     def _end_span(self, end: fx.End) -> None:
-        self._span.end(
+        self.span.end(
             end.message if end.reason is FinishReason.ERROR else "",
             reason=end.reason.name.lower(),
             output_tokens=len(self.output.tokens),
@@ -396,17 +426,4 @@ class SessionDriver:
     async def close(self) -> None:
         """End the session's tasks and timers, whatever its state; used at shutdown."""
         self._timers.cancel_all()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self.on_broken(error)
+        await self._tasks.cancel_all()

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -176,12 +176,17 @@ class Appender:
         self._writing = asyncio.Lock()
         self._bound: float | None = None
 
-    async def write(self, effect: Append) -> bool:
+    async def write(self, effect: Append, repeatable: bool = False) -> bool:
         """Returns, once the log has acknowledged it, whether somebody asked there for the session's end.
+
+        repeatable: with this end, whoever repeats the call is to begin anew.
 
         Raises:
             StoreError: the log refused, or did not answer in time.
         """
+        if effect.end is not None:
+            with suppress(StoreUnavailable):
+                await (self._release() if repeatable else self._confirm_bound())
         async with self._writing:
             give_up, told = self._now() + self._timeout, False
             while True:
@@ -205,35 +210,25 @@ class Appender:
         Raises:
             StoreError: as `write`, but a log that does not answer is not waited for.
         """
+        with suppress(StoreUnavailable):
+            await self._keep_bound()
         if self._writing.locked() or self._now() - self._acknowledged < RENEW_S:
             return False
         async with self._writing:
             return await self._attempt(Append(self._length, (), (), None))
 
-    async def keep_bound(self) -> None:
-        """Have the request id stand for the session as long as it runs, however long that is.
-
-        Raises:
-            StoreError: the log does not answer.
-        """
+    async def _keep_bound(self) -> None:
+        """Have the request id stand for the session as long as it runs, however long that is."""
         if self._bound is None or self._now() - self._bound > self._lifetimes.running * REBIND_SHARE:
             await self._bind()
 
-    async def confirm_bound(self) -> None:
-        """Before the end of a session that the log forgets soon: it is not to be taken for one that has yet to begin.
-
-        Raises:
-            StoreError: the log does not answer.
-        """
+    async def _confirm_bound(self) -> None:
+        """The end of a session that the log forgets soon is not to be taken for one that has yet to begin."""
         if self._bound is None and self._lifetimes.ended < BEGINNING_S:
             await self._bind()
 
-    async def release(self) -> None:
-        """Have the request id stand for nothing: whoever repeats the call begins anew.
-
-        Raises:
-            StoreError: the log does not answer.
-        """
+    async def _release(self) -> None:
+        """Have the request id stand for nothing: whoever repeats the call begins anew."""
         record = self._record
         if record.request_id:
             await self._store.release_request(record.tenant, record.request_id, record.session_id)

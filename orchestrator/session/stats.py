@@ -12,12 +12,11 @@ from specwire.core.messages import (
     Emit,
     FinishReason,
     Outcome,
-    Proposal,
     SourceKind,
     Verdict,
 )
 from specwire.telemetry.metrics import GAPS, LATENCIES, Histogram
-from specwire.v1 import verify_pb2
+from specwire.v1 import common_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
@@ -260,8 +259,9 @@ class TracedProposal:
     at_us: int = field(default_factory=now_us)
 
     @classmethod
-    def of(cls, proposal: Proposal, draft_us: int) -> TracedProposal:
-        return cls(proposal.source, proposal.chain, proposal.base, proposal.offset, proposal.tokens, draft_us)
+    def of(cls, drafted: common_pb2.Proposal) -> TracedProposal:
+        tokens = tuple(drafted.tokens)
+        return cls(drafted.source, drafted.chain, drafted.base, drafted.offset, tokens, drafted.draft_us)
 
 
 @dataclass(frozen=True, slots=True)

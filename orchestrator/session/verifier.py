@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 import grpc
 
@@ -33,54 +33,73 @@ BELIEVED_FENCE = 1 << 52
 MOST_LOSSES = 4
 
 
-class VerifierOwner(Protocol):
-    """The session, as its verifier sees it."""
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """The session is to be given what it lacks: a verifier, or drafters."""
 
-    @property
-    def session(self) -> Session: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def output(self) -> Output: ...
-    @property
-    def span(self) -> Span: ...
-    @property
-    def epoch(self) -> int: ...
-    def apply(self, event: ev.Event) -> None: ...
-    def on_decided(self, event: VerdictArrived) -> None: ...
-    def on_refused(self, code: grpc.StatusCode, message: str) -> None: ...
-    def on_newer_fence(self, fence: int) -> None: ...
-    def fail(self, code: grpc.StatusCode, message: str) -> None: ...
-    def end_here(self, code: grpc.StatusCode, message: str) -> None: ...
-    def on_broken(self, error: Exception) -> None: ...
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """No verifier has taken it in within `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierFailed:
+    """A verifier will not serve the session, or failed it. final: nor would another one."""
+
+    code: grpc.StatusCode
+    message: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FenceSeen:
+    """A verifier has seen another owner, under this fence, which is not below ours."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A failure of our own."""
+
+    error: Exception
+
+
+# What a session's verifier and its drafters have to say: what happened, for the core's session, or for its driver.
+Said = ev.Event | Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
+Tell = Callable[[Said], None]
 
 
 class SessionVerifier:
     """`peer` is the verifier that has the session now; `former` one that was lost and may have it still.
 
-    `timings`: of the latest verdict. place: find a verifier for the session. missing: why there is none, for people.
+    `timings`: of the latest verdict. tell: hears what happens. output: the session's.
     """
 
     def __init__(
         self,
-        owner: VerifierOwner,
         record: SessionRecord,
         options: OrchestratorOptions,
+        output: Output,
         stats: SessionStats,
         timers: Timers,
-        place: Callable[[], None],
-        missing: Callable[[], str],
+        span: Span,
+        tell: Tell,
     ) -> None:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
         self.timings = OutputTimings(verify_pb2.StepTimings())
-        self._owner = owner
         self._record = record
         self._options = options
+        self._output = output
         self._stats = stats
         self._timers = timers
-        self._place = place
-        self._missing = missing
+        self._span = span
+        self._tell = tell
+        self._session: Session
         self._handle = 0
         self._ledger_us = 0
         self._is_new = True  # no verifier has fed any of it
@@ -91,6 +110,11 @@ class SessionVerifier:
     def note_elsewhere(self) -> None:
         """Others drive the session: what is cached of it from now on may be its own."""
         self._is_new = False
+
+    def drive(self, session: Session) -> None:
+        """Serve `session` from now on: this one, under its fence."""
+        self._session = session
+        self.forgive()
 
     def forgive(self) -> None:
         """What was lost before tells nothing of what comes."""
@@ -111,12 +135,12 @@ class SessionVerifier:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
         step_us = peer.forward_times.at(1)
-        self._owner.apply(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
+        self._tell(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
 
     @property
     def queued(self) -> bool:
         """It probably waits for a slot there: no answer yet, of one that has more sessions than slots."""
-        return self.peer is not None and self.peer.crowded and self._owner.session.state is State.OPENING
+        return self.peer is not None and self.peer.crowded and self._session.state is State.OPENING
 
     def give_up_place(self) -> None:
         """Leave a verifier's queue; the session is to be placed anew."""
@@ -128,9 +152,7 @@ class SessionVerifier:
         self._timers.set("verifier", self._patience, self._give_up)
 
     def _give_up(self) -> None:
-        message = f"no verifier took the session within {self._options.peer_timeout:g} s"
-        missing = self._missing()
-        self._owner.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
+        self._tell(Unserved(self._options.peer_timeout))
 
     def leave(self) -> None:
         if self.peer is not None:
@@ -144,42 +166,43 @@ class SessionVerifier:
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
         self._is_new = False
         self._stats.count_open(asyncio.get_running_loop().time())
-        self._owner.apply(ev.VerifierOpened(opened.attach, opened.position))
+        self._tell(ev.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
             event = VerdictArrived(message.attach, convert.verdict_from_wire(message, self._record.sampling.logprobs))
         except InvalidParameter as error:
-            self._owner.fail(grpc.StatusCode.ABORTED, f"the verifier sent an invalid verdict: {error}")
+            invalid = f"the verifier sent an invalid verdict: {error}"
+            self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
             return
         self.timings = OutputTimings(timings, received_ns)
         self._ledger_us = event.verdict.ledger_us
-        if event.attach != self._owner.session.attach:
-            self._owner.apply(event)  # void
+        if event.attach != self._session.attach:
+            self._tell(event)  # void
             return
         self._superseded = 0
         self._stats.count_verdict(event.verdict)
         self.forgive()
-        self._owner.on_decided(event)
+        self._tell(event)
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
-        code, opening = code_of(refused.code), self._owner.session.state is State.OPENING
+        code, opening = code_of(refused.code), self._session.state is State.OPENING
         # An equal fence is another owner's, too, where a claim was lost; all other refusals name 0.
-        if self._owner.fence <= refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
+        if self._session.fence <= refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
             self._superseded += 1
-            self._owner.on_newer_fence(refused.fence)
+            self._tell(FenceSeen(refused.fence))
         elif code is grpc.StatusCode.UNAVAILABLE and opening:
             # It is about to stop, and others may take the session.
             expected = self.peer is not None and self.peer.draining
             self._try_again(0.0 if expected else RETRY_VERIFIER)
-        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._owner.output.tokens:
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._output.tokens:
             # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
             self._try_again(RETRY_VERIFIER)
         else:
-            self._owner.on_refused(code, refused.message)
+            self._tell(VerifierFailed(code, refused.message))
 
     def _try_again(self, seconds: float) -> None:
-        self._timers.set("place", seconds, self._place)
+        self._timers.set("place", seconds, self._seek)
         self._lose()
 
     def on_verifier_lost(self) -> None:
@@ -187,24 +210,27 @@ class SessionVerifier:
 
         A session that loses one verifier after the other, and gets no token from any, may be what ends them.
         """
-        if self._owner.session.has_credit:
+        if self._session.has_credit:
             self._losses += 1  # without, it is the client that has no time for a token
         self._stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
-            self._owner.fail(grpc.StatusCode.UNAVAILABLE, message)
+            self._tell(VerifierFailed(grpc.StatusCode.UNAVAILABLE, message, final=True))
         self.former = self.peer
-        self._timers.set("former", PREFERENCE, self._place)
+        self._timers.set("former", PREFERENCE, self._seek)
         self._lose()
 
     def _lose(self) -> None:
         self.peer = None
-        self._owner.apply(ev.VerifierLost())
-        if self._owner.session.state is State.WAITING:
+        self._tell(ev.VerifierLost())
+        if self._session.state is State.WAITING:
             self.wait()
 
     def on_broken(self, error: Exception) -> None:
-        self._owner.on_broken(error)
+        self._tell(Broken(error))
+
+    def _seek(self) -> None:
+        self._tell(Unplaced())
 
     # What it is told
 
@@ -214,8 +240,8 @@ class SessionVerifier:
                 self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
             case fx.SendProgress():
                 self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
-            case fx.RelayProposal():
-                proposal = convert.proposal_to_wire(effect.proposal, self._handle)
+            case fx.RelayProposal(proposal=common_pb2.Proposal() as proposal):
+                proposal.handle, proposal.draft_us = self._handle, 0
                 self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
             case fx.CloseVerifier():
                 self.leave()
@@ -225,7 +251,7 @@ class SessionVerifier:
         opened = verify_pb2.Open(
             handle=self._handle,
             session_id=record.session_id,
-            fence=self._owner.fence,
+            fence=self._session.fence,
             attach=effect.attach,
             tokens=effect.tokens,
             prompt_length=len(record.prompt),
@@ -237,10 +263,10 @@ class SessionVerifier:
             ledger_us=self._ledger_us,
             no_ngram=not record.ngram,
             prediction=record.prediction,
-            epoch=self._owner.epoch,
+            epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
             priority=record.priority,
-            traceparent=self._owner.span.traceparent,
+            traceparent=self._span.traceparent,
         )
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more

@@ -5,10 +5,11 @@ Everything here is a value. It decides nothing, and every other room may import 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +142,23 @@ class Proposal:
     expected: float = 0.0
     weights: tuple[Weights, ...] = ()
     epoch: int = 0
+
+
+class ProposedChunk(Protocol):
+    """A proposal in the form that it came in, the core's or the wire's: it is relayed as it is, not made anew."""
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def chain(self) -> int: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def expected(self) -> float: ...
 
 
 class Verdict(NamedTuple):
@@ -300,7 +318,7 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class ProposalArrived:
-    proposal: Proposal
+    proposal: ProposedChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +419,7 @@ class CloseDrafter:
 
 @dataclass(frozen=True, slots=True)
 class RelayProposal:
-    proposal: Proposal
+    proposal: ProposedChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from specwire.core.law.noise import epoch_of
 from specwire.core.messages import (
     AdvanceDrafter,
     Append,
@@ -224,6 +225,7 @@ class Session:
         prompt_length: how many of them are the prompt.
         scanner: has seen the output's durable tokens.
         buffer: tokens that the verifier may decide beyond min(durable, taken by the client).
+        fence: the owner's, in the log.
 
     `drafters`: those that are there, by source.
 
@@ -235,6 +237,7 @@ class Session:
     prompt_length: int
     scanner: OutputScanner
     buffer: int = 64
+    fence: int = 0
     state: State = State.WAITING
     attach: int = 0
     durable: int = field(init=False)
@@ -296,6 +299,10 @@ class Session:
                 return self._on_end_requested(event)
             case OwnerLost():
                 return self._on_owner_lost(event)
+
+    def epoch(self, weighed: bool) -> int:
+        """Names the randomness of this connection generation, under rules that weigh draft tokens; else 0."""
+        return epoch_of(self.fence, self.attach) if weighed else 0
 
     def check(self) -> None:
         """Raise AssertionError where an invariant of PROTOCOL.md section 14 does not hold."""

@@ -199,8 +199,8 @@ class Edge:
             case fx.SendProgress():
                 allowance = Allowance(effect.durable, effect.credit, effect.due)
                 self._tell_verifier(progress=((HANDLE, allowance),))
-            case fx.RelayProposal():
-                self._tell_verifier(proposals=(Proposed(HANDLE, effect.proposal),))
+            case fx.RelayProposal(proposal=Proposal() as proposal):
+                self._tell_verifier(proposals=(Proposed(HANDLE, proposal),))
             case fx.CloseVerifier():
                 self._tell_verifier(closes=(HANDLE,))
             case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():

@@ -134,7 +134,7 @@ class Shown(World):
 
     def handle(self, event: ev.Event) -> None:
         super().handle(event)
-        if isinstance(event, ev.ProposalArrived):
+        if isinstance(event, ev.ProposalArrived) and isinstance(event.proposal, Proposal):
             self.preview.offer(event.proposal, self.session.text)
         if self.session.state not in (State.ENDED, State.FENCED):
             self.look()

@@ -102,8 +102,8 @@ class World(Facts):
                 self.to_verifier.append(effect)
             case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
                 self._tell_drafter(effect)
-            case fx.RelayProposal():
-                self.relayed.append(effect.proposal)
+            case fx.RelayProposal(proposal=Proposal() as proposal):
+                self.relayed.append(proposal)
             case fx.Append():
                 self._append(effect)
             case fx.Emit():

@@ -14,7 +14,7 @@ from orchestrator.peers.peer import MOST_KNOWN, DrafterPeer, Experience, Verifie
 from orchestrator.pool import chosen_drafter
 from orchestrator.session import drafters as module
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.driver import SessionDriver
+from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
@@ -48,7 +48,7 @@ class Scene:
         for name, peer in zip("ab", self.peers, strict=True):
             peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
         options = OrchestratorOptions(("nowhere:1",), drafters_per_session=2, buffer=1000)
-        self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
+        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
         self.place(self.driver)
         session = self.driver.session
         self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
@@ -57,6 +57,10 @@ class Scene:
     @property
     def drafters(self) -> Drafters:
         return self.driver.drafters
+
+    def hear(self, driver: SessionDriver, notice: SessionNotice) -> None:
+        if notice is SessionNotice.UNPLACED:
+            self.place(driver)
 
     def place(self, driver: SessionDriver) -> None:
         if driver.verifying.peer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
 from orchestrator.session import drafters
 from orchestrator.session import log as appender
 from orchestrator.session import verifier as verifying
-from orchestrator.session.driver import SessionDriver
+from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import AppendReply, SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
@@ -55,9 +56,16 @@ class Scene:
         self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
         options = OrchestratorOptions(("nowhere:1",), peer_timeout=peer_timeout)
         self.placed = 0
-        self.driver = SessionDriver(record, fence, LetterScanner(()), store, options, self.place, lambda _: None)
+        self.notices: list[SessionNotice] = []
+        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
         self.driver.verifying.wait()
         self.place(self.driver)
+
+    def hear(self, driver: SessionDriver, notice: SessionNotice) -> None:
+        if notice is SessionNotice.UNPLACED:
+            self.place(driver)
+        else:
+            self.notices.append(notice)
 
     def place(self, driver: SessionDriver) -> None:
         self.placed += 1
@@ -160,13 +168,15 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
     played = await scene()
     driver, claims = played.driver, []
 
-    def claim(fenced: SessionDriver) -> None:
+    def claim(fenced: SessionDriver, notice: SessionNotice) -> None:
+        if notice is not SessionNotice.FENCED:
+            return
         claims.append(fenced.newest_fence)
         fenced.drive(fenced.newest_fence + 1, LetterScanner(()), 60.0)
         fenced.verifying.wait()
         played.place(fenced)
 
-    driver._on_fenced = claim
+    driver._host = replace(driver._host, notice=claim)
     for _ in range(10):
         if driver.session.state is State.OPENING:
             named = driver.fence + above
@@ -236,22 +246,27 @@ async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(m
     assert played.driver.output.end.reason is FinishReason.CANCELLED
 
 
-async def test_a_log_that_contradicts_what_was_shown_is_data_loss_and_leaves_the_peers() -> None:
+async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers() -> None:
     played = await scene()
     await played.decide(1)
     played.store._logs["s"].tokens[-1:] = [9, 9]
     played.store._logs["s"].outcomes *= 2
-    await played.decide(2)
-    assert played.driver.failure is not None
-    assert played.driver.failure[0] is grpc.StatusCode.DATA_LOSS
+    deciding = asyncio.create_task(played.decide(2))
+    await until(lambda: bool(played.notices))
+    assert played.notices == [SessionNotice.FENCED]
+    assert played.driver.session.state is State.FENCED
+    assert played.driver.output.tokens == [1]
     assert not played.verifier.subjects
     assert not played.drafter.subjects
+    deciding.cancel()
+    await asyncio.wait({deciding})
+    await played.driver.close()
 
 
 async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An orchestrator that was asleep wakes up with a sign of life and an append under way."""
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    played, lost, answer = await scene(), list[SessionDriver](), asyncio.Event()
+    played, answer = await scene(), asyncio.Event()
     append = played.store.append
 
     async def late(*arguments: Any) -> AppendReply:
@@ -259,7 +274,6 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
         return await append(*arguments)
 
     monkeypatch.setattr(played.store, "append", late)
-    played.driver._on_fenced = lost.append
     await played.store.claim("s", "another")
     played.driver.follow(played.driver.renew())
     await asyncio.sleep(0)
@@ -267,7 +281,7 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
     await until(lambda: len(played.driver._tasks) == 2)
     answer.set()
     await until(lambda: not played.driver._tasks)
-    assert lost == [played.driver]
+    assert played.notices == [SessionNotice.FENCED]
     deciding.cancel()
     await asyncio.wait({deciding})
 

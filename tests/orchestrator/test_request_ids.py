@@ -20,7 +20,7 @@ from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import FinishReason
+from specwire.core.messages import Append, End, FinishReason
 from specwire.rpc.channel import open_channel
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -220,10 +220,8 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     for now in range(0, 600, 5):
         store.age_s = now
         await appender.renew()
-        await appender.keep_bound()
     assert await store.bound_request("t", "r") == Bound("long", "d")
-    await appender.release()
-    await appender.keep_bound()
+    await appender.write(Append(3, (), (), End(FinishReason.ERROR, "no verifier", 0)), repeatable=True)
     assert await store.bound_request("t", "r") is None
 
 

@@ -294,7 +294,7 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
             await claimed.wait()
             await leaving.drain(0.0)
             answer.set()
-            await asyncio.wait(driver._tasks)
+            await until(lambda: not driver._tasks)
         assert driver.session.state is State.FENCED
         with pytest.raises(SpecwireError) as left:
             await tokens_of(watching)

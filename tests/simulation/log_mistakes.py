@@ -14,6 +14,7 @@ from orchestrator.ownership.ownership import Cancellations
 from orchestrator.ownership.sweeper import Sweeper
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.log import Appender
+from orchestrator.session.verifier import VerifierFailed
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
 from orchestrator.store.memory import MemoryStore
@@ -120,7 +121,7 @@ def stale_at_the_verifier_for_good(patch: Patch) -> None:
     fences_by_the_log_s_clock_alone(patch)
 
     def hopeless(self: SessionDriver, fence: int) -> None:
-        self.on_refused(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}")
+        self.tell(VerifierFailed(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}"))
 
     patch.setattr(SessionDriver, "on_newer_fence", hopeless)
 

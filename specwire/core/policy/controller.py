@@ -13,7 +13,7 @@ from specwire.core.messages import (
     Discipline,
     Pace,
     Plan,
-    Proposal,
+    ProposedChunk,
 )
 from specwire.core.policy.estimates import (
     DECAY,
@@ -120,7 +120,7 @@ class Planner(Protocol):
         forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host.
         """
 
-    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+    def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """A chunk came that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
 
     def observe_verdict(self, decided: PlannedVerdict) -> None:
@@ -146,7 +146,7 @@ class Fixed:
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Fixed:
         return self
 
-    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+    def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         pass
 
     def observe_verdict(self, decided: PlannedVerdict) -> None:
@@ -523,7 +523,7 @@ class Controller:
 
     # What happened
 
-    def observe_proposal(self, proposal: Proposal, draft_us: int, arrived_us: float | None = None) -> None:
+    def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """See `Planner`."""
         if proposal.tokens:
             self._observe_draft(max(1, draft_us) / len(proposal.tokens))

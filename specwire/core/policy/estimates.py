@@ -10,7 +10,7 @@ from math import ceil, prod
 from statistics import median
 from typing import Any, NamedTuple
 
-from specwire.core.messages import Proposal
+from specwire.core.messages import ProposedChunk
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.
@@ -287,7 +287,7 @@ class Agreement:
         share = min(1.0, weight / self.compared) if self.compared else 0.0
         return Agreement(share * self.compared, share * self.equal)
 
-    def proposal(self, proposal: Proposal) -> None:
+    def proposal(self, proposal: ProposedChunk) -> None:
         """A chunk; one of a chain that is over, or of no chain that is known, is ignored."""
         if proposal.source != self._source:
             # Another drafter, or the same one connected again: its chains are numbered anew.
