@@ -118,8 +118,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         for link, report in reports.items():
             self._presence.went(link, (refusal.handle for refusal in report.refused))
             self.refused.update(refusal.code.name.lower() for refusal in report.refused)
-            if self._spans:
-                trace(self._spans, link, report)
+            trace(self._spans, link, report)
             if link in self._links:
                 self._links[link].outbox.push(report_to_wire(report))
 

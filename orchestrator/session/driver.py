@@ -37,7 +37,7 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
-from orchestrator.timers import Tasks, Timers
+from orchestrator.timers import Timers
 from specwire.core import messages as ev
 from specwire.core import messages as fx
 from specwire.core.limits import Ending
@@ -53,6 +53,34 @@ logger = logging.getLogger(__name__)
 
 # Statuses that tell a client to ask again.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+class Tasks:
+    """What a session has running, which ends with it. on_failure: hears of one that has failed."""
+
+    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
+        self._on_failure = on_failure
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._on_failure(error)
+
+    async def cancel_all(self) -> None:
+        """Returns when they have ended."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class SessionNotice(Enum):

@@ -69,7 +69,7 @@ class Attempts:
         self.answered = True
         if self._heard_since is None:
             self._heard_since = now
-        if news:
+        if news and self._failed:
             self._succeeded()
 
     def _succeeded(self) -> None:

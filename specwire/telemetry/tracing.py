@@ -95,10 +95,6 @@ class LinkSpans:
         self._name = name
         self._open: dict[tuple[Hashable, int], Span] = {}
 
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._open)
-
     def begin(self, link: Hashable, handle: int, traceparent: str, **attributes: Value) -> None:
         if not traceparent or otel is None:
             return

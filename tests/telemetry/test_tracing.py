@@ -174,7 +174,7 @@ def test_a_span_hands_on_itself(exporter: InMemorySpanExporter) -> None:
 def test_spans_of_links_end_with_them(exporter: InMemorySpanExporter) -> None:
     spans = LinkSpans("specwire.verify")
     spans.begin("a", 1, "")
-    assert not spans  # nobody asked for a trace
+    assert not spans._open  # nobody asked for a trace
     for link, handle in (("a", 1), ("a", 2), ("b", 1), ("a", 2)):
         spans.begin(link, handle, ABOVE)
     assert len(exporter.get_finished_spans()) == 1  # the handle was used again
@@ -183,7 +183,7 @@ def test_spans_of_links_end_with_them(exporter: InMemorySpanExporter) -> None:
     spans.event("a", 1, "too late")
     assert len(exporter.get_finished_spans()) == 3
     spans.end("b", 1)
-    assert not spans
+    assert not spans._open
     assert len(exporter.get_finished_spans()) == 4
 
 
@@ -194,7 +194,7 @@ def test_without_the_extra_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert metadata_of(span) == ()
     spans = LinkSpans("specwire.verify")
     spans.begin("a", 1, ABOVE)
-    assert not spans
+    assert not spans._open
 
 
 def test_with_no_provider_nothing_is_recorded_or_sent() -> None:
