@@ -252,20 +252,11 @@ class Orchestrator:
         self.sessions = self.roster.sessions
         self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
-        self._ownership = Ownership(
-            store,
-            self.owner,
-            options.store_timeout,
-            self._scanner_of,
-            self._take_up,
-            self._forget,
-            self._can_drive,
-            self._missing_for,
-        )
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._books = Books(self._allowances, self._prompt_of if options.log_prompts else None)
         self.totals, self.tally = self._books.totals, self._books.tally
         self._host = SessionHost(store, options, self._notice, self.owner, self.tally, self.pool.missing_for)
+        self._ownership = Ownership(self._host, self._scanner_of, self._unfit)
         self.registry = Registry()
         patience = SweepPatience(options.store_timeout, options.detach_grace)
         self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
@@ -480,10 +471,15 @@ class Orchestrator:
         match notice:
             case SessionNotice.UNPLACED:
                 self.pool.place(driver)
+            case SessionNotice.CLAIMED:
+                self._books.taken_up(driver.record)
+                self.pool.place(driver)
             case SessionNotice.FENCED:
                 self._fenced(driver)
             case SessionNotice.ENDED:
                 self._ended(driver)
+            case SessionNotice.UNREAD:
+                self._forget(driver)
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
         return OutputText(self.pool.models.tokenizer_of(record), record.stop)
@@ -500,16 +496,11 @@ class Orchestrator:
             self._forget(driver)
         return list(self.sessions.values())
 
-    def _can_drive(self, record: SessionRecord) -> bool:
-        return not self._draining and self.pool.decides_for(record) and self._allowances.may_adopt(record)
-
-    def _missing_for(self, record: SessionRecord) -> str:
-        """Why `_can_drive` is false, for people."""
+    def _unfit(self, record: SessionRecord) -> str | None:
+        """See `Ownership`."""
+        if not self._draining and self.pool.decides_for(record) and self._allowances.may_adopt(record):
+            return None
         return self.pool.missing_for(record) or "there is no room to go on with it"
-
-    def _take_up(self, driver: SessionDriver) -> None:
-        self._books.taken_up(driver.record)
-        self.pool.place(driver)
 
     def _fenced(self, driver: SessionDriver) -> None:
         self._books.lost(driver.record)

@@ -7,13 +7,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import grpc
 
 from orchestrator.ownership.follower import RETRY_S, Follower, NobodyDrives
-from orchestrator.session.driver import SessionDriver
+from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.log import message_of_append, status_of_append, store_statuses
 from orchestrator.session.output import OtherText, Output, Replay
 from orchestrator.store import (
@@ -178,34 +177,25 @@ class Ownership:
     """Joins sessions that this orchestrator has not begun.
 
     Args:
-        owner: this orchestrator's name in the log.
-        store_timeout: seconds after which readers' streams end where the log is silent, or nobody drives the session.
+        host: hears of sessions that are claimed, or not read any more.
         scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
-        place: gives a session its peers.
-        leave: forgets a session that nobody reads here.
-        can_drive: there is a verifier, and room for the tenant. Else a session is better off where it is, or elsewhere.
-        missing: for people, why it cannot be driven here.
+        unfit: for people, why a session cannot be driven here; None: there is a verifier, and room for the tenant. Else
+            it is better off where it is, or elsewhere.
     """
 
     def __init__(
         self,
-        store: SessionStore,
-        owner: str,
-        store_timeout: float,
+        host: SessionHost,
         scanner_of: Callable[[SessionRecord], PeekingScanner],
-        place: Callable[[SessionDriver], None],
-        leave: Callable[[SessionDriver], None],
-        can_drive: Callable[[SessionRecord], bool],
-        missing: Callable[[SessionRecord], str],
+        unfit: Callable[[SessionRecord], str | None],
     ) -> None:
-        self._store = store
-        self._owner = owner
-        self._store_timeout = store_timeout
+        self._host = host
+        self._store = host.store
+        self._owner = host.owner
+        # Seconds after which readers' streams end where the log is silent, or nobody drives the session.
+        self._store_timeout = host.options.store_timeout
         self._scanner_of = scanner_of
-        self._place = place
-        self._leave = leave
-        self._can_drive = can_drive
-        self._missing = missing
+        self._unfit = unfit
         self._followers: dict[str, Follower] = {}
 
     async def join(
@@ -223,9 +213,9 @@ class Ownership:
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
-                if not (self._can_drive(log.record) or end or must_end(log)):
-                    message = f"session_id: {self._missing(log.record)}"
-                    raise StatusError(grpc.StatusCode.UNAVAILABLE, message)
+                unfit = self._unfit(log.record)
+                if unfit is not None and not (end or must_end(log)):
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {unfit}")
                 log = await self._store.claim(log.record.session_id, self._owner, floor(driver))
         await self._show(driver, replay, log, end)
 
@@ -277,12 +267,13 @@ class Ownership:
         if driver.readers.count == 0:
             driver.readers.expect()
         driver.verifying.wait()
-        self._place(driver)
+        self._host.notice(driver, SessionNotice.CLAIMED)
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
         session_id, timeout = driver.record.session_id, self._store_timeout
-        can_drive = partial(self._can_drive, driver.record)
-        follower = Follower(self._store, session_id, driver, replay, self._owner, can_drive, timeout)
+        follower = Follower(
+            self._store, session_id, driver, replay, self._owner, lambda: self._unfit(driver.record) is None, timeout
+        )
         self._followers[session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 
@@ -292,7 +283,7 @@ class Ownership:
         try:
             tail = await follower.run()
             if tail is None:
-                self._leave(driver)
+                self._host.notice(driver, SessionNotice.UNREAD)
             elif tail.reason is not None:
                 self._finish(driver, replay, tail.reason, tail.text_length)
             else:

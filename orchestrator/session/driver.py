@@ -86,13 +86,16 @@ class Tasks:
 class SessionNotice(Enum):
     """What a session says to its orchestrator.
 
-    UNPLACED: it is to be given what it lacks. FENCED: another one has it, or the log has gone another way.
-    ENDED: for readers here, at least.
+    UNPLACED: it is to be given what it lacks. CLAIMED: it was another one's, and is driven here from now on.
+    FENCED: another one has it, or the log has gone another way. ENDED: for readers here, at least.
+    UNREAD: another one drives it, and nobody reads it here any more.
     """
 
     UNPLACED = auto()
+    CLAIMED = auto()
     FENCED = auto()
     ENDED = auto()
+    UNREAD = auto()
 
 
 @dataclass(frozen=True, slots=True)
