@@ -137,6 +137,17 @@ def test_what_further_sessions_cost_is_measured_and_linear_between(sessions: int
     assert batch_costs().of(sessions)(rows) == pytest.approx(expected)
 
 
+def test_a_step_takes_time_also_where_forwards_of_one_session_were_measured_too_slow() -> None:
+    """A hiccup while V(m) was measured is forgotten; what was taken from it for further sessions is not to stay."""
+    forward = ForwardTimes({1: 30_000.0, 16: 30_000.0})
+    costs = StepCosts(forward, {(4, 1): 2000.0, (4, 4): 3000.0})
+    for rows in (1, 4, 16):
+        for _ in range(300):
+            forward.observe(rows, 1000.0)
+    assert min(costs.plain(2), *costs.told(2), costs.plain(8)) >= 0.0
+    assert costs.plain(2) > 0.0
+
+
 def test_a_plan_s_costs_begin_at_the_plain_step_and_grow_by_what_windows_were_seen_to_add() -> None:
     learned = batch_costs()
     for _ in range(300):

@@ -37,7 +37,8 @@ class BatchTimes:
         self._forward = forward
         self._added: dict[int, dict[int, float]] = {}
         for (sessions, depth), time_us in sorted(measured.items()):
-            self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
+            # Less than nothing is a hiccup while V(m) was measured, and would stay when that is refined.
+            self._added.setdefault(sessions, {})[depth] = max(0.0, time_us - forward.at(sessions * depth))
 
     def at(self, sessions: int, rows: int) -> float:
         return self._forward.at(rows) + self._of_further(sessions, rows / sessions)
