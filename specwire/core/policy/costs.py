@@ -37,11 +37,11 @@ class BatchTimes:
         self._forward = forward
         self._added: dict[int, dict[int, float]] = {}
         for (sessions, depth), time_us in sorted(measured.items()):
-            # Less than nothing is a hiccup while V(m) was measured, and would stay when that is refined.
-            self._added.setdefault(sessions, {})[depth] = max(0.0, time_us - forward.at(sessions * depth))
+            self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
 
     def at(self, sessions: int, rows: int) -> float:
-        return self._forward.at(rows) + self._of_further(sessions, rows / sessions)
+        """It takes no less than one row: what was added is less than nothing where V(m) was measured in a hiccup."""
+        return max(self._forward.at(1), self._forward.at(rows) + self._of_further(sessions, rows / sessions))
 
     def _of_further(self, sessions: int, depth: float) -> float:
         if not self._added or sessions < 2:
