@@ -123,15 +123,31 @@ class SteppedEngine(Engine):
     """The real engine, but for its forward, which ends when it is told so. under_way: the forward that is."""
 
     under_way: UnderWay | None = None
+    _resting: tuple[Rest, float] | None = None
 
     def _forward(self, parts: Sequence[Part]) -> None:
         self.under_way = self.begin(parts)
 
-    def end_forward(self, ended_us: float) -> None:
-        """ended_us: when the target had computed."""
+    @property
+    def computing(self) -> bool:
+        return self.under_way is not None
+
+    def turn(self, now_us: float, ended_us: float) -> Rest | None:
+        """What its thread does between two waits: end the forward, whose computing ended at `ended_us`, and step.
+
+        Returns how long there is nothing to do; None where a forward is under way, or the engine has stopped.
+        """
         under_way, self.under_way = self.under_way, None
         if under_way is not None:
             self.end(under_way, ended_us)
+        else:
+            rest, since_us = self._resting or (Rest(now_us, waiting=False), self._pauses.forward_ended_us)
+            self.rested(rest, now_us - since_us)
+        rest_now: Rest | None = None
+        while rest_now is None and not self.computing and not self.stopped:
+            rest_now = self.step()
+        self._resting = (rest_now, now_us) if rest_now is not None else None
+        return rest_now
 
 
 class SimVerifier:
@@ -162,8 +178,6 @@ class SimVerifier:
         self._step_us = step_us
         self._links: dict[int, Callable[[Report], None]] = {}
         self._numbers = count()
-        self._rest: Rest | None = Rest(math.inf, waiting=False)
-        self._since_us = clock.now_us
         self._turn = 0
         self._woken = False
 
@@ -194,7 +208,7 @@ class SimVerifier:
     def send(self, link: int, **parts: Any) -> None:
         """A message arrives; parts: see Tick. Those of one instant are taken in together."""
         self.engine.inbox.put(Tick(link, self._clock.now_us, **parts))
-        if self.engine.under_way is None and not self._woken:
+        if not self.engine.computing and not self._woken:
             self._woken = True
             self._clock.after(0.0, self._wake)
 
@@ -206,31 +220,25 @@ class SimVerifier:
 
     def _wake(self) -> None:
         self._woken = False
-        if self.engine.under_way is None:
-            self._step()
+        if not self.engine.computing:
+            self._go_on(self._clock.now_us)
 
     def _alarm(self, turn: int) -> None:
         if turn == self._turn and not self._woken:
-            self._step()
+            self._go_on(self._clock.now_us)
 
-    def _step(self) -> None:
-        engine = self.engine
-        if self._rest is not None:
-            engine.rested(self._rest, self._clock.now_us - self._since_us)
+    def _go_on(self, ended_us: float) -> None:
+        now_us = self._clock.now_us
+        rest = self.engine.turn(now_us, ended_us)
         self._turn += 1
-        self._rest, self._since_us = engine.step(), self._clock.now_us
-        if engine.under_way is not None:
+        if rest is None:
             self._machine.use(self.model.spent_us, self._computed)
-        elif self._rest is not None and self._rest.until_us < math.inf:
-            self._clock.after(max(0.0, self._rest.until_us - self._clock.now_us), partial(self._alarm, self._turn))
+        elif rest.until_us < math.inf:
+            self._clock.after(max(0.0, rest.until_us - now_us), partial(self._alarm, self._turn))
 
     def _computed(self) -> None:
-        ended = partial(self._forward_ended, self._clock.now_us)
+        decide = partial(self._go_on, self._clock.now_us)
         if self._step_us:
-            self._clock.after(self._step_us, ended)
+            self._clock.after(self._step_us, decide)
         else:
-            ended()
-
-    def _forward_ended(self, ended_us: float) -> None:
-        self.engine.end_forward(ended_us)
-        self._step()
+            decide()

@@ -204,7 +204,7 @@ class VerifierChecks:
         if party.stopping:
             self._stopping(party)
         self._turns(process, list(engine.roster))
-        at_work = engine.under_way is not None
+        at_work = engine.computing
         for held in engine.roster:
             if held.waiting:
                 self._held(process, held)

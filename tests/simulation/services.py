@@ -32,7 +32,6 @@ from specwire.sim.verifier import SteppedEngine
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
-from verify_service.engine.engine import Rest
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.engine.sampler import LogitsSampler
 
@@ -180,11 +179,11 @@ class EngineStrand:
         self._context = engine_context
         self._loop_context = loop_context
         self._next: asyncio.Handle | None = None
-        self._resting: tuple[Rest, float] | None = None
+        self._resting = False
 
     def send(self, command: Command | Stop) -> None:
         self.engine.inbox.put(command)
-        if self._resting is not None or self._next is None:
+        if self._resting or self._next is None:
             self._schedule(0.0)
 
     async def room(self) -> None:
@@ -202,28 +201,18 @@ class EngineStrand:
         self._next = self._loop.call_later(seconds, self._go_on, context=self._context)
 
     def _go_on(self) -> None:
-        self._next = None
-        self._wake()
-        engine = self.engine
-        engine.end_forward(self._loop.time() * 1e6)
-        if engine.stopped:
-            engine.tell()
-            return
-        rest = engine.step()
-        if engine.under_way is not None:
+        self._next, self._resting = None, False
+        engine, now_us = self.engine, self._loop.time() * 1e6
+        rest = engine.turn(now_us, now_us)
+        if engine.computing:
             self._schedule(self.lm.spent)
         elif rest is None:
-            self._schedule(0.0)
+            engine.tell()
         else:
-            self._resting = rest, self._loop.time()
-            until = rest.until_us / 1e6 - self._loop.time()
-            if until < 1e6:
-                self._schedule(max(1e-6, until))
-
-    def _wake(self) -> None:
-        if self._resting is not None:
-            (rest, since), self._resting = self._resting, None
-            self.engine.rested(rest, (self._loop.time() - since) * 1e6)
+            self._resting = True
+            seconds = (rest.until_us - now_us) / 1e6
+            if seconds < 1e6:
+                self._schedule(max(1e-6, seconds))
 
 
 class DrafterStrand:
