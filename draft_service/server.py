@@ -179,18 +179,7 @@ def _loader(
         from specwire.lm import load_model
 
         say(f"specwire draft: loading {options.model}")
-        model = load_model(
-            options.model,
-            slots=options.slots,
-            kv_memory=options.kv_memory,
-            dtype=options.dtype,
-            device=options.device,
-            runtime=options.runtime,
-            quantization=options.quantization,
-            compiled=options.compiled,
-            context=options.context,
-            threads=options.threads,
-        )
+        model = load_model(**options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver)
         registry.add(DRAFTER, lambda: families(sessions, model))

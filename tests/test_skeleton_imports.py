@@ -1,8 +1,10 @@
 """The import contracts of pyproject.toml fire: each is broken here once, on a tree of empty packages."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,14 @@ def test_what_it_forbids_is_broken(tree: Path, module: str, imported: str) -> No
     result = lint_imports(tree)
     assert result.returncode != 0
     assert f"{module.removesuffix('.py').replace('/', '.')} -> {imported}" in result.stdout
+
+
+def test_every_room_stands_in_the_contract_of_its_package() -> None:
+    """A room that no contract names may be imported by anybody."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    drawn = [(place, each["layers"]) for each in contracts for place in each.get("containers", ())]
+    assert len(drawn) >= 6
+    for place, layers in drawn:
+        folder = ROOT / place.replace(".", "/")
+        rooms = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
+        assert {each for each in rooms if not each.startswith("__")} == set(re.findall(r"\w+", " ".join(layers))), place

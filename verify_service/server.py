@@ -131,7 +131,7 @@ async def start(
     share_interpreter()
     registry, meter = Registry(), Meter()
     size = options.tensor_parallel_size
-    ranks = Ranks(size, model_arguments(options)) if size > 1 else None
+    ranks = Ranks(size, options.loading()) if size > 1 else None
     loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
     thread = ServiceThread(VERIFIER, loader, helpers=ranks)
     info = await thread.start()
@@ -197,7 +197,7 @@ def _loader(
 
         over = "" if ranks is None else f" over {ranks.size} processes"
         say(f"specwire verify: loading {options.model}{over}")
-        lm = load_model(**model_arguments(options), party=ranks)
+        lm = load_model(**options.loading(), party=ranks)
         go_on()
         kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
@@ -222,23 +222,6 @@ def _loader(
         return engine, info
 
     return load
-
-
-def model_arguments(options: ModelServiceOptions) -> dict[str, Any]:
-    """What `specwire.lm.load_model` is called with, on every rank alike."""
-    return {
-        "spec": options.model,
-        "slots": options.slots,
-        "kv_memory": options.kv_memory,
-        "dtype": options.dtype,
-        "device": options.device,
-        "runtime": options.runtime,
-        "quantization": options.quantization,
-        "compiled": options.compiled,
-        "deterministic": options.deterministic,
-        "context": options.context,
-        "threads": options.threads,
-    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

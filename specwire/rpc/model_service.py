@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import QUANTIZATIONS, RUNTIMES
 from specwire.progress import LAST_LINE
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.listening import (
@@ -189,8 +190,6 @@ def answer(
 
 MOST_RANKS = 64
 DTYPES = ("float32", "bfloat16")
-RUNTIMES = ("torch", "openvino", "auto")
-QUANTIZATIONS = ("none", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +256,22 @@ class ModelServiceOptions:
         check_ranks(self.tensor_parallel_size)
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
+
+    def loading(self) -> dict[str, Any]:
+        """What `specwire.lm.load_model` is called with, on every rank alike."""
+        return {
+            "spec": self.model,
+            "slots": self.slots,
+            "kv_memory": self.kv_memory,
+            "dtype": self.dtype,
+            "device": self.device,
+            "runtime": self.runtime,
+            "quantization": self.quantization,
+            "compiled": self.compiled,
+            "deterministic": self.deterministic,
+            "context": self.context,
+            "threads": self.threads,
+        }
 
     @property
     def listened(self) -> list[tuple[str, str]]:
