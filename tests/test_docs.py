@@ -25,6 +25,7 @@ BLOCKS = all_blocks()
 # Pages of `make docs`, which are under no version control: what it would write now.
 GENERATED = {api.PAGE: api.page(), cli_reference.PAGE: cli_reference.page()}
 MOST_COLUMNS = 120
+SOURCES = (".py", ".proto", ".yaml", ".yml", ".service", ".json")
 FOLDERS = "proto|specwire|draft_service|verify_service|orchestrator|deploy|demo_pair|bench|scripts|docs|tests|examples"
 
 
@@ -124,6 +125,14 @@ def test_links_lead_to_headings(page: Path) -> None:
         f"{link}#{anchor}" for link, anchor in local if anchor not in anchors(page.parent / link if link else page)
     ]
     assert not missing
+
+
+def test_pages_that_sources_name_exist() -> None:
+    sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
+    own = [path for path in sources if "node_modules" not in path.parts and path != Path(__file__)]
+    named = {(path, page) for path in own for page in re.findall(r"\b(?:docs/)?[A-Z][A-Z_]+\.md\b", path.read_text())}
+    there = {page.name for page in [*PAGES, *GENERATED, ROOT / "CHANGELOG.md"]}
+    assert not [(path, page) for path, page in named if page.removeprefix("docs/") not in there]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
