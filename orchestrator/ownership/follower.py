@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from orchestrator.session.output import UNREAD, Readers, Replay
 from orchestrator.store import LogTail, SessionStore, StoreUnavailable
-from orchestrator.store.base import missing
+from orchestrator.store.base import RENEW_S, missing
 
 # Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
 POLL_S = 0.05
@@ -66,6 +68,7 @@ class Follower:
         self._now = asyncio.get_running_loop().time
         self._answered = self._read = self._grown = self._driven = self._now()
         self._settled = self._answered - SETTLED_S
+        self._noted = -math.inf
         self._fence: int | None = None
         self._pause = POLL_S
 
@@ -86,6 +89,7 @@ class Follower:
             self._check_driven(log)
             if self._is_unread():
                 return None
+            await self._note_reader()
             await asyncio.sleep(RETRY_S if log is None else self._pause)
 
     async def _look(self) -> LogTail | None:
@@ -147,6 +151,13 @@ class Follower:
             self._driven = self._now()
         if self._now() - self._driven > self._timeout:
             raise NobodyDrives("session_id: no verifier is there to go on with it, or no room")
+
+    async def _note_reader(self) -> None:
+        """Who drives the session, and has no reader left, learns that there is one here."""
+        if self._driver.readers.count and self._now() - self._noted >= RENEW_S:
+            self._noted = self._now()
+            with suppress(StoreUnavailable):
+                await self._store.note_reader(self._session_id)
 
     def _is_unread(self) -> bool:
         if self._driver.readers.count:

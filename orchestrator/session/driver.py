@@ -149,7 +149,7 @@ class SessionDriver:
         self._tasks = Tasks(self.on_broken)
         self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
-        self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self.cancel)
+        self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self._look_for_readers)
         self.drafters = Drafters(record, options, self.stats, self._timers, span, self.tell)
         self.verifying = SessionVerifier(record, options, self.output, self.stats, self._timers, span, self.tell)
         self._appending = self.verifying.timings
@@ -369,13 +369,35 @@ class SessionDriver:
         if cancelled and session is self.session:
             self.cancel()
 
+    def _look_for_readers(self) -> None:
+        self._tasks.start(self._end_unread())
+
+    async def _end_unread(self) -> None:
+        """Nobody came back here. Readers may have come elsewhere, which the log knows."""
+        session = self.session
+        if not self._runs(session):
+            return
+        try:
+            await self._appender.look()
+        except StoreUnavailable:
+            pass  # what was known of them before counts
+        except StoreError as error:
+            self._lose(session, error)
+            return
+        if self._runs(session) and not self.readers.count and not self.readers.elsewhere(self._appender.read_s):
+            self.cancel()
+
+    def _runs(self, session: Session) -> bool:
+        """It is still what is driven here."""
+        return session is self.session and session.state is not State.FENCED and self.output.end is None
+
     def _lose(self, session: Session, error: StoreError) -> None:
         """The log refused what `session` wrote.
 
         If it holds another fence or other tokens, it wins: the session goes on from what it holds, here or elsewhere.
         An append and a sign of life may both be refused; the first one counts.
         """
-        if session is not self.session or session.state is State.FENCED or self.output.end is not None:
+        if not self._runs(session):
             return
         if isinstance(error, Fenced | ContentMismatch):
             self._lose_to_another()

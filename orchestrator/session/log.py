@@ -27,7 +27,7 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
-from orchestrator.store.base import BEGINNING_S
+from orchestrator.store.base import BEGINNING_S, RENEW_S
 from specwire.core.messages import Append, Outcome, TokenLogprobs
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
@@ -102,8 +102,6 @@ RETRY_S = 0.1
 REFUSED_S = 2.0
 # Times that a log is written again before one append is given up.
 MOST_MENDS = 4
-# A lease is renewed this often; two renewals may be lost before the owner is taken to be gone.
-RENEW_S = LEASE_S / 3
 # A request id is bound again after this share of the time that a running session's log is kept without its owner.
 REBIND_SHARE = 0.25
 
@@ -173,6 +171,7 @@ class Appender:
         self._attempted = self._owned = self._moment()
         self._slept = False
         self._cancelled = False
+        self._read = -math.inf
         self._writing = asyncio.Lock()
         self._bound: float | None = None
 
@@ -214,8 +213,17 @@ class Appender:
             await self._keep_bound()
         if self._writing.locked() or self._now() - self._acknowledged < RENEW_S:
             return False
+        return await self.look()
+
+    async def look(self) -> bool:
+        """As `renew`, whatever was written before."""
         async with self._writing:
             return await self._attempt(Append(self._length, (), (), None))
+
+    @property
+    def read_s(self) -> float:
+        """Seconds since the session was last known to be read elsewhere than here."""
+        return self._now() - self._read
 
     async def _keep_bound(self) -> None:
         """Have the request id stand for the session as long as it runs, however long that is."""
@@ -245,6 +253,7 @@ class Appender:
         self._acknowledged, self._owned = self._now(), began
         self._slept = False
         self._cancelled |= done.cancelled
+        self._read = max(self._read, self._now() - done.read_s)
         return done.cancelled and effect.end is None
 
     async def _write_and_mend(self, effect: Append) -> AppendReply:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from orchestrator.store.base import RENEW_S
 from orchestrator.timers import Timers
 from specwire.core.limits import Ending
 from specwire.core.messages import (
@@ -30,12 +31,14 @@ from specwire.v1 import verify_pb2
 
 # Seconds for a session that nobody has begun to read: its caller left before it was there.
 UNREAD = 5.0
+# For which who reads at another orchestrator counts as there: one sign of two may be lost.
+ELSEWHERE = 2 * RENEW_S
 
 
 class Readers:
     """grace: seconds for which a session without a reader goes on. goes_on: whether it has not ended anyway.
 
-    on_left: nobody came back in time.
+    on_left: nobody came back here in time.
     """
 
     def __init__(self, timers: Timers, grace: float, goes_on: Callable[[], bool], on_left: Callable[[], None]) -> None:
@@ -60,6 +63,13 @@ class Readers:
             self.count -= 1
             if self.count == 0 and self._goes_on():
                 self._wait(self._grace)
+
+    def elsewhere(self, ago: float) -> bool:
+        """Whether somebody may still read, who did so elsewhere so many seconds ago. `on_left` follows."""
+        left = max(self._grace, ELSEWHERE) - ago
+        if left > 0:
+            self._wait(left)
+        return left > 0
 
     def _wait(self, seconds: float) -> None:
         self._timers.set("detached", seconds, self._on_left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -221,6 +222,8 @@ MOST_STEP_US = 1 << 20
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
 LEASE_S = 10.0
+# Seconds between two signs of life, of an owner or of who reads elsewhere; two of them may be lost.
+RENEW_S = LEASE_S / 3
 # Seconds within which a session is to be called again, or is missed: three calls, of which two may be lost.
 CALLED_WITHIN_S = 15.0
 # Tokens of an output, more than any has: to learn what else a log says, none need be read.
@@ -341,10 +344,14 @@ class StoredSession(LogTail):
 
 @dataclass(frozen=True, slots=True)
 class AppendReply:
-    """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end."""
+    """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end.
+
+    read_s: seconds since somebody last said to read it elsewhere than at its owner's (`note_reader`).
+    """
 
     length: int
     cancelled: bool
+    read_s: float = math.inf
 
 
 class SessionStore(Protocol):
@@ -425,6 +432,10 @@ class SessionStore(Protocol):
 
     async def cancel(self, session_id: str) -> None:
         """Ask for the session's end; its owner learns it from its next append. Raises MissingSession."""
+        ...
+
+    async def note_reader(self, session_id: str) -> None:
+        """Somebody reads the session, which runs, elsewhere than at its owner's; that one learns it likewise."""
         ...
 
     async def delete(self, session_id: str) -> None:

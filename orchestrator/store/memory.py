@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class _Log:
     reason: FinishReason | None = None
     text_length: int = 0
     cancelled: bool = False
+    read: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class MemoryStore:
         if end is not None:
             log.reason, log.text_length, log.ended = end.reason, end.text_length, self._clock()
             self._touch(log)
-        return AppendReply(len(log.tokens), log.cancelled)
+        return self._reply(log)
 
     async def read(self, session_id: str) -> StoredSession | None:
         log = self._readable(session_id)
@@ -178,6 +180,11 @@ class MemoryStore:
 
     async def cancel(self, session_id: str) -> None:
         self._log(session_id).cancelled = True
+
+    async def note_reader(self, session_id: str) -> None:
+        log = self._held(session_id)
+        if log is not None and log.reason is None:
+            log.read = self._clock()
 
     async def delete(self, session_id: str) -> None:
         if self._is_deleted(session_id):
@@ -293,6 +300,9 @@ class MemoryStore:
         log.outcomes.extend(outcomes[len(held) :])
         log.logprobs.extend(logprobs[len(held) :])
         self._touch(log)
+
+    def _reply(self, log: _Log) -> AppendReply:
+        return AppendReply(len(log.tokens), log.cancelled, max(0.0, self._clock() - log.read))
 
     def _silent_s(self, log: _Log) -> float:
         kept = log.ttl_s if log.reason is None else log.retention_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn, cast
@@ -88,6 +89,7 @@ class RedisStore:
     APPEND = LuaScript(scripts.APPEND, repeated=True)
     DAMAGED = LuaScript(scripts.DAMAGED)
     CANCEL = LuaScript(scripts.CANCEL)
+    NOTE_READER = LuaScript(scripts.NOTE_READER)
     DELETE = LuaScript(scripts.DELETE)
     BIND = LuaScript(scripts.BIND)
     BOUND = LuaScript(scripts.BOUND, writes=False)
@@ -97,8 +99,8 @@ class RedisStore:
     STRIKE = LuaScript(scripts.STRIKE, repeated=True)
     MISSED = LuaScript(scripts.MISSED)
     PING = LuaScript(scripts.PING)
-    OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, DELETE)
-    SCRIPTS = (*OF_LOGS, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
+    OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, NOTE_READER)
+    SCRIPTS = (*OF_LOGS, DELETE, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
 
     def __init__(
         self,
@@ -207,7 +209,8 @@ class RedisStore:
         reply = await self._batcher.call(self.APPEND, session_keys(session_id), *said, *map(pack_logprobs, logprobs))
         if reply[0] != ScriptAnswer.OK:
             _refused(reply, session_id, fence, position)
-        return AppendReply(cast(int, reply[1]), bool(reply[2]))
+        read_us = cast(int, reply[3])
+        return AppendReply(cast(int, reply[1]), bool(reply[2]), read_us / 1e6 if read_us >= 0 else math.inf)
 
     async def read(self, session_id: str) -> StoredSession | None:
         script = self.READ_SETTLED if self._level.replicas else self.READ
@@ -233,6 +236,9 @@ class RedisStore:
         reply = await self._batcher.call(self.CANCEL, session_keys(session_id)[:1])
         if reply[0] == ScriptAnswer.MISSING:
             raise missing(session_id)
+
+    async def note_reader(self, session_id: str) -> None:
+        await self._batcher.call(self.NOTE_READER, session_keys(session_id)[:1])
 
     async def delete(self, session_id: str) -> None:
         reply = await self._batcher.call(self.DELETE, session_keys(session_id))

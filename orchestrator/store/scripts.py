@@ -8,10 +8,10 @@ from enum import IntEnum
 # Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 #
 #     specwire:{SESSION}:meta      hash: record (JSON), prompt (its length in tokens), state (running, ended, deleted),
-#                                  fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, once it has ended
-#                                  reason, text_length, ended_us, once somebody could not read it damaged, and of a
-#                                  session that reports log-probabilities 0, 1, 2, ...: those of each token, counted
-#                                  behind the prompt
+#                                  fence, owner, claimed_us, ttl_ms, retention_ms, cancelled, once it
+#                                  is read elsewhere than at its owner's read_us, once it has ended reason, text_length,
+#                                  ended_us, once somebody could not read it damaged, and of a session that reports
+#                                  log-probabilities 0, 1, 2, ...: those of each token, counted behind the prompt
 #     specwire:{SESSION}:tokens    4 bytes each, prompt first
 #     specwire:{SESSION}:outcomes  1 byte each, after the prompt
 #
@@ -242,12 +242,12 @@ end
 TAIL_SETTLED = READ_SETTLED.replace("settled(snapshot())", "settled(snapshot(tonumber(ARGV[1])))")
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
-# Reply: {OK, length, cancelled}, {MISSING}, {FENCED, the fence held}, {MISMATCH} or {GAP, length}. What fails changes
-# nothing. A log of which only a part is left (evicted, in an unfit Redis), or that nobody can read, has a gap from its
-# start.
+# Reply: {OK, length, cancelled, microseconds since it was read elsewhere or -1}, {MISSING}, {FENCED, the fence held},
+# {MISMATCH} or {GAP, length}. What fails changes nothing. A log of which only a part is left (evicted, in an unfit
+# Redis), or that nobody can read, has a gap from its start.
 APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}
 local meta = redis.pcall('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
-  'retention_ms', 'damaged')
+  'retention_ms', 'damaged', 'read_us')
 if meta.err then return {{4, 0}} end
 if not meta[1] then return {{1}} end
 if meta[1] ~= ARGV[1] then return {{2, meta[1]}} end
@@ -274,7 +274,8 @@ if fresh > 0 then
   add_logprobs(7 + overlap / 4, (start + overlap) / 4 - prompt)
 end
 if reason or meta[4] then expire_all(meta[7]) else expire_all(meta[2]) end
-return {{0, length / 4, tonumber(meta[3]) or 0}}
+local read_us = whole(meta[9])
+return {{0, length / 4, tonumber(meta[3]) or 0, read_us and math.max(0, now_us() - read_us) or -1}}
 """
 
 # Somebody could not read it. Its owner, if it lives, has all that belongs there, and learns it with its next append.
@@ -288,6 +289,14 @@ CANCEL = """
 if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {1} end
 redis.call('HSET', KEYS[1], 'cancelled', 1)
 return {0}
+"""
+
+# Reply: {OK}.
+NOTE_READER = f"""{NEXT_FENCE}
+if redis.call('HGET', KEYS[1], 'state') == 'running' then
+  redis.call('HSET', KEYS[1], 'read_us', decimal(now_us()))
+end
+return {{0}}
 """
 
 # Reply: {OK, record, empty where it was deleted before} or {MISSING}. It frees memory, so it may go on without any. The

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.link import Link
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
-from orchestrator.session import drafters
+from orchestrator.session import drafters, output
 from orchestrator.session import log as appender
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
@@ -242,6 +242,27 @@ async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(m
     await played.store.cancel("s")
     await played.driver.renew()
     await played.driver.ended(5.0)
+    assert played.driver.output.end is not None
+    assert played.driver.output.end.reason is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize("read_elsewhere", [True, False])
+async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
+    read_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "ELSEWHERE", 3600.0 if read_elsewhere else 0.0)
+    played = await scene()
+    await played.store.note_reader("s")
+    with played.driver.readers.reading():
+        pass
+    if read_elsewhere:
+        await until(lambda: played.driver._timers.left("detached") is not None)
+        await until(lambda: (played.driver._timers.left("detached") or 0.0) > 60.0)
+        await played.decide(1)
+        assert played.driver.output.end is None
+        await played.driver.close()
+        return
+    await played.driver.ended(60.0)
     assert played.driver.output.end is not None
     assert played.driver.output.end.reason is FinishReason.CANCELLED
 

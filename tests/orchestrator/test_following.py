@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from unittest.mock import patch
 
 import pytest
@@ -221,6 +222,17 @@ async def test_without_a_verifier_what_is_to_end_is_claimed() -> None:
     due = await now.result()
     assert due is not None
     assert due.cancelled
+
+
+async def test_the_owner_learns_that_somebody_reads_here() -> None:
+    now = await scene()
+    await until(lambda: now.log._logs["s"].read > 0.0)
+    now.session.readers.count = 0
+    now.log._logs["s"].read = -math.inf
+    await now.goes_on()
+    assert now.log._logs["s"].read == -math.inf
+    await now.log.append("s", now.fence, 2, (), (), end=End(FinishReason.LENGTH, "", 0))
+    await now.result()
 
 
 async def test_what_nobody_can_drive_is_given_up() -> None:

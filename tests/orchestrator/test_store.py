@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -396,6 +397,21 @@ async def test_the_owner_learns_of_a_cancellation_from_its_append(store: Session
     log = await store.read(session_id)
     assert log is not None
     assert log.cancelled
+
+
+async def test_the_owner_learns_of_a_reader_elsewhere_from_its_append(store: SessionStore) -> None:
+    session_id, fence = await started(store, "read-elsewhere")
+    assert (await store.append(session_id, fence, 3, (7,), (A,))).read_s == math.inf
+    await store.note_reader(session_id)
+    first = (await store.append(session_id, fence, 4, (8,), (A,))).read_s
+    await asyncio.sleep(0.05)
+    assert 0.0 <= first < (await store.append(session_id, fence, 5, (), ())).read_s < 60.0
+    await store.note_reader(session_id)
+    ended = await store.append(session_id, fence, 5, (), (), end=End(FinishReason.LENGTH, "", 2))
+    assert (ended.length, ended.cancelled) == (5, False)
+    await store.note_reader(session_id)  # of one that has ended there is nothing to say
+    await store.note_reader("nobody")
+    assert await store.read("nobody") is None
 
 
 async def test_the_first_session_bound_to_a_request_wins(store: SessionStore) -> None:

@@ -172,6 +172,10 @@ def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
     patch.setattr(sweeper, "CONFIRM_S", 0.0)
 
 
+def readers_elsewhere_overlooked(patch: Patch) -> None:
+    always_awaited(patch, MemoryStore, "note_reader", None)
+
+
 def orphans_left_alone(patch: Patch) -> None:
     always_awaited(patch, MemoryStore, "missed", [])
 

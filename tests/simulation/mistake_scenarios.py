@@ -200,6 +200,22 @@ def long_lived_and_a_jump(seed: int) -> Scenario:
     return replace(long_lived(seed), faults=(jump,))
 
 
+def read_elsewhere(seed: int) -> Scenario:
+    """Cut off before an answer came, a client asks elsewhere, and follows who is so slow that the log still grows
+    when the grace is over.
+    """
+    return Scenario(
+        seed,
+        orchestrators=2,
+        drafters=0,
+        forward=2.0,
+        delay=(0.02, 0.04),
+        detach_grace=12.0,
+        requests=(SimRequest(0.5, 0, (3, 4), 40, request_id="a", drafting=2),),
+        faults=(Fault(0.549, "cut", "orchestrator-0-client"),),
+    )
+
+
 def cancelled_elsewhere(seed: int) -> Scenario:
     """By a reader at another orchestrator than the one that drives it."""
     first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)

@@ -54,6 +54,7 @@ MISTAKES = [
     Mistake(log.tasks_left_behind, "left running", scenarios=made.left_behind),
     Mistake(log.emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", scenarios=made.told_to_stop),
     Mistake(log.living_sessions_swept, "cancelled by nobody", scenarios=made.long_lived),
+    Mistake(log.readers_elsewhere_overlooked, "cancelled by nobody", scenarios=made.read_elsewhere),
     Mistake(log.orphans_left_alone, "runs for ever", scenarios=made.orphaned),
     Mistake(log.cancellation_in_the_log_overlooked, "it goes on, cancelled", scenarios=made.cancelled_elsewhere),
     Mistake(log.cancellation_lost_with_the_log, "it goes on, cancelled", scenarios=made.cancelled_elsewhere_and_lost),
