@@ -16,7 +16,7 @@ from draft_service.sampler import WeighedPlace
 from specwire.core.draft import DraftSession
 from specwire.core.law.acceptance import draw_quantised
 from specwire.core.messages import Proposal, Weights
-from specwire.core.policy import windows
+from specwire.core.policy import scheduler
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -85,6 +85,6 @@ def biased(name: str) -> Iterator[None]:
     with (
         patch.object(sampler, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
-        patch.object(windows, "PATIENCE_US", PATIENCE_US),
+        patch.object(scheduler, "PATIENCE_US", PATIENCE_US),
     ):
         yield

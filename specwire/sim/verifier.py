@@ -155,7 +155,7 @@ class SimVerifier:
 
     Args:
         step_us: software between a forward and its verdicts.
-        patient: see `specwire.core.policy.windows.schedule`.
+        patient: see `specwire.core.policy.scheduler.schedule`.
     """
 
     def __init__(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.messages import Proposal
-from specwire.core.policy.estimates import AGREEMENT_DECAY, REMEMBERED_CHAINS, Agreement
+from specwire.core.policy.estimates import REMEMBERED_CHAINS, Agreement
+from specwire.core.policy.tunables import AGREEMENT_DECAY
 
 TEXT = (5, 6, 7, 8, 9, 10)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from specwire.core.messages import Discipline, Plan, Proposal
-from specwire.core.policy.controller import TRY_EVERY, TRY_FIRST, TRY_VERDICTS, Controller, PlannedVerdict
-from specwire.core.policy.estimates import LEAST_FORWARDS, STALE_AFTER, Contention, Forward, ForwardTimes
+from specwire.core.policy.controller import Controller, PlannedVerdict
+from specwire.core.policy.estimates import Contention, Forward, ForwardTimes
+from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, STALE_AFTER, TRIAL_EVERY, TRIAL_VERDICTS
 
 QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
 
@@ -36,7 +37,7 @@ def test_nothing_is_said_before_both_kinds_were_seen() -> None:
     watched = Watched().forwards(50, 10_000.0, 0.0)
     assert watched.contention.slowdown is None
     assert watched.contention.apart() is not None
-    watched.forwards(LEAST_FORWARDS - 1, 15_000.0, 0.9)
+    watched.forwards(ENOUGH - 1, 15_000.0, 0.9)
     assert watched.contention.slowdown is None
     watched.forwards(1, 15_000.0, 0.9)
     assert watched.contention.slowdown == pytest.approx(1.5)
@@ -148,13 +149,13 @@ def side_by_side(plans: list[Plan]) -> float:
 
 
 def test_where_no_times_are_told_they_take_turns() -> None:
-    assert disciplines(Host(1.0, told=False).verdicts(3 * TRY_EVERY)) == {Discipline.LOCKSTEP}
+    assert disciplines(Host(1.0, told=False).verdicts(3 * TRIAL_EVERY)) == {Discipline.LOCKSTEP}
 
 
 def test_where_they_do_not_disturb_each_other_they_work_side_by_side() -> None:
     host = Host(1.0)
-    assert disciplines(host.verdicts(TRY_FIRST)) == {Discipline.LOCKSTEP}
-    host.verdicts(2 * TRY_VERDICTS)
+    assert disciplines(host.verdicts(PROBE_EVERY)) == {Discipline.LOCKSTEP}
+    host.verdicts(2 * TRIAL_VERDICTS)
     assert disciplines(host.verdicts(200)) == {Discipline.STREAM}
     assert host.plans[-1].due == 0
     assert "contention 1.00" in host.plans[-1].reason
@@ -163,7 +164,7 @@ def test_where_they_do_not_disturb_each_other_they_work_side_by_side() -> None:
 def test_in_a_batch_they_take_turns_and_begin_again_behind_it() -> None:
     """What a session alone gains side by side says nothing of many, for all of whom the drafter would draft."""
     host = Host(1.0)
-    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
+    host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
     assert host.plans[-1].discipline is Discipline.STREAM
     host.told = False  # of forwards of several sessions no times are told
     assert disciplines(host.verdicts(200)[1:]) == {Discipline.LOCKSTEP}
@@ -174,8 +175,8 @@ def test_in_a_batch_they_take_turns_and_begin_again_behind_it() -> None:
 @pytest.mark.parametrize("slowdown", [2.5, 4.0])
 def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: float) -> None:
     host = Host(slowdown)
-    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
-    later = host.verdicts(4 * TRY_EVERY)
+    host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
+    later = host.verdicts(4 * TRIAL_EVERY)
     tried = [plan for plan in later if plan.discipline is Discipline.STREAM]
     assert {plan.reason for plan in tried} == {"trying side by side"}
     assert 0 < len(tried) <= 0.02 * len(later)
@@ -183,23 +184,23 @@ def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: floa
 
 def test_what_side_by_side_really_brings_goes_before_what_is_expected_of_it() -> None:
     host = Host(1.0, lost_us=15_000.0)
-    host.verdicts(TRY_FIRST + 4 * TRY_VERDICTS)
-    assert 0 < side_by_side(host.verdicts(4 * TRY_EVERY)) <= 0.04
+    host.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
+    assert 0 < side_by_side(host.verdicts(4 * TRIAL_EVERY)) <= 0.04
 
 
 def test_what_changes_is_noticed() -> None:
     host = Host(2.5)
-    host.verdicts(TRY_FIRST + 2 * TRY_VERDICTS)
+    host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
     host.slowdown = 1.0
-    assert host.verdicts(3 * TRY_EVERY)[-1].discipline is Discipline.STREAM
+    assert host.verdicts(3 * TRIAL_EVERY)[-1].discipline is Discipline.STREAM
     host.slowdown = 2.5
     host.verdicts(STALE_AFTER)
-    assert side_by_side(host.verdicts(TRY_EVERY)) <= 0.02
+    assert side_by_side(host.verdicts(TRIAL_EVERY)) <= 0.02
 
 
 def test_it_is_not_tried_where_it_could_not_pay() -> None:
     """A drafter that takes no time is hidden behind nothing."""
-    assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * TRY_EVERY)) == {Discipline.LOCKSTEP}
+    assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * TRIAL_EVERY)) == {Discipline.LOCKSTEP}
 
 
 @pytest.mark.parametrize("move", [lambda host: ForwardTimes(QUIET), lambda host: host.controller._forward])
@@ -207,7 +208,7 @@ def test_what_was_measured_is_kept_for_the_next_session_beside_the_same_verifier
     move: Callable[[Host], ForwardTimes],
 ) -> None:
     host = Host(1.0)
-    host.verdicts(TRY_FIRST + 4 * TRY_VERDICTS)
+    host.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
     forward = move(host)
     same = forward is host.controller._forward
     host.controller = host.controller.successor(forward, shared_host=True)

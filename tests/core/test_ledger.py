@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specwire.core.policy.costs import TOLERATED_SHARE, TOLERATED_STEPS, Ledger, part_of
+from specwire.core.policy.costs import Ledger, part_of
+from specwire.core.policy.tunables import TOLERATED_SHARE, TOLERATED_STEPS
 
 V = 1000.0
 TOKENS = 256

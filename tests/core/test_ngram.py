@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.verify.text_sources import (
-    LEAST,
-    MOST,
-    OCCURRENCES,
-    REACH,
-    READ_AT_ONCE,
-    Match,
-    NgramIndex,
-    NgramSource,
-)
+from specwire.core.policy.tunables import LEAST_NGRAM, MOST_NGRAM, OCCURRENCES, REACH, READ_AT_ONCE
+from specwire.core.verify.text_sources import Match, NgramIndex, NgramSource
 
 # Few different tokens, so that texts repeat.
 TEXTS = st.lists(st.integers(0, 3), max_size=80)
@@ -25,9 +17,9 @@ TEXTS = st.lists(st.integers(0, 3), max_size=80)
 
 def searched(text: Sequence[int]) -> Match | None:
     """What `NgramIndex.match` promises, by brute force."""
-    for n in range(MOST, LEAST - 1, -1):
+    for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1):
         ends = [end for end in range(n, len(text)) if text[end - n : end] == text[len(text) - n :]]
-        if ends and n < MOST:
+        if ends and n < MOST_NGRAM:
             return Match(ends[-1], n)
         if ends:
             return max(

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
-from specwire.core.policy import windows as dividing
+from specwire.core.policy import scheduler
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
-from specwire.core.policy.windows import (
+from specwire.core.policy.scheduler import (
     PATIENCE_US,
-    PREFILL_ROWS,
     Awaited,
     Guess,
     Share,
@@ -22,6 +21,7 @@ from specwire.core.policy.windows import (
     StepPlan,
     schedule,
 )
+from specwire.core.policy.tunables import PREFILL_ROWS
 
 
 def flat(_: int) -> float:
@@ -316,10 +316,10 @@ def test_what_is_not_even_weighed_would_not_have_been_taken(seed: int, monkeypat
     def straight(rows: int) -> float:
         return begins_us + row_us * rows
 
-    planned, weighed = schedule(batch, 0.0, straight), len(dividing._pieces(batch, straight))
-    monkeypatch.setattr(dividing, "_least_density", lambda *_: 0.0)
+    planned, weighed = schedule(batch, 0.0, straight), len(scheduler._pieces(batch, straight))
+    monkeypatch.setattr(scheduler, "_least_density", lambda *_: 0.0)
     assert planned == schedule(batch, 0.0, straight)
-    assert weighed < len(dividing._pieces(batch, straight))
+    assert weighed < len(scheduler._pieces(batch, straight))
 
 
 @pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])

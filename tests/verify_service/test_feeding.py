@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specwire.core.policy.windows import PREFILL_ROWS
+from specwire.core.policy.tunables import PREFILL_ROWS
 from tests.verify_service.rig import Rig, oracle
 
 Prompt = tuple[int, ...]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specwire.core.messages import Draft, SourceKind, TokenLogprobs
-from specwire.core.policy.windows import Share
+from specwire.core.policy.scheduler import Share
 from specwire.core.verify.session import Judge
 from verify_service.engine.sessions import Held
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from specwire.core.model import out_of_memory
-from specwire.core.policy.windows import PREFILL_ROWS, Share, StepCandidate
+from specwire.core.policy.scheduler import Share, StepCandidate
+from specwire.core.policy.tunables import PREFILL_ROWS
 from verify_service.engine.sessions import Held
 
 # ----------------------------------------------------------------------------------------------------------------------

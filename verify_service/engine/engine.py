@@ -19,7 +19,7 @@ from specwire.core.invalid import Code
 from specwire.core.messages import Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCosts, part_of
-from specwire.core.policy.windows import Share, schedule
+from specwire.core.policy.scheduler import Share, schedule
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine import budget
 from verify_service.engine.batch import Part, RowChoice, RowSampler
@@ -99,7 +99,7 @@ class Engine:
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
     ) -> None:
-        """patient: see `specwire.core.policy.windows.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
+        """patient: see `specwire.core.policy.scheduler.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
         self.lm = lm
         self._sampler = sampler
         self.costs = costs

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from specwire.core.policy.windows import Lookout
+from specwire.core.policy.scheduler import Lookout
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening
 

@@ -6,23 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specwire.core.policy.estimates import smoothed
+from specwire.core.policy.tunables import (
+    GUESSED_SHARE,
+    IN_A_ROW,
+    LEAST_TIMING_US,
+    LIKELY_SHARE,
+    SLACK_DEVIATIONS,
+    TIMING_WEIGHT,
+)
 
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
-WEIGHT_KEPT = 0.2
 # Sources whose answers are awaited; of more, the newest.
 MOST_AWAITED = 8
-# The first of several due proposals is waited for if it is at least this likely, relative to the likeliest.
-LIKELY_SHARE = 0.5
-# A first guess before anything was measured, as shares of a plain step.
-GUESSED_DELAY, GUESSED_DEVIATION = 0.5, 0.25
-# Lateness that is still waited for: a few deviations, as TCP's retransmission timer has it (RFC 6298).
-LEAST_SLACK_US = 200.0
-SLACK_DEVIATIONS = 4
-# After so many steps without waiting, the delay is taken to be half of what was measured: it was measured while the
-# verifier computed, and on shared cores a wait shortens it. The ledger pays for a wrong guess.
-PROBE_AFTER = 16
-PROBE_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -83,9 +79,9 @@ class Expectation:
         if self.arrived or since is None:
             return None
         if self.delay_us is None:
-            expected = GUESSED_DELAY * plain_step_us
-            return since + expected, since + expected + 2 * GUESSED_DEVIATION * plain_step_us
-        share = PROBE_SHARE if self.skipped >= PROBE_AFTER else 1.0
+            expected = GUESSED_SHARE * plain_step_us
+            return since + expected, since + 2 * expected
+        share = GUESSED_SHARE if self.skipped >= IN_A_ROW else 1.0
         return since + share * self.delay_us, since + self._latest()
 
     def _learn(self, delay_us: float) -> None:
@@ -93,17 +89,18 @@ class Expectation:
             self.deviation_us = delay_us / 4
         else:
             self._judge(delay_us <= self._latest())
-            self.deviation_us = smoothed(self.deviation_us, abs(delay_us - self.delay_us), WEIGHT_KEPT, LEAST_SLACK_US)
-        self.delay_us = smoothed(self.delay_us, delay_us, WEIGHT_KEPT, LEAST_SLACK_US)
+            away_us = abs(delay_us - self.delay_us)
+            self.deviation_us = smoothed(self.deviation_us, away_us, least=LEAST_TIMING_US)
+        self.delay_us = smoothed(self.delay_us, delay_us, least=LEAST_TIMING_US)
 
     def _asked(self, base: int, offset: int) -> float | None:
         return self._verdicts.get(base) if offset == 0 else self._since_us
 
     def _latest(self) -> float:
-        return (self.delay_us or 0.0) + max(LEAST_SLACK_US, SLACK_DEVIATIONS * self.deviation_us)
+        return (self.delay_us or 0.0) + max(LEAST_TIMING_US, SLACK_DEVIATIONS * self.deviation_us)
 
     def _judge(self, kept: bool) -> None:
-        self.chance += WEIGHT_KEPT * ((1.0 if kept else 0.0) - self.chance)
+        self.chance += TIMING_WEIGHT * ((1.0 if kept else 0.0) - self.chance)
 
 
 class DueAnswer(NamedTuple):

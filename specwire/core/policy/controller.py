@@ -16,7 +16,6 @@ from specwire.core.messages import (
     ProposedChunk,
 )
 from specwire.core.policy.estimates import (
-    DECAY,
     AcceptanceByPosition,
     Agreement,
     Calibration,
@@ -28,6 +27,38 @@ from specwire.core.policy.estimates import (
     smoothed,
     stream_rate,
     waiting_rate,
+)
+from specwire.core.policy.tunables import (
+    CHUNK_SHARE,
+    DECAY,
+    ENOUGH,
+    ENOUGH_COMPARED,
+    EXPLORED_SHARE,
+    EXTRA_WINDOW,
+    FIRST_PACE,
+    FIRST_WINDOW,
+    FLOOR_STEP,
+    IN_A_ROW,
+    INHERITED_COMPARISONS,
+    INHERITED_TESTS,
+    LEAST_ADVANTAGE,
+    LEAST_GAIN,
+    LEAST_STREAM_GAIN,
+    LEAST_TIMING_US,
+    LEAST_USEFUL,
+    LONG_TOKEN,
+    MOST_CHUNK,
+    MOST_FIRST_CHUNK,
+    MOST_FLOOR,
+    NEGLIGIBLE,
+    PLAN_EVERY,
+    PROBE_EVERY,
+    PROBE_PACE,
+    PROBE_VERDICTS,
+    PROBE_WINDOW,
+    TRIAL_EVERY,
+    TRIAL_VERDICTS,
+    USEFUL_RUNS,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -169,19 +200,6 @@ class Fixed:
 # A drafter on hardware of its own takes no time from the verifier. It streams, and the verifier waits for a chain's
 # first tokens where a round of waiting is faster than going on alone.
 
-# What is expected of a stream is a little low, so that even a small gain is one.
-LEAST_REMOTE_GAIN = 1.005
-# Chunks of up to so many tokens, as long as drafting one takes no more than this share of a forward.
-MOST_CHUNK = 4
-CHUNK_SHARE = 0.125
-# What a stream's verifier waits for may come in several chunks, of no more than is drafted during a forward: a chain is
-# wrong most often at its beginning, a token counts only once its chunk is whole, and the drafter goes on in any case.
-MOST_FIRST_CHUNK = 8
-# So many times the expected length of a run of right guesses is as far as drafting is of use. A drafter at rest begins
-# a new chain at once; one that drafts finishes its token first, which matters where that takes this share of a forward.
-USEFUL_RUNS, LEAST_USEFUL = 7.0, 4
-LONG_TOKEN = 0.05
-
 
 class Way(NamedTuple):
     """due: draft tokens that the verifier waits for; 0: it never waits. gain: expected speed over plain decoding's."""
@@ -192,7 +210,7 @@ class Way(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        return self.gain >= LEAST_REMOTE_GAIN
+        return self.gain >= LEAST_STREAM_GAIN
 
     @property
     def reason(self) -> str:
@@ -261,12 +279,6 @@ class Streaming:
 # measured (`specwire.core.policy.estimates`); where nothing is measured they take turns. What it is taken up for is an
 # expected rate, and an expectation leaves something out: both ways are also held against what they really brought.
 
-# Side by side must be expected to be so much better before it is taken up.
-LEAST_ADVANTAGE = 1.05
-# How the two get along is tried out where side by side would be better if they did not disturb each other at all: every
-# so many verdicts, first after so many, for so many. Under 2 % of the verdicts, each stretched by some part: under 1 %.
-TRY_EVERY, TRY_FIRST, TRY_VERDICTS = 1024, 128, 16
-
 
 class Beside(NamedTuple):
     """Draft side by side; a token then takes `draft_us`."""
@@ -290,7 +302,7 @@ class _Brought:
 
     def less_than(self, other: _Brought) -> bool:
         """Whether it was slower; False while too little was seen to say."""
-        seen = min(self.verdicts, other.verdicts) >= TRY_VERDICTS
+        seen = min(self.verdicts, other.verdicts) >= TRIAL_VERDICTS
         return seen and self.tokens * other.time_us < other.tokens * self.time_us
 
 
@@ -307,7 +319,7 @@ class SideBySide:
         self.contention = Contention(forward)
         self.active = False
         self._draft_us: float | None = None
-        self._since_try = TRY_EVERY - TRY_FIRST
+        self._since_try = TRIAL_EVERY - PROBE_EVERY
         self._brought_beside, self._brought_in_turns = _Brought(), _Brought()
         self._last_us: float | None = None
         self._alone = True
@@ -344,7 +356,7 @@ class SideBySide:
         """
         chosen = self._choose(rates, agreement, draft_us, overhead_us)
         if self.active and chosen is None:
-            self._since_try = TRY_VERDICTS
+            self._since_try = TRIAL_VERDICTS
         self.active = chosen is not None
         return chosen
 
@@ -354,7 +366,7 @@ class SideBySide:
             return None  # nobody tells the times of forwards, or too few were told yet
         if not self._alone:
             return None  # what one session gains says nothing of a batch, for all of which the drafter would draft
-        if self._since_try < TRY_VERDICTS:
+        if self._since_try < TRIAL_VERDICTS:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates, draft_us, overhead_us, apart)
         slowdown, together = self.contention.slowdown, self.contention.together()
@@ -364,7 +376,7 @@ class SideBySide:
             if speed > (1.0 if self.active else LEAST_ADVANTAGE) * turns:
                 return Beside(beside_us, f"side by side, contention {slowdown:.2f}, gain {speed * apart.at(1):.2f}")
         at_best = _beside(rates, agreement, draft_us, overhead_us, apart)
-        if self._since_try < TRY_EVERY or at_best <= LEAST_ADVANTAGE * turns:
+        if self._since_try < TRIAL_EVERY or at_best <= LEAST_ADVANTAGE * turns:
             return None
         self._since_try, self._brought_beside = 0, _Brought()
         return Beside(draft_us, "trying side by side")
@@ -388,13 +400,6 @@ def _beside(
 #
 # A probe ends with the verdict that its answer met, or after so many. A drafter with hardware of its own takes no time
 # from the verifier, so it streams for a while and nobody waits: one comparison in 128 verdicts would teach nothing.
-
-# Not more often than after so many verdicts, and for this share of the time.
-PROBE_EVERY = 128
-PROBE_SHARE = 0.005
-PROBE_VERDICTS = 4
-PROBE_WINDOW = 2
-STREAMED_PROBE, STREAMED_PROBE_PACE = 16, Pace(1, 8)
 
 
 @dataclass(slots=True)
@@ -427,15 +432,15 @@ class Probing:
 
         plain_us: time of a verdict's forward without a window.
         """
-        lasts = PROBE_VERDICTS if shared_host else STREAMED_PROBE
+        lasts = PROBE_VERDICTS if shared_host else TRIAL_VERDICTS
         if not self.left and not self._begins(plain_us, lasts):
             return None
         if shared_host:
             return in_turns(PROBE_WINDOW, "probe")
-        return Plan(Discipline.STREAM, STREAMED_PROBE_PACE, 0, "probe")
+        return Plan(Discipline.STREAM, PROBE_PACE, 0, "probe")
 
     def _begins(self, plain_us: float, lasts: int) -> bool:
-        if self.verdicts < PROBE_EVERY or PROBE_SHARE * self.verdicts * plain_us < self.price_us:
+        if self.verdicts < PROBE_EVERY or EXPLORED_SHARE * self.verdicts * plain_us < self.price_us:
             return False
         self.verdicts, self.left = 0, lasts
         return True
@@ -449,33 +454,6 @@ class Probing:
 # stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
 #            needs (`Streaming`, `SideBySide`)
 # off        no gain is expected: plain decoding, with a probe now and then (`Probing`)
-
-# Least gain of drafting in turns over plain decoding.
-LEAST_GAIN = 1.01
-# Until a token's drafting was measured.
-FIRST_WINDOW = 4
-FIRST_PACE = Pace(1, 32)
-# Plan after each of the first verdicts, then after every so many.
-FIRST_VERDICTS = 8
-PLAN_EVERY = 4
-
-# A drafter's own probabilities may end a chain once they are trusted; until then a floor too low to end anything keeps
-# them coming. Windows are then longer by so many tokens.
-ASKING_FLOOR = 0.01
-FLOOR_STEP = 0.05
-MOST_FLOOR = 0.9
-EXTRA_WINDOW = 3
-
-LEAST_OVERHEAD_US = 200.0
-# Answers of a drafter on the verifier's host that the verifier does not test, one after the other: they cost, and bring
-# nothing.
-MOST_IGNORED = 16
-# A far drafter is not given up before so many of its tokens were held against the text.
-LEAST_COMPARED = 48.0
-
-# What one session learnt counts in the next for so many tests a position, and comparisons.
-INHERITED_TESTS = 16.0
-INHERITED_COMPARISONS = 64.0
 
 
 class Controller:
@@ -572,7 +550,7 @@ class Controller:
         """
         known = self._overhead_us
         nearer = not self._shared and known is not None and overhead_us < known / 2
-        self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_OVERHEAD_US)
+        self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
         """See `Planner`."""
@@ -588,7 +566,7 @@ class Controller:
     @property
     def time_to_plan(self) -> bool:
         """Often while much is learnt from each verdict, then now and then."""
-        early = self._verdicts <= FIRST_VERDICTS
+        early = self._verdicts <= ENOUGH
         return early or self._probing.ended or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
@@ -601,7 +579,7 @@ class Controller:
 
     def _measuring(self) -> Plan:
         if self._shared:
-            return in_turns(FIRST_WINDOW, "measuring", ASKING_FLOOR)
+            return in_turns(FIRST_WINDOW, "measuring", NEGLIGIBLE)
         return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
 
     def _apart(self, draft_us: float) -> Plan:
@@ -609,7 +587,7 @@ class Controller:
         rates = self._acceptance.rates(MOST_WINDOW, self._agreement.rate)
         known = self._streaming(rates, draft_us)
         way = known.fastest()
-        if not way.pays and self._agreement.compared >= LEAST_COMPARED:
+        if not way.pays and self._agreement.compared >= ENOUGH_COMPARED:
             return self._probe_or_off()
         return known.plan(way)
 
@@ -630,10 +608,10 @@ class Controller:
         speeds = [lockstep_rate(rates, window, draft_us, self._step, overhead_us) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        if gain < LEAST_GAIN or self._ignored >= MOST_IGNORED:
+        if gain < LEAST_GAIN or self._ignored >= IN_A_ROW:
             return self._probe_or_off()
         if not self._calibration.trusted:
-            return in_turns(best, f"window {best}, gain {gain:.2f}", ASKING_FLOOR)
+            return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
         floor = self._floor(best, speeds[best], draft_us)
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
 
@@ -646,7 +624,7 @@ class Controller:
         """
         growth = (self._step.at(window + 1) - self._step.at(1)) / window
         steps = round((draft_us + growth) * speed / FLOOR_STEP)
-        return min(MOST_FLOOR, max(ASKING_FLOOR, steps * FLOOR_STEP))
+        return min(MOST_FLOOR, max(NEGLIGIBLE, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:
         return self._probing.plan(self._shared, self._step.at(1)) or off("no gain expected")

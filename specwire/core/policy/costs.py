@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 
 from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
+from specwire.core.policy.tunables import (
+    DECAY,
+    FADE,
+    SCALES,
+    STEP_OUTLIER,
+    STEP_WEIGHT,
+    TOLERATED_SHARE,
+    TOLERATED_STEPS,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What steps cost: V(m, rows), the plain step of a batch, and the software around a forward. Pure; microseconds.
-
-# What windows were seen to cost keeps so much of its weight after a step with windows, and after one without.
-MEMORY, FADING = 0.98, 0.97
-LEAST_SCALE, MOST_SCALE = 0.5, 4.0
-# A step of a batch counts for at most so many times its expected time, and for at least the inverse share of it.
-OUTLIER = 1.3
-# Weight of one step in what is known of steps like it.
-WEIGHT = 0.05
 
 
 class BatchTimes:
@@ -72,17 +73,18 @@ class Surcharge:
     def scale(self) -> float:
         """Factor on V(m, rows). It is bounded, because it also contains what else made steps longer or shorter."""
         seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
-        return min(max(seen, LEAST_SCALE), MOST_SCALE)
+        least, most = SCALES
+        return min(max(seen, least), most)
 
     def observe(self, seen_us: float, expected_us: float) -> None:
         """Note how long a step's windows took beyond its plain step. It may be negative: all of it is measured."""
-        self._seen_us = MEMORY * self._seen_us + seen_us
-        self._expected_us = MEMORY * self._expected_us + expected_us
+        self._seen_us = DECAY * self._seen_us + seen_us
+        self._expected_us = DECAY * self._expected_us + expected_us
 
     def fade(self) -> None:
         """Note a step without windows."""
-        self._seen_us *= FADING
-        self._expected_us *= FADING
+        self._seen_us *= FADE
+        self._expected_us *= FADE
 
 
 class StepCosts:
@@ -163,7 +165,7 @@ class StepCosts:
         before and this one for choosing, resolving and commands, without waiting and idling.
         """
         plain, size = rows == sessions, sessions.bit_length()
-        self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), WEIGHT)
+        self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), STEP_WEIGHT)
         if sessions > 1:
             self._observe_batch(sessions, rows, forward_us + around_us, drafting)
         elif not (plain and drafting):
@@ -182,7 +184,7 @@ class StepCosts:
             surcharge.fade()
         # A step with windows that is shorter than a plain one shows that plain ones have become shorter.
         if likely_us < plain_us or not (drafting or rows > sessions):
-            self._plain[sessions] = plain_us + WEIGHT * (likely_us - plain_us)
+            self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
 
     def _surcharge(self, sessions: int) -> Surcharge:
         return self._surcharges[sessions.bit_length()]
@@ -190,7 +192,7 @@ class StepCosts:
 
 def _likely(seen_us: float, expected_us: float) -> float:
     """Clip a step's time, so that a hiccup of the machine counts the same in steps with windows and without."""
-    return min(max(seen_us, expected_us / OUTLIER), OUTLIER * expected_us)
+    return min(max(seen_us, expected_us / STEP_OUTLIER), STEP_OUTLIER * expected_us)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -202,9 +204,6 @@ def _likely(seen_us: float, expected_us: float) -> float:
 # even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
 # charged. In a batch a window is charged to its own session, by what it costs all of them (`part_of`). Windows are not
 # charged in a step that also feeds a prompt.
-
-TOLERATED_SHARE = 0.02
-TOLERATED_STEPS = 2.0
 
 
 @dataclass(slots=True)

@@ -11,15 +11,25 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from specwire.core.messages import ProposedChunk
+from specwire.core.policy.tunables import (
+    AGREEMENT_DECAY,
+    APART_SHARE,
+    CALIBRATED,
+    CONTENTION_WEIGHT,
+    DECAY,
+    ENOUGH,
+    LATER_WEIGHT,
+    OUTLIER,
+    PRIOR_RATE,
+    PRIOR_WEIGHT,
+    STALE_AFTER,
+    STEP_WEIGHT,
+    TIMING_WEIGHT,
+    TOGETHER_SHARE,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.
-
-DECAY = 0.98
-PRIOR_RATE = 0.7
-PRIOR_WEIGHT = 4.0
-# Weight of the position before in the estimate of the next: later ones are tested less often, and differ little.
-LATER_WEIGHT = 6.0
 
 
 def interpolated(points: Mapping[Any, float], at: float) -> float:
@@ -41,8 +51,6 @@ class ForwardTimes:
 
     Between measured widths V is linear; beyond the last it grows by the last slope (at least zero).
     """
-
-    SMOOTHING = 0.05
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         if not measured or min(measured) < 1:
@@ -70,8 +78,8 @@ class ForwardTimes:
         """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little."""
         known = self._times.get(rows)
         if known is not None:
-            bounded = min(microseconds, 3.0 * known)
-            self._times[rows] = known + self.SMOOTHING * (bounded - known)
+            bounded = min(microseconds, OUTLIER * known)
+            self._times[rows] = known + STEP_WEIGHT * (bounded - known)
 
 
 class AcceptanceByPosition:
@@ -198,14 +206,14 @@ def worth_waiting(
     return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
 
 
-def smoothed(known: float | None, value: float, weight: float = 0.2, least: float = 0.0) -> float:
+def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, least: float = 0.0) -> float:
     """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if more.
 
     What can be near zero and yet grow needs a `least`, or it stays near zero.
     """
     if known is None:
         return value
-    return known + weight * (min(value, 3.0 * max(known, least)) - known)
+    return known + weight * (min(value, OUTLIER * max(known, least)) - known)
 
 
 def typical(values: Sequence[float]) -> float:
@@ -215,10 +223,6 @@ def typical(values: Sequence[float]) -> float:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Whether a drafter's own probabilities foretell what is accepted, so that they may end a chain.
-
-# Accepted over foretold tokens: within these bounds the estimates are trusted, once so many windows were held against.
-CALIBRATED = (0.7, 1.4)
-LEAST_WINDOWS = 8.0
 
 
 @dataclass(slots=True)
@@ -248,7 +252,7 @@ class Calibration:
     @property
     def trusted(self) -> bool:
         low, high = CALIBRATED
-        return self.windows >= LEAST_WINDOWS and low * self.expected <= self.accepted <= high * self.expected
+        return self.windows >= ENOUGH and low * self.expected <= self.accepted <= high * self.expected
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -258,10 +262,6 @@ class Calibration:
 # position learns next to nothing. Under greedy and coupled a draft token is right exactly if it equals the decided one,
 # so chains are compared with the text, whoever decided it and whenever they arrived.
 
-AGREEMENT_PRIOR = 0.7
-AGREEMENT_PRIOR_WEIGHT = 4.0
-# Rates are raised to the power of what is decided in a round trip: they must be known well.
-AGREEMENT_DECAY = 0.99
 # Decided tokens that are kept for chains still on their way.
 REMEMBERED_CHAINS = 1024
 
@@ -280,7 +280,7 @@ class Agreement:
 
     @property
     def rate(self) -> float:
-        return (self.equal + AGREEMENT_PRIOR_WEIGHT * AGREEMENT_PRIOR) / (self.compared + AGREEMENT_PRIOR_WEIGHT)
+        return (self.equal + PRIOR_WEIGHT * PRIOR_RATE) / (self.compared + PRIOR_WEIGHT)
 
     def faded(self, weight: float) -> Agreement:
         """A copy without the chain that counts for at most `weight` comparisons."""
@@ -334,12 +334,6 @@ class Agreement:
 # against those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
 # long to come.
 
-CONTENTION_DECAY = 0.1
-# Forwards of each kind before anything is said, and forwards of the other kind after which it was another time.
-LEAST_FORWARDS = 8
-STALE_AFTER = 2048
-# The share of a forward during which the drafter computed: from here on together, up to there apart, else neither.
-TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
 # Wider forwards are not of one session's window.
 MOST_ROWS = 32
 REMEMBERED_FORWARDS = 64
@@ -373,13 +367,13 @@ class _Stretch:
     age: int = 0
 
     def add(self, ratio: float) -> None:
-        self.mean = smoothed(self.mean, ratio, CONTENTION_DECAY)
+        self.mean = smoothed(self.mean, ratio, CONTENTION_WEIGHT)
         self.seen += 1
         self.age = 0
 
     @property
     def known(self) -> float | None:
-        return self.mean if self.seen >= LEAST_FORWARDS and self.age < STALE_AFTER else None
+        return self.mean if self.seen >= ENOUGH and self.age < STALE_AFTER else None
 
 
 class Contention:

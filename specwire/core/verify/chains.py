@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from specwire.core.messages import MOST_SOURCES, Draft, Proposal, Weights
+from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal, Weights
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
 from specwire.core.text import Text
-
-# Draft tokens by which sources are compared: as many as a window takes at most.
-WEIGHED = 16
 
 
 class Offer(StrEnum):
@@ -219,7 +216,7 @@ class Chains:
         """
         if not self._live:
             return None
-        reach = {source: min(WEIGHED, chain.end - position) for source, chain in self._live.items()}
+        reach = {source: min(MOST_WINDOW, chain.end - position) for source, chain in self._live.items()}
         sources = sorted(source for source, tokens in reach.items() if tokens > 0)
         if len(sources) < 2 or self.weighed:
             return sources[0] if sources else None

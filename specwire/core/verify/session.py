@@ -23,7 +23,7 @@ from specwire.core.messages import (
 )
 from specwire.core.policy.arrival import DueAnswer, Expectations
 from specwire.core.policy.costs import Ledger
-from specwire.core.policy.windows import Awaited, Guess, StepCandidate
+from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.text import Text, extend_hash
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.text_sources import NgramSource, PredictedSource

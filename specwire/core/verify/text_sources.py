@@ -6,9 +6,19 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from specwire.core.messages import SourceKind
+from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
-from specwire.core.policy.windows import Guess
+from specwire.core.policy.scheduler import Guess
+from specwire.core.policy.tunables import (
+    LEAST_NGRAM,
+    MATCH_LENGTHS,
+    MOST_NGRAM,
+    OCCURRENCES,
+    PREDICTION_PRIORS,
+    REACH,
+    READ_AT_ONCE,
+    TEXT_PRIORS,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Proposals from the text itself: what followed the last tokens when they stood earlier in prompt + output.
@@ -16,15 +26,6 @@ from specwire.core.policy.windows import Guess
 # No model and no network. It pays where a text repeats: an edited file, a quotation, a loop. Prompt lookup (Saxena
 # 2023) with the match extended to the left, so that a long match is known from a short one, and with copies that may
 # overlap their own beginning, as in LZ77 (Ziv, Lempel 1977).
-
-LEAST, MOST = 2, 4
-# Earlier occurrences of the last MOST tokens that are looked at, the latest first, and how far to the left.
-OCCURRENCES = 8
-REACH = 32
-# Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
-READ_AT_ONCE = 2048
-# As many as a window takes at most.
-GUESSED = 16
 
 
 class Occurrences:
@@ -81,7 +82,7 @@ class NgramIndex:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
-        self._lengths = [Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self._lengths = [Occurrences(n) for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1)]
         self.done = 0
 
     @property
@@ -105,14 +106,14 @@ class NgramIndex:
                 occurrences.truncate(self._tokens, until)
 
     def match(self) -> Match | None:
-        """Where the text's end occurred before, as far as it was read: the longest n-gram of MOST to LEAST that did.
+        """Where the text's end occurred before, as far as it was read: the longest n-gram that did.
 
-        Of the last OCCURRENCES of MOST tokens the one that agrees farthest to the left; of equals, the latest.
+        Of the last OCCURRENCES of MOST_NGRAM tokens the one that agrees farthest to the left; of equals, the latest.
         """
         for occurrences in self._lengths:
             if len(self._tokens) <= occurrences.n:
                 continue
-            ends = occurrences.find(self._tokens, OCCURRENCES if occurrences.n == MOST else 1)
+            ends = occurrences.find(self._tokens, OCCURRENCES if occurrences.n == MOST_NGRAM else 1)
             if ends:
                 return self._farthest(ends, occurrences.n)
         return None
@@ -120,7 +121,7 @@ class NgramIndex:
     def _farthest(self, ends: Sequence[int], n: int) -> Match:
         """The longest match among `ends` of equal n-grams. A longer one must agree where the best so far does not."""
         first, *others = ends
-        if n < MOST:
+        if n < MOST_NGRAM:
             return Match(first, n)
         tokens, here = self._tokens, len(self._tokens)
         best, length = first, self._extended(first, n)
@@ -156,11 +157,6 @@ class NgramIndex:
         return tuple(tokens)
 
 
-# Matches of lengths that behave alike share their statistics; what is believed of each before anything was seen.
-SHORTEST = (2, 3, 4, 8, 16)
-PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
-
-
 class Index(Protocol):
     """Where the text's last tokens stood before, and what followed; `complete` once it has taken in all there is."""
 
@@ -182,15 +178,15 @@ class NgramSource:
     Args:
         tokens: the session's text, which grows at its end.
         most: tokens of a guess.
-        index: where they are looked up, if not in the text itself. priors: see PRIORS. kind: what its guesses are.
+        index: where they are looked up, if not in the text itself. priors: see TEXT_PRIORS. kind: what its guesses are.
     """
 
     def __init__(
         self,
         tokens: Sequence[int],
-        most: int = GUESSED,
+        most: int = MOST_WINDOW,
         index: Index | None = None,
-        priors: Sequence[float] = PRIORS,
+        priors: Sequence[float] = TEXT_PRIORS,
         kind: SourceKind = SourceKind.NGRAM,
     ) -> None:
         self.index = NgramIndex(tokens) if index is None else index
@@ -216,7 +212,7 @@ class NgramSource:
         match = self.index.match()
         if match is None:
             return None
-        alike = self.acceptance[bisect_right(SHORTEST, match.length) - 1]
+        alike = self.acceptance[bisect_right(MATCH_LENGTHS, match.length) - 1]
         return Guess(len(self._tokens), self.index.following(match, self._most), alike, self._kind)
 
     def text_grew(self) -> None:
@@ -247,9 +243,6 @@ class NgramSource:
 # agree again. Before the output's first token the prompt's end must be found: a copy of it stands before the
 # prediction.
 
-# What is believed of matches in a prediction before anything was seen, by their length: it is there to be copied.
-PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
-
 
 class PredictionIndex:
     """Where the last tokens of `text`, which grows and belongs to somebody else, stand in what was predicted.
@@ -261,7 +254,7 @@ class PredictionIndex:
     def __init__(self, text: Sequence[int], before: Sequence[int], prediction: Sequence[int]) -> None:
         self._text = text
         self._source = [*before[-REACH:], *prediction]
-        self._lengths = [Occurrences(n) for n in range(MOST, LEAST - 1, -1)]
+        self._lengths = [Occurrences(n) for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1)]
         self.done = 0
 
     @property
@@ -309,7 +302,7 @@ class PredictedSource:
     """
 
     def __init__(
-        self, tokens: Sequence[int], prompt_length: int, prediction: Sequence[int], most: int = GUESSED
+        self, tokens: Sequence[int], prompt_length: int, prediction: Sequence[int], most: int = MOST_WINDOW
     ) -> None:
         index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
         self._predicted = NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION)

@@ -13,6 +13,14 @@ from typing import NamedTuple
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens, worth_waiting
+from specwire.core.policy.tunables import (
+    EXPLORED_SHARE,
+    LEAST_GUESS_GAIN,
+    MOST_REST,
+    NEGLIGIBLE,
+    PREFILL_ROWS,
+    TESTED_TOKENS,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A step as it is planned: the sessions that may take part, and what each gets of it.
@@ -103,16 +111,6 @@ class Guess(NamedTuple):
 # falls along the window. So n rows are best filled with the n most probable draft tokens of all sessions.
 # What is left to choose is n: the one with the best expected rate, tokens / V(rows). It may be 0: on a full verifier
 # windows shrink to zero.
-
-# Windows with the verifier's own guesses must gain at least this factor: their cost is not known to 2 %.
-LEAST_GAIN = 1.02
-# Estimates by which windows do not pay may be out of date, and only a test can tell. A test may cost this share of the
-# time since the last one. A guess is tested only if it is expected to decide so many tokens: its acceptance is known
-# from the text, so only V(m) is tested.
-TESTED_SHARE = 0.005
-TESTED_TOKENS = 1.5
-# Tokens that are less probable than this are not considered, because considering takes time, too.
-NEVER_DECIDED = 0.01
 
 
 class Window(NamedTuple):
@@ -222,7 +220,7 @@ def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
         rows, tokens = rows + piece.width, tokens + piece.gain
         taken.append(piece)
         if piece.kind is not SourceKind.DRAFTER:
-            hurdle = LEAST_GAIN
+            hurdle = LEAST_GUESS_GAIN
         rate = tokens / (hurdle * V(rows))
         if rate > best_rate:
             best_rate, kept = rate, len(taken)
@@ -305,7 +303,7 @@ def _cut(
     candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
 ) -> Iterator[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
-    start, least = 0, max(least, NEVER_DECIDED)
+    start, least = 0, max(least, NEGLIGIBLE)
     decided = list(accumulate(acceptance.rates(max(ends, default=0)), mul))
     for end in ends:
         gain = sum(decided[start:end])
@@ -334,7 +332,7 @@ def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: 
 def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
     """The shortest window of its chain if a test is due. All sessions wait for it, so all of their time counts."""
     width = min(_ends(candidate), default=0)
-    if not width or sessions * (V(rows + width) - V(rows)) > TESTED_SHARE * candidate.chain_untested_us:
+    if not width or sessions * (V(rows + width) - V(rows)) > EXPLORED_SHARE * candidate.chain_untested_us:
         return None
     return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
 
@@ -345,7 +343,7 @@ def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
     if guess is None or not candidate.guess_untested_us:
         return None
     width = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if width < 1 or V(rows + width) - V(rows) > TESTED_SHARE * candidate.guess_untested_us:
+    if width < 1 or V(rows + width) - V(rows) > EXPLORED_SHARE * candidate.guess_untested_us:
         return None
     piece = _whole(candidate, width, guess.acceptance, guess.kind)
     return piece if 1.0 + piece.gain >= TESTED_TOKENS else None
@@ -353,9 +351,6 @@ def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When a session of a batch is looked through for guesses: a look-up takes time, whether its guess is used or not. Pure.
-
-# Most plans without a look-up after unused ones: none at first, then twice as many each time.
-MOST_REST = 8
 
 
 class Lookout:
@@ -393,7 +388,6 @@ class Lookout:
 # Every session with room gets at least one row behind its text, so a step decides at least one token for each whose
 # prompt is in the cache. Prompts come in chunks under a budget: a long one delays the others by no more than that.
 
-PREFILL_ROWS = 512
 # How long a patient verifier waits for tokens that are due.
 PATIENCE_US = 5e6
 

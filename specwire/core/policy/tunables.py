@@ -1,0 +1,153 @@
+"""Every number that drafting is tuned by. They may change how fast a text comes, never the text.
+
+Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
+`make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
+docs/LOG.md. Limits on memory and on what a peer may send are not here but beside what they limit.
+"""
+
+from __future__ import annotations
+
+from specwire.core.messages import Pace
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is learnt, and how fast it is forgotten.
+
+# Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. A memory of 50
+# windows; shorter ones chase chance (sweep).
+DECAY = 0.98
+# The same of what windows cost, after a step without any: what was thought too dear is tried again in the end.
+FADE = 0.97
+# The same of comparisons with the text. Agreement is raised to the power of a round trip's tokens, so it must be known
+# well.
+AGREEMENT_DECAY = 0.99
+# Weight of a new timing (a delay, a token's drafting, an overhead) in what is known of it.
+TIMING_WEIGHT = 0.2
+# Weight of one step in what is known of steps like it; smaller, because the ledger charges by it.
+STEP_WEIGHT = 0.05
+# Weight of one forward in what is known of forwards beside a drafter, or away from it.
+CONTENTION_WEIGHT = 0.1
+# A timing counts for at most so many times what is known of it: schedulers have hiccups. A step of a batch, of which
+# more is known, for STEP_OUTLIER times, and for at least the inverse share.
+OUTLIER = 3.0
+STEP_OUTLIER = 1.3
+# Microseconds; what is known of a delay or an overhead counts as at least this for OUTLIER, or it stays near zero.
+LEAST_TIMING_US = 200.0
+# P(accept) and P(equal) before anything was seen, and how many observations that is worth. Typical of a drafter that
+# was made for its target: trying it costs little, leaving it untried much.
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 4.0
+# Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
+LATER_WEIGHT = 6.0
+# What one session learnt counts in the next for so many tests a position, and comparisons.
+INHERITED_TESTS = 16.0
+INHERITED_COMPARISONS = 64.0
+# Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts.
+ENOUGH = 8
+# Tokens held against the text before a far drafter is given up.
+ENOUGH_COMPARED = 48.0
+# Accepted over foretold tokens: within these bounds a drafter's own probabilities are trusted to end its chains.
+CALIBRATED = (0.7, 1.4)
+# Bounds of what windows were seen to cost, as a multiple of V(m, rows): what else made steps longer is in it as well.
+SCALES = (0.5, 4.0)
+# Shares of a forward during which the drafter computed: from the first on together, up to the second apart.
+TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
+# Forwards of the other kind after which what is known of one kind is of another time.
+STALE_AFTER = 2048
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a way of drafting must be expected to gain, as a multiple of what it is to replace.
+
+# Taking turns, over plain decoding: "off when the predicted gain is under 1 %".
+LEAST_GAIN = 1.01
+# A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
+LEAST_STREAM_GAIN = 1.005
+# Side by side on one host, over taking turns, before it is taken up; then it is kept as long as it is no worse.
+LEAST_ADVANTAGE = 1.05
+# A step with the verifier's own guesses, over one without: what they cost is not known to 2 %.
+LEAST_GUESS_GAIN = 1.02
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is spent on finding out whether what does not pay would pay by now.
+
+# Share of the time that probes of a drafter, and tests of a window, may cost.
+EXPLORED_SHARE = 0.005
+# Verdicts between two probes of a drafter that is off, and before side by side is tried for the first time.
+PROBE_EVERY = 128
+# Verdicts between two trials side by side: each stretches its forwards, so all together cost under 1 %.
+TRIAL_EVERY = 1024
+# Verdicts of a trial side by side, and of a far drafter's probe: nobody waits for either, and one comparison would
+# teach nothing.
+TRIAL_VERDICTS = 16
+# Verdicts of a probe that the verifier waits for, unless it is answered before; and its window.
+PROBE_VERDICTS = 4
+PROBE_WINDOW = 2
+# Pace of a far drafter's probe.
+PROBE_PACE = Pace(1, 8)
+# Tokens that a guess must be expected to decide to be tested where it does not pay: its acceptance is known from the
+# text, so only V(m) is tested.
+TESTED_TOKENS = 1.5
+# So many in a row are no chance: answers that were in time and not tested, so that a drafter on the verifier's host
+# only costs; steps without waiting, so that the delay is known from steps beside which the drafter computed.
+IN_A_ROW = 16
+# Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
+MOST_REST = 8
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When the verifier waits.
+
+# Share of a plain step, or of a delay that was measured beside a computing verifier, at which an answer is expected.
+GUESSED_SHARE = 0.5
+# Mean deviations of lateness that are still waited for: TCP's retransmission timer (RFC 6298).
+SLACK_DEVIATIONS = 4
+# Of several sources that are due the first is waited for, if it is this likely, compared with the likeliest.
+LIKELY_SHARE = 0.5
+# The ledger: a session may lose this share of its time, and so many plain steps (docs/HOW_IT_WORKS.md).
+TOLERATED_SHARE = 0.02
+TOLERATED_STEPS = 2.0
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a drafter is asked to draft.
+
+# Window in turns, and pace of a stream, until a token's drafting was measured.
+FIRST_WINDOW = 4
+FIRST_PACE = Pace(1, 32)
+# Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
+PLAN_EVERY = 4
+# A probability of no account. Draft tokens below it are not considered; as a floor it ends no chain, and only asks for
+# the drafter's probabilities.
+NEGLIGIBLE = 0.01
+# Floors are multiples of the first, so that the pace does not change all the time, and at most the second.
+FLOOR_STEP = 0.05
+MOST_FLOOR = 0.9
+# Tokens by which windows are longer where a floor ends chains.
+EXTRA_WINDOW = 3
+# Tokens of a stream's chunk, as long as drafting one takes no more than this share of a forward. A token counts only
+# once its chunk is whole.
+MOST_CHUNK = 4
+CHUNK_SHARE = 0.125
+# Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
+# often at its beginning, and the drafter goes on in any case (sweep).
+MOST_FIRST_CHUNK = 8
+# Run-ahead in expected runs of right guesses, and its least, in tokens, where drafting a token takes LONG_TOKEN of a
+# forward or more: a drafter at rest begins a new chain at once, one that drafts finishes its token first (sweep).
+USEFUL_RUNS = 7.0
+LEAST_USEFUL = 4
+LONG_TOKEN = 0.05
+# Tokens of prompts in a step: a long prompt delays the others by no more than that.
+PREFILL_ROWS = 512
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a text says of its own continuation.
+
+# Lengths of the n-grams that are looked up; the longest first.
+LEAST_NGRAM, MOST_NGRAM = 2, 4
+# Earlier occurrences of the longest that are looked at, the latest first, and tokens to the left that are compared.
+OCCURRENCES = 8
+REACH = 32
+# Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
+READ_AT_ONCE = 2048
+# Matches from these lengths on behave alike and share their statistics; P(accept) of each before anything was seen, in
+# the text itself, and in what a client predicts: that is there to be copied.
+MATCH_LENGTHS = (2, 3, 4, 8, 16)
+TEXT_PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
+PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)

@@ -1,0 +1,39 @@
+"""The numbers that drafting is tuned by stand in one table, each with a reason, and each is used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from specwire.core.policy import tunables
+
+ROOT = Path(tunables.__file__).parents[3]
+TABLE = Path(tunables.__file__)
+DRAFTING = [*TABLE.parent.glob("*.py"), *(TABLE.parents[1] / "verify").glob("*.py")]
+# What is no choice of speed: bounds on memory, and on a verifier that is not served so.
+BOUNDS = {"REMEMBERED_VERDICTS", "REMEMBERED_CHAINS", "REMEMBERED_FORWARDS", "MOST_AWAITED", "MOST_ROWS", "PATIENCE_US"}
+
+
+def numbers(path: Path) -> set[str]:
+    """Names that a module gives to numbers, and to tuples of them."""
+    named = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(isinstance(each, ast.Constant) for each in ast.walk(node.value)):
+            named |= {each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+    return {name for name in named if name.isupper()}
+
+
+def test_no_other_module_has_a_number_of_its_own() -> None:
+    elsewhere = {name for path in DRAFTING if path != TABLE for name in numbers(path)}
+    assert elsewhere - BOUNDS == {"OFF_PACE", "NONE", "NO_ANSWER"}
+
+
+def test_each_has_a_reason_and_is_used() -> None:
+    lines, used = TABLE.read_text().splitlines(), "\n".join(path.read_text() for path in DRAFTING if path != TABLE)
+    for name in numbers(TABLE):
+        at = next(index for index, line in enumerate(lines) if re.match(rf"(\w+, )?{name}\b", line))
+        while not lines[at - 1].startswith("#"):
+            at -= 1
+            assert lines[at], f"{name} has no reason"
+        assert re.search(rf"\b{name}\b", used), f"{name} is not used"
