@@ -72,7 +72,7 @@ OFF_PACE = Pace(1, 0)
 
 
 def off(reason: str) -> Plan:
-    """Nothing is drafted."""
+    """Draft nothing."""
     return Plan(Discipline.OFF, OFF_PACE, 0, reason)
 
 
@@ -112,7 +112,7 @@ def parse_plan(spec: str) -> Plan | None:
 
 
 def _checked(plan: Plan) -> Plan:
-    """ValueError for one that no drafter could follow."""
+    """Raise ValueError for a plan that no drafter could follow."""
     if not plan.pace.chunk <= plan.pace.run_ahead <= MOST_RUN_AHEAD:
         raise ValueError(f"the run-ahead must be from the chunk to {MOST_RUN_AHEAD}, not {plan.pace.run_ahead}")
     if not 0 <= plan.due <= plan.pace.run_ahead:
@@ -121,7 +121,7 @@ def _checked(plan: Plan) -> Plan:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Who says how to draft next, told what happened: the controller, or a fixed plan that it is compared with.
+# Planners: told what happened, they say how to draft next. The controller is one, a fixed plan for comparison another.
 
 
 class PlannedVerdict(NamedTuple):
@@ -146,19 +146,19 @@ class Planner(Protocol):
     """One drafter's part of one session: told what happened, it says how to draft next."""
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner:
-        """That of the session after this one, which starts from what was learnt.
+        """The planner of the session after this one, which starts from what was learnt.
 
         forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host.
         """
 
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
-        """A chunk came that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
+        """Note a chunk that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
 
     def observe_verdict(self, decided: PlannedVerdict) -> None:
-        """Tokens were decided."""
+        """Note a verdict."""
 
     def drafter_changed(self) -> None:
-        """Another drafter, or another line to the same one: how far it is must be measured again."""
+        """Note another drafter, or another line to the same one: its distance must be measured again."""
 
     @property
     def time_to_plan(self) -> bool:
@@ -170,7 +170,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A `Planner` of one plan: what the controller's choices are compared with."""
+    """A `Planner` of one fixed plan, with which the controller's choices are compared."""
 
     fixed: Plan
 
@@ -234,7 +234,7 @@ class Streaming:
     forward: ForwardTimes
 
     def fastest(self) -> Way:
-        """For a drafter on hardware of its own: stream, with or without waiting, or take turns."""
+        """The best plan for a drafter on hardware of its own: stream, with or without waiting, or take turns."""
         known = (self.rates, self.agreement, self.draft_us, self.forward)
         # A verdict finds a drafter that streams in the middle of a token.
         met_us = self.delay_us + self.draft_us / 2
@@ -259,9 +259,9 @@ class Streaming:
         return max(1, min(MOST_CHUNK, int(CHUNK_SHARE * self.forward.at(1) / self.draft_us)))
 
     def run_ahead(self) -> int:
-        """What is decided during a round trip at the best conceivable speed, and a window for the step behind it.
+        """Run-ahead: what is decided during a round trip at the best conceivable speed, and a window behind it.
 
-        No more than is of use, for a drafter whose tokens take long.
+        It is bounded by what is of use for a drafter whose tokens take long.
         """
         step_us = self.forward.at(1)
         fastest = min(1.0 / self.draft_us, expected_tokens(self.rates, MOST_WINDOW) / step_us)
@@ -276,8 +276,8 @@ class Streaming:
 # Whether drafter and verifier, on one host, should compute at once instead of taking turns. Pure; microseconds.
 #
 # Side by side hides the drafting behind the forwards, and stretches both by what they take from each other. That is
-# measured (`specwire.core.policy.estimates`); where nothing is measured they take turns. What it is taken up for is an
-# expected rate, and an expectation leaves something out: both ways are also held against what they really brought.
+# measured (`specwire.core.policy.estimates`); where nothing is measured they take turns. Side by side is chosen by its
+# expected rate. Because an expectation leaves something out, what both ways really brought is compared, too.
 
 
 class Beside(NamedTuple):
@@ -301,7 +301,7 @@ class _Brought:
         self.verdicts += 1
 
     def less_than(self, other: _Brought) -> bool:
-        """Whether it was slower; False while too little was seen to say."""
+        """Whether it was slower than the other; False while too little was seen."""
         seen = min(self.verdicts, other.verdicts) >= TRIAL_VERDICTS
         return seen and self.tokens * other.time_us < other.tokens * self.time_us
 
@@ -325,15 +325,15 @@ class SideBySide:
         self._alone = True
 
     def begin(self) -> None:
-        """Another session: nothing is known of the time before its first verdict."""
+        """Begin another session: nothing is known of the time before its first verdict."""
         self._last_us = None
 
     def drafted(self, token_us: float) -> None:
-        """A token took so long to draft while they were side by side."""
+        """Note how long a token took to draft while they were side by side."""
         self._draft_us = smoothed(self._draft_us, token_us)
 
     def verdict(self, tokens: int, forward: Forward | None) -> None:
-        """A verdict brought `tokens`. forward: None where it is not known."""
+        """Note a verdict of `tokens`. forward: None where it is not known."""
         if forward is not None and forward.sessions > 1:
             forward = None
         self._since_try += 1
@@ -363,9 +363,9 @@ class SideBySide:
     def _choose(self, rates: Sequence[float], agreement: float, draft_us: float, overhead_us: float) -> Beside | None:
         apart = self.contention.apart()
         if apart is None:
-            return None  # nobody tells the times of forwards, or too few were told yet
+            return None  # the times of forwards are not told, or too few yet
         if not self._alone:
-            return None  # what one session gains says nothing of a batch, for all of which the drafter would draft
+            return None  # one session's gain says nothing of a batch, for all of which the drafter would draft
         if self._since_try < TRIAL_VERDICTS:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates, draft_us, overhead_us, apart)
@@ -396,15 +396,15 @@ def _beside(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# When a drafter that does not pay is tried out again, and how.
+# When and how a drafter that does not pay is probed.
 #
-# A probe ends with the verdict that its answer met, or after so many. A drafter with hardware of its own takes no time
-# from the verifier, so it streams for a while and nobody waits: one comparison in 128 verdicts would teach nothing.
+# A probe ends with the verdict that its answer met, or after some verdicts. A drafter with hardware of its own takes no
+# time from the verifier, so it streams for a while: one comparison in 128 verdicts would teach nothing.
 
 
 @dataclass(slots=True)
 class Probing:
-    """When a drafter that does not pay is tried out, and what that costs.
+    """When a drafter that does not pay is probed, and what that costs.
 
     Where the verifier's host also drafts, a probe's price is what the verifier may have waited: the drafter first feeds
     all that was decided since it last heard. Elsewhere nobody waits.
@@ -428,7 +428,7 @@ class Probing:
         self.ended = under_way and self.left == 0
 
     def plan(self, shared_host: bool, plain_us: float) -> Plan | None:
-        """The probe that is under way or begins now; None: this is no time for one.
+        """The probe that is under way or begins now; None if none is due.
 
         plain_us: time of a verdict's forward without a window.
         """
@@ -479,11 +479,10 @@ class Controller:
         self._batch: ForwardTimes | None = None
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
-        """The controller of a session that comes after this one: it starts from what was learnt, not from guesses.
+        """The controller of the session after this one. It starts from what was learnt, not from guesses.
 
-        Where it runs is not learnt: the verifier's V(m), and whether the drafter shares its host, are the new place's.
-
-        So a drafter that does not pay costs every 128 verdicts a probe, not every session its beginning.
+        V(m), and whether the drafter shares the verifier's host, are those of the new session. So a drafter that does
+        not pay costs a probe every 128 verdicts, not the beginning of every session.
         """
         heir = Controller(forward, shared_host)
         heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
@@ -512,7 +511,7 @@ class Controller:
         self._agreement.proposal(proposal)
 
     def _observe_draft(self, token_us: float) -> None:
-        """A token takes longer to draft while the verifier computes beside it: that is no time for taking turns by."""
+        """Note a draft time per token. It is kept apart for side by side, where a token takes longer."""
         if self._beside.active:
             self._beside.drafted(token_us)
         else:
@@ -543,10 +542,10 @@ class Controller:
             self._ignored += 1
 
     def _observe_overhead(self, overhead_us: float) -> None:
-        """A far drafter that is given up for its distance is heard once in 128 verdicts.
+        """Take in a delay. A far drafter that was given up is heard only once in 128 verdicts.
 
-        No answer is faster than its line: one that took less than half of the estimate says that this is another line
-        now, and smoothing would take a dozen probes to believe it.
+        No answer is faster than its line. One that took less than half of the estimate shows that the line has changed,
+        which smoothing would take a dozen probes to believe.
         """
         known = self._overhead_us
         nearer = not self._shared and known is not None and overhead_us < known / 2
@@ -558,14 +557,14 @@ class Controller:
 
     @property
     def _step(self) -> ForwardTimes:
-        """V(m) of the step that the session takes part in, each of its sessions with m rows."""
+        """V(m) of the step that the session takes part in, where each session has m rows."""
         return self._batch or self._forward
 
     # What to do
 
     @property
     def time_to_plan(self) -> bool:
-        """Often while much is learnt from each verdict, then now and then."""
+        """Whether to plan now: often while each verdict teaches much, then now and then."""
         early = self._verdicts <= ENOUGH
         return early or self._probing.ended or self._verdicts % PLAN_EVERY == 0
 
@@ -583,7 +582,7 @@ class Controller:
         return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
 
     def _apart(self, draft_us: float) -> Plan:
-        """The drafter has hardware of its own."""
+        """Plan for a drafter with hardware of its own."""
         rates = self._acceptance.rates(MOST_WINDOW, self._agreement.rate)
         known = self._streaming(rates, draft_us)
         way = known.fastest()
@@ -631,7 +630,7 @@ class Controller:
 
 
 def _batch_times(forward: Forward) -> ForwardTimes | None:
-    """V(m) of a batch whose sessions have m rows each; None for a session alone, and where nobody says."""
+    """V(m) of a batch whose sessions have m rows each; None for a session alone, and if unknown."""
     if forward.sessions < 2 or not forward.plain_us:
         return None
     return ForwardTimes({1: forward.plain_us, 2: forward.plain_us + forward.drafts_us})

@@ -1,4 +1,4 @@
-"""Expected speeds, and what they are reckoned from: forward times, acceptance, agreement, contention."""
+"""Expected speeds, and what they are computed from: forward times, acceptance, agreement, contention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from specwire.core.policy.tunables import (
 
 
 def interpolated(points: Mapping[Any, float], at: float) -> float:
-    """Linear between `points`, whose keys are ascending numbers; before the first and behind the last as there."""
+    """Interpolate linearly between `points`, whose keys ascend; constant before the first and behind the last."""
     known: float | None = points.get(at)
     if known is not None:
         return known
@@ -93,19 +93,20 @@ class AcceptanceByPosition:
         self._rates: dict[int, list[float]] = {}
 
     def observe(self, tested: int, accepted: int) -> None:
-        """A window of `tested` draft tokens had its first `accepted` accepted; later ones were not tested in the sense
-        of `a`, because their context was already wrong.
+        """Note a window of `tested` draft tokens, the first `accepted` of which were accepted.
+
+        Tokens behind a refused one do not count as tested, because their context was wrong.
         """
         for index in range(min(tested, accepted + 1, len(self._tested))):
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
-        # Beyond the window nothing is learnt: what a few tests said there fades, or it kept windows short for ever.
+        # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
         self._rates.clear()
         self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
         self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
 
     def faded(self, weight: float) -> AcceptanceByPosition:
-        """A copy that counts for at most `weight` tests a position: what was learnt elsewhere, to be overruled soon."""
+        """A copy that weighs at most `weight` tests a position, so that what was learnt elsewhere is overruled soon."""
         copy = AcceptanceByPosition(len(self._tested), self._prior)
         shares = [min(1.0, weight / tested) if tested else 0.0 for tested in self._tested]
         copy._tested = [tested * share for tested, share in zip(self._tested, shares, strict=True)]
@@ -207,9 +208,9 @@ def worth_waiting(
 
 
 def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, least: float = 0.0) -> float:
-    """Exponentially weighted mean, with single outliers bounded to three times what is known, or `least` if more.
+    """Exponentially weighted mean. An outlier counts for at most three times what is known, or `least` if that is more.
 
-    What can be near zero and yet grow needs a `least`, or it stays near zero.
+    A value that may be near zero and grow needs a `least`, or it stays near zero.
     """
     if known is None:
         return value
@@ -217,7 +218,7 @@ def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, l
 
 
 def typical(values: Sequence[float]) -> float:
-    """Median: what a timing is, on a machine whose scheduler sometimes is not."""
+    """Median of timings, which a scheduler's hiccup does not move."""
     return float(median(values))
 
 
@@ -238,11 +239,11 @@ class Calibration:
     announced: float = 0.0
 
     def announce(self, expected: float) -> None:
-        """A proposal came with its estimate; 0 is none."""
+        """Note a proposal's estimate; 0 is none."""
         self.announced += expected
 
     def settle(self, accepted: int) -> None:
-        """The window that held what was announced had `accepted` tokens accepted."""
+        """Note that `accepted` tokens of the window that held the announced ones were accepted."""
         if self.announced:
             self.windows = DECAY * self.windows + 1.0
             self.expected = DECAY * self.expected + self.announced
@@ -288,7 +289,7 @@ class Agreement:
         return Agreement(share * self.compared, share * self.equal)
 
     def proposal(self, proposal: ProposedChunk) -> None:
-        """A chunk; one of a chain that is over, or of no chain that is known, is ignored."""
+        """Take in a chunk; one of a chain that is over or unknown is ignored."""
         if proposal.source != self._source:
             # Another drafter, or the same one connected again: its chains are numbered anew.
             self._source, self._chain = proposal.source, -1
@@ -306,7 +307,7 @@ class Agreement:
                 return
 
     def decided(self, position: int, tokens: Sequence[int]) -> None:
-        """Tokens were decided at position, position + 1, ..."""
+        """Compare chains with tokens decided at position, position + 1, ..."""
         for at, token in enumerate(tokens, position):
             self._decided[at] = token
             guess = self._ahead.pop(at, None)
@@ -316,7 +317,7 @@ class Agreement:
             del self._decided[next(iter(self._decided))]
 
     def _compare(self, guess: int, token: int) -> bool:
-        """Count; a chain that is contradicted is over."""
+        """Count a comparison; a chain that is contradicted is over."""
         equal = guess == token
         self.compared = AGREEMENT_DECAY * self.compared + 1.0
         self.equal = AGREEMENT_DECAY * self.equal + equal
@@ -330,8 +331,8 @@ class Agreement:
 # How much longer a verifier's forwards take while a drafter on its host computes. Pure; it is told times in us.
 #
 # Two processes on two cores get in each other's way; on sixty they may not. V(m) of a quiet machine is measured at
-# start, but how the two get along shows only when both run: forwards during which the drafter was at work are held
-# against those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
+# start, but how the two get along shows only when both run: forwards during which the drafter was at work are compared
+# with those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
 # long to come.
 
 # Wider forwards are not of one session's window.
@@ -377,7 +378,7 @@ class _Stretch:
 
 
 class Contention:
-    """One verifier and one drafter on its host.
+    """Contention of one verifier and one drafter on its host.
 
     A forward is settled once it is known what the drafter did meanwhile: when something comes that it drafted later.
 
@@ -392,14 +393,14 @@ class Contention:
         self._pending: deque[Forward] = deque(maxlen=REMEMBERED_FORWARDS)
 
     def drafted(self, arrived_us: float, draft_us: float) -> None:
-        """A chunk arrived that took `draft_us` to draft."""
+        """Note a chunk that took `draft_us` to draft."""
         began_us = arrived_us - draft_us
         self._drafts.append((began_us, arrived_us))
         while self._pending and self._pending[0].ended_us <= began_us:
             self._settle(self._pending.popleft())
 
     def forward(self, forward: Forward) -> None:
-        """A forward has ended."""
+        """Note a forward that has ended."""
         if forward.took_us > 0 and forward.rows <= MOST_ROWS:
             self._pending.append(forward)
 
@@ -421,11 +422,11 @@ class Contention:
         return None if together is None or apart is None else max(1.0, together / apart)
 
     def apart(self) -> ForwardTimes | None:
-        """V(m) as it is lately while the drafter does nothing."""
+        """Recent V(m), while the drafter does nothing."""
         return self._stretched(self._apart.known)
 
     def together(self) -> ForwardTimes | None:
-        """V(m) as it is lately while the drafter is at work."""
+        """Recent V(m), while the drafter is at work."""
         return self._stretched(self._together.known)
 
     def _stretched(self, by: float | None) -> ForwardTimes | None:
