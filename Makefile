@@ -176,8 +176,8 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.blocking_client --check
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
-	echo "lint: files of deploy/"
-	$(PYTEST) tests/deploy/test_files.py
+	echo "lint: files of deploy/, lines of pages"
+	$(PYTEST) tests/deploy/test_files.py tests/test_docs.py::test_lines_are_short
 
 results: $(STAMP) ## print the table of every recorded run (python -m scripts.figures NAME prints one)
 	$(BIN)/python -m scripts.figures
