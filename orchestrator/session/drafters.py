@@ -15,8 +15,7 @@ from orchestrator.session.stats import DrafterCounts, SessionStats
 from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.draft import fitting
 from specwire.core.law.acceptance import window_counts
 from specwire.core.messages import Pace, Plan, SourceKind, Verdict
@@ -90,14 +89,14 @@ class SessionDrafter:
     def begin(self, shown: bool) -> None:
         """Have the session open it, with the first plan."""
         self._told = self._planned(shown)
-        self._tell(ev.DrafterReady(self.source, *self._told))
+        self._tell(messages.DrafterReady(self.source, *self._told))
 
     def plan(self, shown: bool) -> None:
         """Plan anew. shown: a reader wants to see what it drafts."""
         planned = self._planned(shown)
         if planned != self._told:
             self._told = planned
-            self._tell(ev.PacePlanned(self.source, *planned))
+            self._tell(messages.PacePlanned(self.source, *planned))
 
     def _planned(self, shown: bool) -> tuple[Pace, int]:
         if self._planner is None:
@@ -139,7 +138,7 @@ class SessionDrafter:
             proposal.expected = 0.0  # an impossible estimate (NaN included) is none
         if self._planner is not None:
             self._planner.observe_proposal(proposal, proposal.draft_us, time.monotonic_ns() / 1000)
-        self._tell(ev.ProposalArrived(proposal))
+        self._tell(messages.ProposalArrived(proposal))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
         self._on_refused(self, refused.message)
@@ -152,7 +151,7 @@ class SessionDrafter:
 
     # To the drafter
 
-    def open(self, effect: fx.OpenDrafter, epoch: int, span: Span) -> None:
+    def open(self, effect: messages.OpenDrafter, epoch: int, span: Span) -> None:
         self._ask(effect.pace.run_ahead)
         record = self._record
         opened = draft_pb2.OpenDraft(
@@ -167,7 +166,7 @@ class SessionDrafter:
         )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
-    def advance(self, effect: fx.AdvanceDrafter, epoch: int) -> None:
+    def advance(self, effect: messages.AdvanceDrafter, epoch: int) -> None:
         self._ask(effect.pace.run_ahead)
         advance = draft_pb2.Advance(
             handle=self._handle,
@@ -302,7 +301,7 @@ class Drafters:
     def _part(self, drafting: SessionDrafter) -> None:
         drafting.stats.lost = True
         self._forget(drafting)
-        self._tell(ev.DrafterLost(drafting.source))
+        self._tell(messages.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
         shown = self._record.session_id[:8]
@@ -325,17 +324,17 @@ class Drafters:
 
     # Effects
 
-    def run(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+    def run(self, effect: messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter) -> None:
         """Carry out an effect; one for a drafter that is gone is ignored."""
         drafting = self._by_source.get(effect.source)
         if drafting is None:
             return
         match effect:
-            case fx.OpenDrafter():
+            case messages.OpenDrafter():
                 drafting.open(effect, self._epoch, self._span)
-            case fx.AdvanceDrafter():
+            case messages.AdvanceDrafter():
                 drafting.advance(effect, self._epoch)
-            case fx.CloseDrafter():
+            case messages.CloseDrafter():
                 self._close(drafting)
 
     @property

@@ -38,8 +38,7 @@ from orchestrator.store import (
     StoreUnavailable,
 )
 from orchestrator.timers import Timers
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
@@ -153,7 +152,7 @@ class SessionDriver:
         self.drafters = Drafters(record, options, self.stats, self._timers, span, self.tell)
         self.verifying = SessionVerifier(record, options, self.output, self.stats, self._timers, span, self.tell)
         self._appending = self.verifying.timings
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[messages.Event] = deque()
         self._applying = False
         self.drive(fence, scanner, options.retention)
 
@@ -193,7 +192,7 @@ class SessionDriver:
         self.verifying.note_elsewhere()
         if self.provisional is not None:
             self.provisional.stop()
-        self.apply(ev.OwnerLost())
+        self.apply(messages.OwnerLost())
 
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
         """Own what fills the output meanwhile."""
@@ -207,7 +206,7 @@ class SessionDriver:
 
     # Events in
 
-    def apply(self, event: ev.Event) -> None:
+    def apply(self, event: messages.Event) -> None:
         """Apply an event and run its effects; events that effects cause wait for their turn."""
         self._events.append(event)
         if self._applying:
@@ -245,11 +244,11 @@ class SessionDriver:
 
     def end(self, reason: FinishReason) -> None:
         """Have it end with what is decided."""
-        self.apply(ev.EndRequested(reason))
+        self.apply(messages.EndRequested(reason))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
         self.failure = self.failure or (code, message)
-        self.apply(ev.EndRequested(FinishReason.ERROR, message))
+        self.apply(messages.EndRequested(FinishReason.ERROR, message))
 
     @property
     def prompt_hash(self) -> int:
@@ -260,13 +259,13 @@ class SessionDriver:
     def tell(self, said: Said) -> None:
         """What the session's verifier and drafters say."""
         match said:
-            case ev.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
+            case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
                 step = self.verifying.timings.step
                 if self.trace is not None:
                     self.trace(TracedVerdict.of(verdict, step, self.verifying.round_trip_us, self.stats.plan))
                 self.apply(said)
                 self.drafters.observe(verdict, self.verifying.timings)
-            case ev.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
+            case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
                 if self.trace is not None:
                     self.trace(TracedProposal.of(proposal))
                 self.apply(said)
@@ -292,7 +291,7 @@ class SessionDriver:
             self.fail(failed.code, failed.message)
             return
         self.failure = self.failure or (failed.code, failed.message)
-        self.apply(ev.VerifierRefused(self.session.attach, failed.message))
+        self.apply(messages.VerifierRefused(self.session.attach, failed.message))
 
     def on_newer_fence(self, fence: int) -> None:
         """A verifier has seen another owner, under this fence, which is not below ours: the log says who that is.
@@ -310,16 +309,18 @@ class SessionDriver:
 
     # Effects out
 
-    def _run(self, effect: fx.Effect) -> None:
+    def _run(self, effect: messages.Effect) -> None:
         match effect:
-            case fx.OpenVerifier() | fx.SendProgress() | fx.RelayProposal() | fx.CloseVerifier():
+            case (
+                messages.OpenVerifier() | messages.SendProgress() | messages.RelayProposal() | messages.CloseVerifier()
+            ):
                 self.verifying.run(effect)
-            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+            case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
                 self.drafters.run(effect)
-            case fx.Append():
+            case messages.Append():
                 self._appending = self.verifying.timings
                 self._tasks.start(self._append(effect))
-            case fx.Emit():
+            case messages.Emit():
                 now = asyncio.get_running_loop().time()
                 first = not self.output.tokens
                 self._host.tally.emitted(self.stats, len(effect.tokens), now, first)
@@ -327,12 +328,12 @@ class SessionDriver:
                     self.span.event("first token")
                 self.stats.count_emit(effect, now, first)
                 self.output.add(effect, self._appending)
-            case fx.EmitEnd():
+            case messages.EmitEnd():
                 self.finish(effect)
 
     # The log
 
-    async def _append(self, effect: fx.Append) -> None:
+    async def _append(self, effect: messages.Append) -> None:
         session, began = self.session, time.monotonic()
         try:
             cancelled = await self._appender.write(effect, repeatable=self._may_be_repeated(effect.end))
@@ -344,11 +345,11 @@ class SessionDriver:
         if session is not self.session:
             return  # the session was lost and came back meanwhile, with all that the log holds
         self._appending.durable_ns = time.monotonic_ns()
-        self.apply(ev.Appended())
+        self.apply(messages.Appended())
         if cancelled:
             self.cancel()
 
-    def _may_be_repeated(self, end: fx.End | None) -> bool:
+    def _may_be_repeated(self, end: messages.End | None) -> bool:
         """It failed for want of something that may be there later: its request id is not to stand for that failure."""
         if end is None:
             return False
@@ -414,8 +415,8 @@ class SessionDriver:
         self.abandoned = True
         self.failure = (code, message)
         with suppress(AssertionError):  # an invariant may be what is broken
-            self.apply(ev.OwnerLost())
-        self.finish(fx.EmitEnd(fx.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+            self.apply(messages.OwnerLost())
+        self.finish(messages.EmitEnd(messages.End(FinishReason.ERROR, message, len(self.output.text)), ""))
 
     def leave(self) -> None:
         """The process stops."""
@@ -445,7 +446,7 @@ class SessionDriver:
         self._events.clear()
         self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 
-    def finish(self, effect: fx.EmitEnd) -> None:
+    def finish(self, effect: messages.EmitEnd) -> None:
         """The session has ended, for readers here at least."""
         self.stats.count_all(self.output.outcomes)
         self.stats.ended = asyncio.get_running_loop().time()
@@ -456,7 +457,7 @@ class SessionDriver:
         self._end_span(effect.end)
         self._host.notice(self, SessionNotice.ENDED)
 
-    def _end_span(self, end: fx.End) -> None:
+    def _end_span(self, end: messages.End) -> None:
         self.span.end(
             end.message if end.reason is FinishReason.ERROR else "",
             reason=end.reason.name.lower(),

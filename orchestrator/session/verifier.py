@@ -14,8 +14,7 @@ from orchestrator.session.output import Output, OutputTimings
 from orchestrator.session.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
 from specwire.core.limits import buffer_for
 from specwire.core.messages import VerdictArrived
@@ -69,7 +68,7 @@ class Broken:
 
 
 # What a session's verifier and its drafters have to say: what happened, for the core's session, or for its driver.
-Said = ev.Event | Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
+Said = messages.Event | Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
 Tell = Callable[[Said], None]
 
 
@@ -135,7 +134,7 @@ class SessionVerifier:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
         step_us = peer.forward_times.at(1)
-        self._tell(ev.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
+        self._tell(messages.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
 
     @property
     def queued(self) -> bool:
@@ -166,7 +165,7 @@ class SessionVerifier:
             self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
         self._is_new = False
         self._stats.count_open(asyncio.get_running_loop().time())
-        self._tell(ev.VerifierOpened(opened.attach, opened.position))
+        self._tell(messages.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
@@ -222,7 +221,7 @@ class SessionVerifier:
 
     def _lose(self) -> None:
         self.peer = None
-        self._tell(ev.VerifierLost())
+        self._tell(messages.VerifierLost())
         if self._session.state is State.WAITING:
             self.wait()
 
@@ -234,19 +233,21 @@ class SessionVerifier:
 
     # What it is told
 
-    def run(self, effect: fx.OpenVerifier | fx.SendProgress | fx.RelayProposal | fx.CloseVerifier) -> None:
+    def run(
+        self, effect: messages.OpenVerifier | messages.SendProgress | messages.RelayProposal | messages.CloseVerifier
+    ) -> None:
         match effect:
-            case fx.OpenVerifier():
+            case messages.OpenVerifier():
                 self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
-            case fx.SendProgress():
+            case messages.SendProgress():
                 self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
-            case fx.RelayProposal(proposal=common_pb2.Proposal() as proposal):
+            case messages.RelayProposal(proposal=common_pb2.Proposal() as proposal):
                 proposal.handle, proposal.draft_us = self._handle, 0
                 self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
-            case fx.CloseVerifier():
+            case messages.CloseVerifier():
                 self.leave()
 
-    def _open(self, effect: fx.OpenVerifier) -> verify_pb2.Open:
+    def _open(self, effect: messages.OpenVerifier) -> verify_pb2.Open:
         record, left = self._record, self._timers.left("deadline")
         opened = verify_pb2.Open(
             handle=self._handle,
@@ -272,7 +273,7 @@ class SessionVerifier:
             del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more
         return opened
 
-    def _progress(self, effect: fx.OpenVerifier | fx.SendProgress) -> verify_pb2.Progress:
+    def _progress(self, effect: messages.OpenVerifier | messages.SendProgress) -> verify_pb2.Progress:
         return verify_pb2.Progress(handle=self._handle, durable=effect.durable, credit=effect.credit, due=effect.due)
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.law.acceptance import window_counts
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
 from specwire.core.messages import Pace, Plan, Proposal, SourceKind, Verdict
-from specwire.core.policy.controller import PlannedVerdict as PlannedFrom
-from specwire.core.policy.controller import Planner
+from specwire.core.policy.controller import PlannedVerdict, Planner
 from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
 from specwire.core.text import Text
@@ -122,17 +120,17 @@ class Edge:
         self._verifying = verifier.link(self._reported)
         self._drafting = SimLink(guesses, self._replied)
         self._planned = Pace(), 0
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[messages.Event] = deque()
         self._applying = False
 
     def start(self) -> None:
         """The client's request is here."""
         self._plan()
-        self._apply(ev.VerifierReady())
+        self._apply(messages.VerifierReady())
         if self.drafter is not None:
-            self._apply(ev.DrafterReady(SOURCE, *self._planned))
+            self._apply(messages.DrafterReady(SOURCE, *self._planned))
 
-    def _apply(self, event: ev.Event) -> None:
+    def _apply(self, event: messages.Event) -> None:
         self._events.append(event)
         if self._applying:
             return
@@ -151,7 +149,7 @@ class Edge:
         for refusal in report.refused:
             raise AssertionError(refusal.message)
         for admitted in report.admitted:
-            self._apply(ev.VerifierOpened(admitted.attach, admitted.position))
+            self._apply(messages.VerifierOpened(admitted.attach, admitted.position))
         for decided in report.decided:
             if report.timings is not None:
                 self._on_decided(decided.verdict, report.timings)
@@ -160,7 +158,7 @@ class Edge:
         if step.sessions == 1:
             self._forward.observe(step.rows, step.forward_us)
         self.stats.ledger_us = verdict.ledger_us
-        self._apply(ev.VerdictArrived(self.session.attach, verdict))
+        self._apply(messages.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:
             return
         width = min(verdict.width, len(verdict.tokens)) if verdict.kind is SourceKind.DRAFTER else 0
@@ -168,7 +166,7 @@ class Edge:
         known = step.sessions, step.plain_us, step.drafts_us
         forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
         self.planner.observe_verdict(
-            PlannedFrom(verdict.position, verdict.tokens, width, accepted, verdict.delay_us, forward)
+            PlannedVerdict(verdict.position, verdict.tokens, width, accepted, verdict.delay_us, forward)
         )
         if self.planner.time_to_plan:
             self._plan()
@@ -181,57 +179,57 @@ class Edge:
 
     def _on_proposal(self, proposal: Proposal, draft_us: int) -> None:
         self.planner.observe_proposal(proposal, draft_us, self._clock.now_us)
-        self._apply(ev.ProposalArrived(replace(proposal, source=SOURCE)))
+        self._apply(messages.ProposalArrived(replace(proposal, source=SOURCE)))
 
     def _plan(self) -> None:
         plan = self.planner.plan()
         if (plan.pace, plan.due) != self._planned:
             self._planned = plan.pace, plan.due
             self.plans.append(Planned(self._clock.now_us, plan.reason, plan))
-            self._apply(ev.PacePlanned(SOURCE, plan.pace, plan.due))
+            self._apply(messages.PacePlanned(SOURCE, plan.pace, plan.due))
 
     # Effects out
 
-    def _run(self, effect: fx.Effect) -> None:
+    def _run(self, effect: messages.Effect) -> None:
         match effect:
-            case fx.OpenVerifier():
+            case messages.OpenVerifier():
                 self._to_verifier(partial(self._open, effect))
-            case fx.SendProgress():
+            case messages.SendProgress():
                 allowance = Allowance(effect.durable, effect.credit, effect.due)
                 self._tell_verifier(progress=((HANDLE, allowance),))
-            case fx.RelayProposal(proposal=Proposal() as proposal):
+            case messages.RelayProposal(proposal=Proposal() as proposal):
                 self._tell_verifier(proposals=(Proposed(HANDLE, proposal),))
-            case fx.CloseVerifier():
+            case messages.CloseVerifier():
                 self._tell_verifier(closes=(HANDLE,))
-            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+            case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
                 self._to_drafter(effect)
-            case fx.Append():
-                self._clock.after(self._delays.append_us, partial(self._apply, ev.Appended()))
-            case fx.Emit():
+            case messages.Append():
+                self._clock.after(self._delays.append_us, partial(self._apply, messages.Appended()))
+            case messages.Emit():
                 self._emit(effect)
-            case fx.EmitEnd():
+            case messages.EmitEnd():
                 self._on_ended(self)
 
-    def _emit(self, effect: fx.Emit) -> None:
+    def _emit(self, effect: messages.Emit) -> None:
         now_us, stats = self._clock.now_us, self.stats
         if not stats.tokens:
             stats.first_us, stats.first_tokens = now_us, len(effect.tokens)
         stats.last_us = now_us
         stats.tokens += len(effect.tokens)
-        self._apply(ev.ClientTook(effect.position + len(effect.tokens)))
+        self._apply(messages.ClientTook(effect.position + len(effect.tokens)))
 
-    def _to_drafter(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+    def _to_drafter(self, effect: messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter) -> None:
         if self.drafter is not None:
             self._clock.after(self._delays.drafter_us, partial(self.drafter.send, self._command(effect)))
 
-    def _command(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> Command:
+    def _command(self, effect: messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter) -> Command:
         link = self._drafting
         match effect:
-            case fx.OpenDrafter():
+            case messages.OpenDrafter():
                 return OpenSession(link, HANDLE, effect.tokens, GREEDY, effect.pace)
-            case fx.AdvanceDrafter():
+            case messages.AdvanceDrafter():
                 return AdvanceSession(link, HANDLE, effect.position, effect.tokens, effect.pace)
-            case fx.CloseDrafter():
+            case messages.CloseDrafter():
                 return CloseSession(link, HANDLE)
 
     # What arrives at the verifier
@@ -242,7 +240,7 @@ class Edge:
     def _tell_verifier(self, **parts: Any) -> None:
         self._to_verifier(partial(self.verifier.send, self._verifying, **parts))
 
-    def _open(self, effect: fx.OpenVerifier) -> None:
+    def _open(self, effect: messages.OpenVerifier) -> None:
         opening = Opening(
             handle=HANDLE,
             session_id=str(self._verifying),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.draft import DraftSession
 from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Outcome, SourceKind
@@ -39,7 +39,9 @@ class Seat:
     number: int
     source: int = 0
     up: bool = False
-    to_drafter: deque[fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter] = field(default_factory=deque)
+    to_drafter: deque[messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter] = field(
+        default_factory=deque
+    )
     drafter: DraftSession | None = None
     advised: list[int] = field(default_factory=list)
     decided: list[int] = field(default_factory=list)
@@ -72,8 +74,8 @@ class Facts:
         self.buffer = buffer
         self.oracle = Oracle.of(script, self.prompt, ending, stops)
         self.log = list(self.prompt)
-        self.pending: fx.Append | None = None
-        self.end: fx.End | None = None
+        self.pending: messages.Append | None = None
+        self.end: messages.End | None = None
         self.told_tokens = list(self.prompt)
         self.told_text = ""
         self.outcomes: list[Outcome] = []

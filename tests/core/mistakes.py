@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.draft import DraftSession
 from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Pace, SourceKind, Verdict
@@ -23,7 +22,7 @@ from tests.patches import Patch, always_returning, with_result
 def emit_before_append(patch: Patch) -> None:
     original = Session._append
 
-    def hasty(self: Session) -> list[fx.Effect]:
+    def hasty(self: Session) -> list[messages.Effect]:
         effects = original(self)
         if not effects or self.in_flight is None or self.in_flight.emit is None:
             return effects
@@ -36,7 +35,7 @@ def emit_before_append(patch: Patch) -> None:
 def two_appends_in_flight(patch: Patch) -> None:
     original = Session._append
 
-    def impatient(self: Session) -> list[fx.Effect]:
+    def impatient(self: Session) -> list[messages.Effect]:
         self.in_flight = None
         return original(self)
 
@@ -59,7 +58,7 @@ def drafter_s_rollback_off_by_one(patch: Patch) -> None:
 def stale_verdict_accepted(patch: Patch) -> None:
     original = Session._on_verdict
 
-    def trusting(self: Session, event: ev.VerdictArrived) -> list[fx.Effect]:
+    def trusting(self: Session, event: messages.VerdictArrived) -> list[messages.Effect]:
         return original(self, replace(event, attach=self.attach))
 
     patch.setattr(Session, "_on_verdict", trusting)
@@ -86,7 +85,7 @@ def flow_control_ignored(patch: Patch) -> None:
 def undurable_tokens_half_forgotten(patch: Patch) -> None:
     original = Session._on_verifier_lost
 
-    def forgetful(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
+    def forgetful(self: Session, event: messages.VerifierLost) -> list[messages.Effect]:
         self._pending.clear()
         return original(self, event)
 
@@ -130,7 +129,7 @@ def a_lost_link_lifts_the_limit(patch: Patch) -> None:
 def reopened_before_the_append_is_acknowledged(patch: Patch) -> None:
     original = Session._open_verifier
 
-    def hasty(self: Session) -> list[fx.Effect]:
+    def hasty(self: Session) -> list[messages.Effect]:
         in_flight, self.in_flight = self.in_flight, None
         effects = original(self)
         self.in_flight = in_flight
@@ -152,7 +151,7 @@ def end_seen_at_a_run_s_last_token_only(patch: Patch) -> None:
 def only_the_first_drafter_is_told(patch: Patch) -> None:
     original = Session._advance
 
-    def partial(self: Session, position: int, tokens: tuple[int, ...]) -> list[fx.Effect]:
+    def partial(self: Session, position: int, tokens: tuple[int, ...]) -> list[messages.Effect]:
         return original(self, position, tokens)[:1]
 
     patch.setattr(Session, "_advance", partial)
@@ -161,7 +160,7 @@ def only_the_first_drafter_is_told(patch: Patch) -> None:
 def one_drafter_s_loss_is_taken_for_all(patch: Patch) -> None:
     original = Session._on_drafter_lost
 
-    def sweeping(self: Session, event: ev.DrafterLost) -> list[fx.Effect]:
+    def sweeping(self: Session, event: messages.DrafterLost) -> list[messages.Effect]:
         self.drafters.clear()
         return original(self, event)
 
@@ -171,7 +170,7 @@ def one_drafter_s_loss_is_taken_for_all(patch: Patch) -> None:
 def a_paused_drafter_is_not_told_what_it_missed(patch: Patch) -> None:
     original = Advised.advance
 
-    def forgetful(self: Advised, text: Text, position: int, tokens: tuple[int, ...]) -> list[fx.Effect]:
+    def forgetful(self: Advised, text: Text, position: int, tokens: tuple[int, ...]) -> list[messages.Effect]:
         if self.pace.run_ahead:
             self.missed = None
         return original(self, text, position, tokens)
@@ -182,9 +181,9 @@ def a_paused_drafter_is_not_told_what_it_missed(patch: Patch) -> None:
 def one_drafter_s_plan_is_told_to_another(patch: Patch) -> None:
     original = Session._on_pace
 
-    def confused(self: Session, event: ev.PacePlanned) -> list[fx.Effect]:
+    def confused(self: Session, event: messages.PacePlanned) -> list[messages.Effect]:
         return [
-            replace(e, source=max(self.drafters)) if isinstance(e, fx.AdvanceDrafter) else e
+            replace(e, source=max(self.drafters)) if isinstance(e, messages.AdvanceDrafter) else e
             for e in original(self, event)
         ]
 

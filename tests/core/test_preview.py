@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core import messages as ev
+from specwire.core import messages
 from specwire.core.messages import Proposal
 from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
 from specwire.core.session import Session, State
@@ -132,9 +132,9 @@ class Shown(World):
         self.seen: list[ProvisionalDraft] = []
         return session
 
-    def handle(self, event: ev.Event) -> None:
+    def handle(self, event: messages.Event) -> None:
         super().handle(event)
-        if isinstance(event, ev.ProposalArrived) and isinstance(event.proposal, Proposal):
+        if isinstance(event, messages.ProposalArrived) and isinstance(event.proposal, Proposal):
             self.preview.offer(event.proposal, self.session.text)
         if self.session.state not in (State.ENDED, State.FENCED):
             self.look()

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.draft import DraftSession
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Ending, Stopping
@@ -69,9 +68,9 @@ class World(Facts):
         require(is_prefix(self.told_text, released), f"replay says {released!r}, the client had {self.told_text!r}")
         self.told_text, self.told_tokens = released, list(self.log)
         self.verifier_up = False
-        self.to_verifier: deque[fx.OpenVerifier | fx.SendProgress | fx.CloseVerifier] = deque()
-        self.from_verifier: deque[ev.VerifierOpened | ev.VerdictArrived] = deque()
-        self.stale: list[ev.VerifierOpened | ev.VerdictArrived] = []
+        self.to_verifier: deque[messages.OpenVerifier | messages.SendProgress | messages.CloseVerifier] = deque()
+        self.from_verifier: deque[messages.VerifierOpened | messages.VerdictArrived] = deque()
+        self.stale: list[messages.VerifierOpened | messages.VerdictArrived] = []
         self.drafted: list[Proposal] = []
         self.relayed: list[Proposal] = []
         self.kept = self.verifier or self.kept
@@ -86,52 +85,52 @@ class World(Facts):
         getattr(self, action)(number)
         self.check()
 
-    def handle(self, event: ev.Event) -> None:
+    def handle(self, event: messages.Event) -> None:
         for effect in self.session.handle(event):
             self.run(effect)
 
-    def run(self, effect: fx.Effect) -> None:
+    def run(self, effect: messages.Effect) -> None:
         match effect:
-            case fx.OpenVerifier():
+            case messages.OpenVerifier():
                 require(list(effect.tokens) == self.log, "a verifier is opened from something else than the log")
                 self.to_verifier.append(effect)
-            case fx.SendProgress():
+            case messages.SendProgress():
                 require(effect.durable <= len(self.log), "progress says durable what the log has not")
                 self.to_verifier.append(effect)
-            case fx.CloseVerifier():
+            case messages.CloseVerifier():
                 self.to_verifier.append(effect)
-            case fx.OpenDrafter() | fx.AdvanceDrafter() | fx.CloseDrafter():
+            case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
                 self._tell_drafter(effect)
-            case fx.RelayProposal(proposal=Proposal() as proposal):
+            case messages.RelayProposal(proposal=Proposal() as proposal):
                 self.relayed.append(proposal)
-            case fx.Append():
+            case messages.Append():
                 self._append(effect)
-            case fx.Emit():
+            case messages.Emit():
                 self._emit(effect)
-            case fx.EmitEnd():
+            case messages.EmitEnd():
                 self._finish(effect)
 
-    def _tell_drafter(self, effect: fx.OpenDrafter | fx.AdvanceDrafter | fx.CloseDrafter) -> None:
+    def _tell_drafter(self, effect: messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter) -> None:
         seat = next((seat for seat in self.seats if seat.up and seat.source == effect.source), None)
         if seat is None:
             raise Violation(f"{effect} for a drafter that is not there")
         match effect:
-            case fx.OpenDrafter():
+            case messages.OpenDrafter():
                 seat.advised = list(effect.tokens)
-            case fx.AdvanceDrafter():
+            case messages.AdvanceDrafter():
                 require(effect.position <= len(seat.advised), "an advance leaves a gap")
                 seat.advised[effect.position :] = effect.tokens
-            case fx.CloseDrafter():
+            case messages.CloseDrafter():
                 seat.up = False
         seat.to_drafter.append(effect)
 
-    def _append(self, effect: fx.Append) -> None:
+    def _append(self, effect: messages.Append) -> None:
         require(self.pending is None, "two appends in flight")
         require(not self.over, "an append after the end")
         require(effect.position == len(self.log), f"append at {effect.position}, the log ends at {len(self.log)}")
         self.pending = effect
 
-    def _emit(self, effect: fx.Emit) -> None:
+    def _emit(self, effect: messages.Emit) -> None:
         require(not self.over, "emitted after the end")
         require(effect.position == len(self.told_tokens), "emitted tokens overlap or leave a gap")
         end = effect.position + len(effect.tokens)
@@ -141,7 +140,7 @@ class World(Facts):
         self.outcomes += effect.outcomes
         self.told_text += effect.text
 
-    def _finish(self, effect: fx.EmitEnd) -> None:
+    def _finish(self, effect: messages.EmitEnd) -> None:
         require(not self.over, "ended twice")
         self.told_text += effect.text
         require(effect.end.text_length == len(self.told_text), "the end's text length is not the text's")
@@ -153,7 +152,7 @@ class World(Facts):
     def verifier_ready(self, _: int) -> None:
         if not self.verifier_up and self.session.state is State.WAITING:
             self.verifier_up = True
-            self.handle(ev.VerifierReady())
+            self.handle(messages.VerifierReady())
 
     def cut_verifier(self, number: int) -> None:
         """What was under way is lost, or (odd numbers) comes out of some buffer later. The session is kept."""
@@ -167,7 +166,7 @@ class World(Facts):
             self.verifier.detach()
             self.kept = self.verifier
         self.verifier, self.verifier_up = None, False
-        self.handle(ev.VerifierLost())
+        self.handle(messages.VerifierLost())
 
     def kill_verifier(self, number: int) -> None:
         """The link is lost, and everything that is kept with it."""
@@ -183,19 +182,19 @@ class World(Facts):
         if not self.to_verifier:
             return
         match self.to_verifier.popleft():
-            case fx.OpenVerifier() as opening:
+            case messages.OpenVerifier() as opening:
                 self._open_verifier(opening, fresh=number % 2 == 1)
-            case fx.SendProgress() as progress:
+            case messages.SendProgress() as progress:
                 if self.verifier is not None:
                     require(progress.credit >= self.verifier.allowance.credit, "credit was taken back")
                     self.verifier.allow(Allowance(progress.durable, progress.credit, progress.due))
-            case fx.CloseVerifier():
+            case messages.CloseVerifier():
                 self.verifier = None
 
-    def _open_verifier(self, opening: fx.OpenVerifier, fresh: bool) -> None:
+    def _open_verifier(self, opening: messages.OpenVerifier, fresh: bool) -> None:
         allowance = Allowance(opening.durable, opening.credit, opening.due)
         self.attach = opening.attach
-        self.from_verifier.append(ev.VerifierOpened(self.attach, len(opening.tokens)))
+        self.from_verifier.append(messages.VerifierOpened(self.attach, len(opening.tokens)))
         if not fresh and self.kept is not None:
             before = list(self.kept.text.tokens)
             tail = self.kept.resume(opening.tokens, allowance)
@@ -216,7 +215,7 @@ class World(Facts):
             self._send(verdict)
 
     def _send(self, verdict: Verdict) -> None:
-        self.from_verifier.append(ev.VerdictArrived(self.attach, verdict))
+        self.from_verifier.append(messages.VerdictArrived(self.attach, verdict))
 
     def orchestrator_receives(self, _: int) -> None:
         if self.from_verifier:
@@ -263,30 +262,30 @@ class World(Facts):
         if not seat.up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
             self.source += 1
             seat.up, seat.source = True, self.source
-            self.handle(ev.DrafterReady(self.source, *self.paces[seat.number]))
+            self.handle(messages.DrafterReady(self.source, *self.paces[seat.number]))
             seat.up = seat.source in self.session.drafters
 
     def cut_drafter(self, number: int) -> None:
         seat = self.seats[number % 2]
         if seat.up:
             self.seats[number % 2] = seat.emptied()
-            self.handle(ev.DrafterLost(seat.source))
+            self.handle(messages.DrafterLost(seat.source))
 
     def drafter_receives(self, number: int) -> None:
         seat = self.seats[number % 2]
         if not seat.to_drafter:
             return
         match seat.to_drafter.popleft():
-            case fx.OpenDrafter() as opening:
+            case messages.OpenDrafter() as opening:
                 chain = seat.drafter.chain + 1 if seat.drafter else 0
                 seat.drafter = DraftSession(opening.tokens, opening.pace, chain)
                 seat.decided, seat.cache = list(opening.tokens), list(opening.tokens)
-            case fx.AdvanceDrafter() as advance:
+            case messages.AdvanceDrafter() as advance:
                 self._advance_drafter(seat, advance)
-            case fx.CloseDrafter():
+            case messages.CloseDrafter():
                 seat.drafter = None
 
-    def _advance_drafter(self, seat: Seat, advance: fx.AdvanceDrafter) -> None:
+    def _advance_drafter(self, seat: Seat, advance: messages.AdvanceDrafter) -> None:
         if seat.drafter is None:
             return
         seat.decided[advance.position :] = advance.tokens
@@ -306,7 +305,7 @@ class World(Facts):
 
     def relay(self, number: int) -> None:
         if self.drafted:
-            self.handle(ev.ProposalArrived(self.drafted.pop(number % len(self.drafted))))
+            self.handle(messages.ProposalArrived(self.drafted.pop(number % len(self.drafted))))
 
     def offer(self, number: int) -> None:
         if self.relayed and self.verifier is not None:
@@ -337,13 +336,13 @@ class World(Facts):
             return
         done, self.pending = self.pending, None
         self.log += done.tokens
-        self.handle(ev.Appended())
+        self.handle(messages.Appended())
 
     def client_takes(self, number: int) -> None:
         """The client's stream reports what is new, once."""
         position = min(len(self.told_tokens), self.session.taken + number)
         if position > self.session.taken:
-            self.handle(ev.ClientTook(position))
+            self.handle(messages.ClientTook(position))
 
     def change_pace(self, number: int) -> None:
         """The drafters' controllers plan in turns."""
@@ -351,11 +350,11 @@ class World(Facts):
         self.paces_changed += 1
         self.paces[seat.number] = Pace(1 + number % 3, number), min(number, 2)
         if seat.up:
-            self.handle(ev.PacePlanned(seat.source, *self.paces[seat.number]))
+            self.handle(messages.PacePlanned(seat.source, *self.paces[seat.number]))
 
     def cancel(self, _: int) -> None:
         self.cancelled = self.cancelled or not self.over
-        self.handle(ev.EndRequested(FinishReason.CANCELLED))
+        self.handle(messages.EndRequested(FinishReason.CANCELLED))
 
     def take_over(self, number: int) -> None:
         """Another orchestrator claims the session; the append under way reached the log (odd numbers) or did not."""
@@ -366,7 +365,7 @@ class World(Facts):
             self.log += pending.tokens
             self.end = pending.end
         before = list(self.told_tokens)
-        self.handle(ev.OwnerLost())
+        self.handle(messages.OwnerLost())
         require(not self.append_under_way and self.told_tokens == before, "a fenced owner went on")
         if self.end is not None:
             self.told_tokens = list(self.log)

@@ -18,7 +18,7 @@ from orchestrator.session.verifier import VerifierFailed
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
 from orchestrator.store.memory import MemoryStore
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.messages import FinishReason
 from tests.patches import Patch, always_awaited, always_returning, with_awaited
 from tests.simulation.store import SimStore
@@ -43,7 +43,7 @@ def append_repeated(patch: Patch) -> None:
 def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
     original = Appender._write_once
 
-    async def believing(self: Appender, effect: fx.Append) -> AppendReply:
+    async def believing(self: Appender, effect: messages.Append) -> AppendReply:
         try:
             return await original(self, effect)
         except refusal:

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from bench.laws.exact import p_of_firsts
-from specwire.core import messages as ev
-from specwire.core import messages as fx
+from specwire.core import messages
 from specwire.core.messages import Outcome
 from specwire.core.session import Session
 from tests.simulation.requests import SimRequest
@@ -71,7 +70,7 @@ def test_a_takeover_that_looks_at_what_it_keeps_is_refused(monkeypatch: pytest.M
     """What was decided and is not durable is kept as far as draft tokens were accepted, and decided again behind."""
     original = Session._on_verifier_lost
 
-    def choosy(self: Session, event: ev.VerifierLost) -> list[fx.Effect]:
+    def choosy(self: Session, event: messages.VerifierLost) -> list[messages.Effect]:
         outcomes = [outcome for verdict in self._pending for outcome in verdict.outcomes]
         refused = [index for index, outcome in enumerate(outcomes) if outcome is not Outcome.ACCEPTED]
         if refused:
