@@ -396,8 +396,6 @@ def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A session in an engine: what its next step may cost it, and what it is charged for. Pure; microseconds throughout.
-#
-# The engine and the simulator share it: one of them runs forwards, the other takes their time to be V(m).
 
 LIVE = (Offer.STARTED, Offer.EXTENDED)
 
