@@ -6,19 +6,22 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Browser, Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from scripts.screenshots import browser, chromium
 from specwire.client import Client
 from tests.integration.stack_process import END_LIMIT, running
+from tests.wait import asked_blocking
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium (`chromium` on PATH)")
 
 PROMPT = "1 2 3"
-LIMIT_MS = 60_000
+LIMIT_MS = 120_000
 # Four draft tokens at a time, whatever pays: what there is to see does not hang on how busy the machine is.
 AT_WORK = json.dumps({"model": "scripted:7:agree=0.8:delay_ms=2", "num_speculative_tokens": 4})
 PAIR = ("--target", "scripted:7:delay_ms=40", "--speculative-config", AT_WORK)
@@ -82,6 +85,17 @@ def ask(page: Page, tokens: int) -> None:
     page.keyboard.press("Control+Enter")
 
 
+def ask_until(page: Page, tokens: int, *shown: str) -> None:
+    """Ask again until all of this is shown of a text: a drafter may be late for one, or a guess not pay."""
+
+    def text() -> bool:
+        ask(page, tokens)
+        state(page, "done")
+        return all(page.locator(each).count() for each in shown)
+
+    asked_blocking(text, bool)
+
+
 def state(page: Page, text: str) -> None:
     page.locator("#state").get_by_text(text, exact=True).wait_for()
 
@@ -102,13 +116,11 @@ def test_a_prompt_becomes_the_text_that_grpc_has(page: Page, ready: dict[str, st
     state(page, "ready")
     with Client(ready["address"]) as client:
         done = client.complete(PROMPT, max_tokens=60)
-    ask(page, 60)
-    state(page, "done")
+    ask_until(page, 60, "#on .tokens span.accepted")
     assert page.locator("#on .tokens").text_content() == done.text
     assert page.locator("#on .tokens span").count() == len(done.tokens)
     kinds = {name: page.locator(f"#on .tokens span.{name}").count() for name in KINDS}
     assert sum(kinds.values()) == len(done.tokens)
-    assert kinds["accepted"] > 0
     assert page.locator("#legend .accepted b").text_content() == str(kinds["accepted"])
     assert page.locator("#timeline .decided").count() == len(done.tokens)
     assert page.locator("#timeline .decided.accepted").count() == kinds["accepted"]
@@ -121,8 +133,7 @@ def test_a_prompt_becomes_the_text_that_grpc_has(page: Page, ready: dict[str, st
 
 
 def test_charts_and_timeline_show_what_happened(page: Page) -> None:
-    ask(page, 40)
-    state(page, "done")
+    ask_until(page, 40, "#timeline .draft.accepted", "#timeline .rollback")
     assert page.locator("#rates polyline").count() == 1
     assert page.locator("#places rect.bar:not(.back)").count() > 0
     assert page.locator("#windows .part.held").count() > 0
@@ -132,8 +143,6 @@ def test_charts_and_timeline_show_what_happened(page: Page) -> None:
     assert float(page.locator("#rtt").text_content() or "0") > 0
     assert page.locator("#occupancy .part.own").count() > 0
     assert page.locator("#batch").text_content() == "1 session"
-    assert page.locator("#timeline .draft.accepted").count() > 0
-    assert page.locator("#timeline .rollback").count() > 0
     before = page.locator("#timeline svg").get_attribute("width")
     page.locator("#zoom").fill("80")
     page.locator(f'#timeline svg:not([width="{before}"])').wait_for()
@@ -189,8 +198,7 @@ def test_what_is_copied_from_the_text_has_a_lane_and_a_sentence(opened: Browser)
         page.set_default_timeout(LIMIT_MS)
         page.goto(json.loads(stack.line())["http"])
         page.check("#compare")
-        ask(page, 200)
-        state(page, "done")
+        ask_until(page, 200, "#timeline .own .draft.accepted")
         accepted, tested = (page.locator("#by_ngram").text_content() or "").split(" of ")
         assert 0 < int(accepted) <= int(tested)
         assert page.locator("#by_drafter").text_content() == "none tested"
@@ -205,8 +213,15 @@ def test_what_is_copied_from_the_text_has_a_lane_and_a_sentence(opened: Browser)
 
 def test_what_drafters_guess_stands_behind_the_text(page: Page) -> None:
     page.check("#provisional")
-    ask(page, 60)
-    page.locator("#on .tokens span.guess").wait_for()
+
+    def guessed() -> bool:
+        ask(page, 60)
+        with suppress(PlaywrightTimeoutError):
+            page.locator("#on .tokens span.guess").wait_for(timeout=10_000)
+            return True
+        return False
+
+    asked_blocking(guessed, bool)
     state(page, "done")
     assert page.locator("#on .tokens span.guess").count() == 0
     page.uncheck("#provisional")

@@ -41,8 +41,8 @@ def owned() -> Iterator[Parts]:
 
 @pytest.fixture
 def served(owned: Parts) -> Iterator[Served]:
-    """Give a stack whose plan is fixed: what a controller makes of a busy machine is not the matter here."""
-    verifier = owned.start("verify", f"{TARGET}:delay_ms=10")
+    """Give a stack whose plan is fixed and whose verifier waits: how busy the machine is, is not the matter here."""
+    verifier = owned.start("verify", f"{TARGET}:delay_ms=10", "--patient")
     good, poor = (owned.start("draft", model) for model in (GOOD, POOR))
     drafters = [part for drafter in (good, poor) for part in ("--drafter", drafter.ready())]
     orchestrator = owned.start(
@@ -62,6 +62,7 @@ def figures(stream: Stream) -> dict[int, DrafterStats]:
 
 def test_both_are_accepted_from_and_one_outlives_the_other(served: Served) -> None:
     with served.generate() as stream:
+        stream.until_accepted()
         stream.until(100)
         served.good.kill()
         assert stream.rest() == plain(TARGET, LENGTH)

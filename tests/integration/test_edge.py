@@ -17,14 +17,14 @@ from tests.faults.streams import plain
 from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.rpc.relay import Relay
-from tests.wait import eventually
+from tests.wait import asked_blocking, eventually
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
 PROMPT = "1 2 3"
 ANY_PORT = ("--listen", "127.0.0.1:0")
 LENGTH = ("--max-tokens", "60", "--ignore-eos")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,13 @@ def ready(command: Command) -> dict[str, Any]:
 
 def generated(address: str, *more: str) -> list[int]:
     """What `specwire generate` brings from there, drafts having been accepted."""
-    with running("generate", PROMPT, "--address", address, *LENGTH, "--json", *more) as command:
-        assert command.wait(LIMIT_S) == 0, command.said()
-        done = json.loads(command.line())
-    assert done["stats"]["accepted"] > 0
-    tokens: list[int] = done["tokens"]
+
+    def done() -> Any:
+        with running("generate", PROMPT, "--address", address, *LENGTH, "--json", *more) as command:
+            assert command.wait(LIMIT_S) == 0, command.said()
+            return json.loads(command.line())
+
+    tokens: list[int] = asked_blocking(done, lambda told: told["stats"]["accepted"])["tokens"]
     return tokens
 
 
