@@ -153,6 +153,16 @@ def test_in_a_batch_it_plans_by_what_draft_tokens_add_to_the_step_of_all() -> No
         assert subject.plan().discipline is not Discipline.OFF
 
 
+def test_a_batch_on_one_host_needs_a_gain_of_five_percent_to_take_turns() -> None:
+    """A window of 1 is always right: 2 tokens for 10,500 + drafts_us, where plain decoding has 1 for 10,000."""
+    for drafts_us, discipline in ((9_100.0, Discipline.OFF), (8_000.0, Discipline.LOCKSTEP)):
+        subject = controller()
+        learn(subject, draft_us=500, accepted=1, tested=1)
+        learn(subject, draft_us=500, accepted=1)
+        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, Forward(8, 0.0, 10_000.0, 8, 10_000.0, drafts_us)))
+        assert settled(subject).discipline is discipline
+
+
 def test_off_is_probed_now_and_then() -> None:
     subject = controller()
     learn(subject, 20_000, 0)

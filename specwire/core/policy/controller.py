@@ -607,7 +607,7 @@ class Controller:
         speeds = [lockstep_rate(rates, window, draft_us, self._step, overhead_us) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        if gain < LEAST_GAIN or self._ignored >= IN_A_ROW:
+        if gain < (LEAST_ADVANTAGE if self._batch else LEAST_GAIN) or self._ignored >= IN_A_ROW:
             return self._probe_or_off()
         if not self._calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
