@@ -222,7 +222,7 @@ class RemoteTemplate:
             self._idle.append(process)
 
     async def _started(self) -> _Process:
-        process = await _Process.started(self._forks.connect())
+        process = await _Process.started(await self._forks.begun())
         try:
             await process.ask({"source": self._source, "special_tokens": self._special_tokens})
         except InvalidParameter as error:

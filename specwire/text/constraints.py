@@ -78,8 +78,7 @@ class Compiler:
 
     async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
         asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
-        with self._forks.connect() as ours:
-            ours.setblocking(False)
+        with await self._forks.begun() as ours:
             try:
                 await asyncio.get_running_loop().sock_sendall(ours, packed(asked))
             except OSError as error:

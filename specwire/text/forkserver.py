@@ -8,6 +8,7 @@ socket that brings one for each process to fork, and of a file. All end when the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -22,6 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 END_S = 5.0
+# What a forked process says first: that one which ends after that was ended for what it did.
+BEGUN = b"\0"
 # Where there are threads, a fork is not safe.
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
@@ -42,8 +45,23 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    async def begun(self) -> socket.socket:
+        """The connection to a new process that has begun, non-blocking. Raises Busy, also where none was forked."""
+        ours = self.connect()
+        ours.setblocking(False)
+        try:
+            if await asyncio.get_running_loop().sock_recv(ours, len(BEGUN)):
+                return ours
+        except OSError:
+            pass
+        except BaseException:
+            ours.close()
+            raise
+        ours.close()
+        raise Busy("the process that others are forked from ended before it had forked one")
+
     def connect(self) -> socket.socket:
-        """The connection to a new process. Raises Busy: where to fork it from ends at once, however often it starts."""
+        """To a process to be. Raises Busy: where to fork it from ends at once, however often it starts."""
         control = self._control
         if control is None or self.process is None or self.process.poll() is not None:
             control = self._restart()
@@ -115,6 +133,7 @@ def serve(control: socket.socket, session: Callable[[int], None], most_memory: i
             resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             try:
+                os.write(fds[0], BEGUN)
                 session(fds[0])
             except Lost:
                 pass

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -327,6 +328,17 @@ async def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None
     process.wait(LIMIT_S)
     assert held.take(ids("b")) == 1
     assert (await compiler.begin(regex("b"), ())).take(ids("b")) == 1
+
+
+async def test_where_none_was_forked_the_constraint_is_not_to_blame(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where to fork from has ended between taking the connection and forking."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    monkeypatch.setattr(compiler._forks, "connect", lambda: ours)
+    with pytest.raises(Busy, match="ended before it had forked one"):
+        await compiler.begin(regex("a"), ())
 
 
 async def test_without_the_library_it_says_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,9 @@ async def test_where_to_fork_from_ends_between_two_chats(renderer: Renderer, mon
         monkeypatch.setattr(forks, "_start", _nobodys)
         with pytest.raises(Busy, match="forked from is gone"):
             await template.render(HELLO, True, {})
+        monkeypatch.setattr(forks, "connect", _nobodys)
+        with pytest.raises(Busy, match="ended before it had forked one"):
+            await template.render(HELLO, True, {})
     finally:
         template.close()
 
