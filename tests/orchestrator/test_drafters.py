@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -139,6 +140,28 @@ async def test_each_has_a_source_a_handle_and_the_text() -> None:
         played.propose(0, 3)
         played.propose(1, 4)
         assert [(proposal.source, list(proposal.tokens)) for proposal in played.relayed()] == [(1, [3]), (2, [4])]
+
+
+async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nobody_here_knows() -> None:
+    """What its rule needs passes unread; an impossible estimate is none, and a drafter's time is not the verifier's."""
+    async with scene() as played:
+        (handle,) = played.peers[1].subjects
+        weights = [common_pb2.DraftWeights(ids=[7, 8], weights=[3, 1])]
+        sent = common_pb2.Proposal(
+            handle=handle, chain=1, base=2, tokens=[7], prefix_hash=0, draft_us=9, weights=weights, epoch=5, source=77
+        )
+        sent.expected = math.nan
+        unknown = b"\xf8\x07\x01"  # field 127, a varint
+        received = draft_pb2.ConnectDraftResponse(
+            proposals=[common_pb2.Proposal.FromString(sent.SerializeToString() + unknown)]
+        )
+        played.peers[1].on_message(received)
+        (relayed,) = played.relayed()
+        (at_verifier,) = played.verifier.subjects
+        expected = common_pb2.Proposal(
+            handle=at_verifier, source=2, chain=1, base=2, tokens=[7], prefix_hash=0, weights=weights, epoch=5
+        )
+        assert relayed.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
 async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_source() -> None:
