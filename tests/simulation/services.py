@@ -220,7 +220,7 @@ class DrafterStrand:
 
     def __init__(self, loop: SimLoop, lm: Model, context: Context, loop_context: Context, random: Random) -> None:
         self.on_reports: Callable[[Replies], None] = lambda _: None
-        self.book = Sessions(lm, guesses, self._deliver)
+        self.book = Sessions(lm, guesses, self._deliver, lambda: round(loop.time() * 1e9))
         self.lm = lm
         self._loop = loop
         self._context = context
