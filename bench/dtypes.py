@@ -23,8 +23,9 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET
+from specwire.core.model import QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.rpc.model_service import DTYPES, QUANTIZATIONS
+from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
 
 # Arguments that must be positive, and say what was measured.

@@ -11,8 +11,8 @@ from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
 from bench.settings import HERE, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import RUNTIMES
 from specwire.core.policy.controller import InvalidPlan, parse_plan
-from specwire.rpc.model_service import RUNTIMES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
