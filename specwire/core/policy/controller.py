@@ -599,7 +599,8 @@ class Controller:
         return Plan(Discipline.STREAM, pace, 0, beside.reason)
 
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
-        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._step)
+        """By V of the session alone: in a batch the verifier divides the rows, and drafting elsewhere costs nobody."""
+        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward)
 
     def _in_turns(self, draft_us: float) -> Plan:
         rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
