@@ -91,7 +91,7 @@ class SimStore:
         self.ack_lost = self.effect_lost = self.effect_late = 0.0
         self.damaged: dict[str, str] = {}
         self._outages: list[tuple[float, float]] = []
-        self._saved = self._snapshot()
+        self.save()
 
     def _snapshot(self) -> dict[str, Any]:
         return {name: copy.deepcopy(value) for name, value in vars(self.memory).items() if not callable(value)}
@@ -159,7 +159,7 @@ class SimStore:
 
     def save(self) -> None:
         """What a restart that loses the latest writes comes back with."""
-        self._saved = self._snapshot()
+        self._saved, self._saved_damage = self._snapshot(), dict(self.damaged)
 
     def restart(self, kept: str) -> None:
         """kept: "all", "saved" (behind) or "nothing"."""
@@ -168,7 +168,7 @@ class SimStore:
         self.books.losses += 1
         state = copy.deepcopy(self._saved) if kept == "saved" else _empty(self._saved)
         vars(self.memory).update(state)
-        self.damaged.clear()
+        self.damaged = dict(self._saved_damage) if kept == "saved" else {}
         logs = self.memory._logs
         self.books.newest = {key: logs[key].fence if key in logs else 0 for key in self.books.newest}
 
