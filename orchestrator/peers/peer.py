@@ -106,7 +106,7 @@ def share_host(verifier: Info, drafter: Info) -> bool:
 # How much a drafter may send: what it was asked for, and no more.
 
 # Most draft tokens of one session relayed in a burst. What is asked for adds up while answers are under way:
-# 32 advances of the longest run-ahead (core.plan.MOST_RUN_AHEAD).
+# 32 advances of the longest run-ahead (MOST_RUN_AHEAD in specwire.core.messages).
 MOST_RELAYED = 4096
 # A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.
 MOST_OWED = 64 * MOST_RELAYED
