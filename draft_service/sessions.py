@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MOST_LATE_S = 0.02
 # A longer feed is part of a long text. After an advance it is the corrected token, and one more.
 LONGEST_OWN_FEED = 2
-# Rows of a long text fed at once: other sessions' next tokens wait no longer than this takes.
+# Rows of long texts fed at once, of all sessions: others' next tokens wait no longer than this takes.
 PREFILL_ROWS = 256
 
 Key = tuple[ReplyLink, int]
@@ -289,7 +289,9 @@ class Sessions:
         if not batch:
             return
         started = self._now_ns()
-        feeds = [self._feed(drafting) for drafting in batch]
+        long = sum(self._lacks(drafting) > LONGEST_OWN_FEED for drafting in batch)
+        portion = max(LONGEST_OWN_FEED, PREFILL_ROWS // max(1, long))
+        feeds = [self._feed(drafting, portion) for drafting in batch]
         try:
             drawn = self._forward(batch, feeds)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
@@ -321,14 +323,18 @@ class Sessions:
             return []
         return list(zip(drawing, self._draw(computed, rows, drawing), strict=True))
 
-    def _feed(self, drafting: DraftingSession) -> Feed:
+    def _lacks(self, drafting: DraftingSession) -> int:
+        """How many tokens of its text the cache lacks."""
+        return len(drafting.session.text.tokens) - self._model.cached(drafting.slot)
+
+    def _feed(self, drafting: DraftingSession, portion: int) -> Feed:
         """What the cache lacks of the text, in portions; the last portion asks for logits.
 
         After an advance that went back the cache may hold the whole text: its last token is fed again, for its logits.
         """
         tokens = drafting.session.text.tokens
         start = min(self._model.cached(drafting.slot), len(tokens) - 1)
-        stop = min(len(tokens), start + PREFILL_ROWS)
+        stop = min(len(tokens), start + portion)
         return Feed(drafting.slot, start, tokens[start:stop], int(stop == len(tokens)))
 
     def _drop_all(self, batch: list[DraftingSession], code: Code, message: str) -> None:

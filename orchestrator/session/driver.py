@@ -17,7 +17,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.log import Appender, Lifetimes, message_of_append, status_of_append
-from orchestrator.session.output import Output, ProvisionalText, Readers
+from orchestrator.session.output import ELSEWHERE, Output, ProvisionalText, Readers
 from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
@@ -346,6 +346,7 @@ class SessionDriver:
             return  # the session was lost and came back meanwhile, with all that the log holds
         self._appending.durable_ns = time.monotonic_ns()
         self.apply(messages.Appended())
+        self._take_elsewhere()
         if cancelled:
             self.cancel()
 
@@ -367,8 +368,15 @@ class SessionDriver:
         except StoreError as error:
             self._lose(session, error)
             return
-        if cancelled and session is self.session:
-            self.cancel()
+        if session is self.session:
+            self._take_elsewhere()
+            if cancelled:
+                self.cancel()
+
+    def _take_elsewhere(self) -> None:
+        """Who reads elsewhere takes what is durable: nobody here would say so, and the text would stand still."""
+        if self._appender.read_s < ELSEWHERE:
+            self.apply(messages.ClientTook(self.session.durable))
 
     def _look_for_readers(self) -> None:
         self._tasks.start(self._end_unread())

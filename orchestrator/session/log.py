@@ -171,7 +171,8 @@ class Appender:
         self._attempted = self._owned = self._moment()
         self._slept = False
         self._cancelled = False
-        self._read = -math.inf
+        self._ended = False
+        self._read: float | None = None
         self._writing = asyncio.Lock()
         self._bound: float | None = None
 
@@ -216,14 +217,17 @@ class Appender:
         return await self.look()
 
     async def look(self) -> bool:
-        """As `renew`, whatever was written before."""
+        """As `renew`, whatever was written before. What has ended is left alone."""
         async with self._writing:
-            return await self._attempt(Append(self._length, (), (), None))
+            return not self._ended and await self._attempt(Append(self._length, (), (), None))
 
     @property
     def read_s(self) -> float:
-        """Seconds since the session was last known to be read elsewhere than here."""
-        return self._now() - self._read
+        """Seconds since the session was last known to be read elsewhere than here.
+
+        While the log does not answer nobody there can say so: that time does not count.
+        """
+        return math.inf if self._read is None else self._now() - self._read
 
     async def _keep_bound(self) -> None:
         """Have the request id stand for the session as long as it runs, however long that is."""
@@ -249,11 +253,17 @@ class Appender:
     async def _attempt(self, effect: Append) -> bool:
         self._notice_sleep()
         began = self._moment()
-        done = await self._write_and_mend(effect)
+        try:
+            done = await self._write_and_mend(effect)
+        except StoreUnavailable:
+            self._read = None if self._read is None else self._now()
+            raise
         self._acknowledged, self._owned = self._now(), began
         self._slept = False
         self._cancelled |= done.cancelled
-        self._read = max(self._read, self._now() - done.read_s)
+        self._ended = effect.end is not None
+        if done.read_s < self.read_s:
+            self._read = self._now() - done.read_s
         return done.cancelled and effect.end is None
 
     async def _write_and_mend(self, effect: Append) -> AppendReply:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.store.base import RENEW_S
+from orchestrator.store.base import LEASE_S
 from orchestrator.timers import Timers
 from specwire.core.limits import Ending
 from specwire.core.messages import (
@@ -31,8 +31,8 @@ from specwire.v1 import verify_pb2
 
 # Seconds for a session that nobody has begun to read: its caller left before it was there.
 UNREAD = 5.0
-# For which who reads at another orchestrator counts as there: one sign of two may be lost.
-ELSEWHERE = 2 * RENEW_S
+# For which who reads at another orchestrator counts as there: one of its signs may be lost.
+ELSEWHERE = LEASE_S
 
 
 class Readers:

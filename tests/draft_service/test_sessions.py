@@ -26,7 +26,7 @@ from draft_service.commands import (
 )
 from draft_service.sampler import guesses
 from draft_service.service import deliver
-from draft_service.sessions import Sessions
+from draft_service.sessions import PREFILL_ROWS, Sessions
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Pace
@@ -105,6 +105,25 @@ def test_replies_are_delivered_in_order_and_once() -> None:
     assert kinds == [Opened, DraftedProposal, DraftedProposal, DraftedProposal]
     sessions.deliver()
     assert not link.replies
+
+
+def test_long_texts_share_the_rows_of_a_forward() -> None:
+    """However many sessions come with long texts at once, a forward is no longer: it has a limit in time."""
+    model, fed = Faulty(load_model(MODEL, slots=4)), list[list[int]]()
+    forward = model.model.forward
+
+    def watched(feeds: Sequence[Feed]) -> torch.Tensor:
+        fed.append([len(feed.tokens) for feed in feeds])
+        return forward(feeds)
+
+    model.model.forward = watched  # type: ignore[method-assign]
+    sessions, link = Sessions(model, guesses, deliver), Recorder()
+    texts = [[(7 * index + handle) % 8 for index in range(PREFILL_ROWS + 50)] for handle in range(3)]
+    for handle, text in enumerate(texts):
+        sessions.apply(open_session(link, handle, text))
+    run(sessions)
+    assert max(map(sum, fed)) <= PREFILL_ROWS
+    assert [link.proposed(handle) for handle in range(3)] == [continuation(MODEL, text, 3) for text in texts]
 
 
 def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from orchestrator.session import drafters, output
 from orchestrator.session import log as appender
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.store import AppendReply, SessionRecord
+from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
@@ -265,6 +265,51 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     await played.driver.ended(60.0)
     assert played.driver.output.end is not None
     assert played.driver.output.end.reason is FinishReason.CANCELLED
+
+
+class Silent(MemoryStore):
+    """Answers no append while it is `down`."""
+
+    down = False
+
+    async def append(self, *arguments: Any, **named: Any) -> AppendReply:
+        if self.down:
+            raise StoreUnavailable("no answer")
+        return await super().append(*arguments, **named)
+
+
+@pytest.mark.parametrize("read_elsewhere", [True, False])
+async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsewhere: bool) -> None:
+    record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), Silent()
+    played = Scene(store, await store.create(record, 60.0), record, 30.0)
+    if read_elsewhere:
+        await store.note_reader("s")
+    await played.decide(1)
+    appender_of = played.driver._appender
+    assert (appender_of.read_s < 60.0) is read_elsewhere
+    if read_elsewhere:
+        appender_of._read = appender_of._now() - 3600.0
+    store.down = True
+    with played.driver.readers.reading():
+        pass
+    await until(lambda: played.driver.session.state is State.ENDING or appender_of.read_s < 60.0)
+    assert (played.driver.session.state is State.RUNNING) is read_elsewhere
+    store.down = False
+    await played.driver.close()
+
+
+async def test_who_reads_elsewhere_takes_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads here: the credit is used up, and the text would stand still."""
+    monkeypatch.setattr(appender, "RENEW_S", 0.0)
+    played = await scene()
+    while played.driver.session.has_credit:
+        await played.decide(1)
+    await played.driver.renew()
+    assert not played.driver.session.has_credit
+    await played.store.note_reader("s")
+    await played.driver.renew()
+    assert played.driver.session.has_credit
+    await played.driver.close()
 
 
 async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers() -> None:
