@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-import draft_service.sessions
+import draft_service.sampler
 import verify_service.server
 from draft_service.sampler import WeighedPlace
 from orchestrator import server
@@ -149,7 +149,7 @@ async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -
         return [(1, None)] * len(places)
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
-        with patch.object(draft_service.sessions, "draw_weighed", mute):
+        with patch.object(draft_service.sampler, "draw_weighed", mute):
             done = await running.client.complete(
                 PROMPT, max_tokens=20, temperature=1.0, rule="rejection", ignore_eos=True
             )
