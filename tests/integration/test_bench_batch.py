@@ -28,7 +28,7 @@ def test_a_quick_measurement_ends_with_tables_a_file_and_a_picture(
     assert code == 0, printed
     assert set(descendants(os.getpid())) <= before
     found = json.loads(out.read_text())
-    rows = {"off", "on", "automatic", "padded", "continuous"}
+    rows = {"off", "on", "automatic", "off, 0.8", "automatic, 0.8", "padded", "continuous"}
     assert {(row["level"], row["row"]) for row in found["rows"]} == {(level, row) for level in (1, 2) for row in rows}
     assert all(row["label"] in printed for row in found["rows"])
     assert all(line["outside"] is not None for line in found["rows"] if line["row"] == "off")
