@@ -86,7 +86,7 @@ class Process:
 class Service(Process):
     """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it.
 
-    `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials and does not listen keeps its `address`.
+    `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials does not listen: its `address` is "".
     module: the words between `python -m` and ARGUMENTS.
     """
 
@@ -105,7 +105,8 @@ class Service(Process):
         super().__init__(self._line(), environment, said)
 
     def _line(self) -> tuple[str, ...]:
-        return (sys.executable, "-m", *self._module, *self._arguments, "--listen", self.address, "--json")
+        listen = ("--listen", self.address) if self.address else ()
+        return (sys.executable, "-m", *self._module, *self._arguments, *listen, "--json")
 
     def restart(self) -> None:
         self.command = self._line()

@@ -26,12 +26,13 @@ class Parts:
         self._services: list[Service] = []
 
     def start(self, *arguments: str, without: str = "", at: str = "") -> Service:
-        """Launch a service, to listen at `at` or where nobody else will, so that it can be restarted there.
+        """Launch a service, to listen at `at` or where nobody else will, so that it can be restarted there, or to dial.
 
         without: names of packages, with commas, that it cannot import.
         """
         said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
-        service = Service(arguments, self._environment(without), said, at or free_address())
+        address = at or ("" if "--connect" in arguments else free_address())
+        service = Service(arguments, self._environment(without), said, address)
         self._services.append(service)
         return service
 

@@ -15,7 +15,7 @@ from redis.exceptions import MovedError, RedisError
 
 from orchestrator.store.scripts import session_keys
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.ports import free_port
+from tests.ports import free_cluster_port, free_port
 from tests.wait import eventually
 
 LIMIT_S = 60.0
@@ -114,7 +114,7 @@ def _cluster_node() -> RedisServer:
         "repl-diskless-sync": "yes",
         "repl-diskless-sync-delay": "0",
     }
-    return RedisServer(port=free_port(), bind="127.0.0.1", **settings)
+    return RedisServer(port=free_cluster_port(), bind="127.0.0.1", **settings)
 
 
 def _meet(client: Redis, node: RedisServer) -> None:
