@@ -207,10 +207,12 @@ class SessionVerifier:
     def on_verifier_lost(self) -> None:
         """It keeps the session for a while, so there is some reason to wait for it before another one takes over.
 
-        A session that loses one verifier after the other, and gets no token from any, may be what ends them.
+        A session that loses one verifier after the other, and gets no token from any, may be what ends them. That is
+        not so of one that had not taken it in, such as one that stops and ends every link; `wait` bounds that.
         """
-        if self._session.has_credit:
-            self._losses += 1  # without, it is the client that has no time for a token
+        taken_in = self._session.state is not State.OPENING
+        if taken_in and self._session.has_credit:
+            self._losses += 1  # without credit, it is the client that has no time for a token
         self._stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"

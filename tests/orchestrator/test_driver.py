@@ -399,6 +399,18 @@ async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
     assert subject.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_verifiers_that_never_took_the_session_in_are_not_ended_by_it() -> None:
+    """One that stops ends each link as soon as it is there; the session waits for it to be gone (seed 8573)."""
+    subject = await scene()
+    for _ in range(2 * verifying.MOST_LOSSES):
+        assert subject.driver.session.state is State.OPENING
+        subject.verifier.on_down()
+        subject.place(subject.driver)
+    assert subject.driver.failure is None
+    await subject.decide(1)
+    await subject.driver.close()
+
+
 async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like() -> None:
     subject = await scene()
     for _ in range(2 * verifying.MOST_LOSSES):
