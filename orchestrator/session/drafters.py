@@ -17,9 +17,8 @@ from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
 from specwire.core import messages
 from specwire.core.draft import fitting
-from specwire.core.law.acceptance import window_counts
-from specwire.core.messages import Pace, Plan, SourceKind, Verdict
-from specwire.core.policy.controller import Controller, Fixed, PlannedVerdict, Planner, parse_plan
+from specwire.core.messages import Pace, Plan, Verdict
+from specwire.core.policy.controller import Controller, Fixed, Planner, parse_plan
 from specwire.core.policy.estimates import Forward
 from specwire.core.session import Session
 from specwire.rpc import convert
@@ -108,16 +107,9 @@ class SessionDrafter:
         return fitting(plan.pace, self._record.sampling), plan.due
 
     def observe(self, verdict: Verdict, forward: Forward | None, shown: bool) -> None:
-        """A verdict came, of this source's tokens or not: what was tested of others is not this drafter's doing."""
+        """A verdict came, of this source's tokens or not."""
         if self._planner is not None:
-            drafted = verdict.kind is SourceKind.DRAFTER and verdict.source == self.source
-            # Behind the text's end nothing was tested, nor refused.
-            width = min(verdict.width, len(verdict.tokens)) if drafted else 0
-            accepted = window_counts(verdict.outcomes, width).accepted
-            delay_us = verdict.delay_us if verdict.answered == self.source else 0
-            self._planner.observe_verdict(
-                PlannedVerdict(verdict.position, verdict.tokens, width, accepted, delay_us, forward)
-            )
+            self._planner.observe_verdict(verdict.seen_by(self.source), forward)
             self._learnt = True
             if self._planner.time_to_plan:
                 self.plan(shown)

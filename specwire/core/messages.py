@@ -194,6 +194,15 @@ class Verdict(NamedTuple):
     def end(self) -> int:
         return self.position + len(self.tokens)
 
+    def seen_by(self, source: int) -> Verdict:
+        """As it concerns this drafter: what was tested of others, and what others answered, is not its doing.
+
+        Behind the text's end nothing was tested, nor refused.
+        """
+        drafted = self.kind is SourceKind.DRAFTER and self.source == source
+        width = min(self.width, len(self.tokens)) if drafted else 0
+        return self._replace(width=width, delay_us=self.delay_us if self.answered == source else 0)
+
     def behind(self, position: int) -> Verdict:
         """The part at `position` and later. All tokens before a verdict's last one were draft tokens."""
         cut = max(0, position - self.position)

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages
-from specwire.core.law.acceptance import window_counts
 from specwire.core.law.sampling import Sampling
 from specwire.core.limits import Stopping
-from specwire.core.messages import Pace, Plan, Proposal, SourceKind, Verdict
-from specwire.core.policy.controller import PlannedVerdict, Planner
+from specwire.core.messages import Pace, Plan, Proposal, Verdict
+from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
 from specwire.core.text import Text
@@ -161,13 +160,9 @@ class Edge:
         self._apply(messages.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:
             return
-        width = min(verdict.width, len(verdict.tokens)) if verdict.kind is SourceKind.DRAFTER else 0
-        accepted = window_counts(verdict.outcomes, width).accepted
         known = step.sessions, step.plain_us, step.drafts_us
         forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
-        self.planner.observe_verdict(
-            PlannedVerdict(verdict.position, verdict.tokens, width, accepted, verdict.delay_us, forward)
-        )
+        self.planner.observe_verdict(verdict.seen_by(SOURCE), forward)
         if self.planner.time_to_plan:
             self._plan()
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specwire.core.messages import Discipline, Plan, Proposal
-from specwire.core.policy.controller import Controller, PlannedVerdict
+from specwire.core.messages import Discipline, Outcome, Plan, Proposal, Verdict
+from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import Contention, Forward, ForwardTimes
 from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, STALE_AFTER, TRIAL_EVERY, TRIAL_VERDICTS
 
@@ -134,8 +134,9 @@ class Host:
         took_us = stretch * 10_000.0
         self.now_us += took_us
         forward = Forward(tested + 1, self.now_us, took_us) if self.told else None
-        decided = [2] * accepted + [3]
-        self.controller.observe_verdict(PlannedVerdict(self.length, decided, tested, accepted, 0, forward))
+        decided = (*[2] * accepted, 3)
+        outcomes = (*[Outcome.ACCEPTED] * accepted, Outcome.RECOVERED if accepted < tested else Outcome.BONUS)
+        self.controller.observe_verdict(Verdict(self.length, decided, outcomes, tested), forward)
         self.length += len(decided)
 
 

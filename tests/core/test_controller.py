@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.messages import Discipline, Pace, Plan, Proposal
-from specwire.core.policy.controller import Controller, Fixed, PlannedVerdict, parse_plan
+from specwire.core.messages import Discipline, Outcome, Pace, Plan, Proposal, SourceKind, Verdict
+from specwire.core.policy.controller import Controller, Fixed, parse_plan
 from specwire.core.policy.estimates import Forward, ForwardTimes
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
@@ -16,6 +16,13 @@ FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
 
 def controller(shared: bool = True, forward: dict[int, float] | None = None) -> Controller:
     return Controller(ForwardTimes(forward or FLAT), shared)
+
+
+def verdict(tested: int, accepted: int = 0, delay_us: int = 0, position: int = 0) -> Verdict:
+    """Of `tested` draft tokens the first `accepted` were right, then comes one more decided token."""
+    tokens = (*range(accepted), 999)
+    outcomes = (*[Outcome.ACCEPTED] * accepted, Outcome.RECOVERED if accepted < tested else Outcome.BONUS)
+    return Verdict(position, tokens, outcomes, tested, delay_us=delay_us)
 
 
 def learn(
@@ -37,7 +44,7 @@ def observe(
     """A chain of `tested` tokens of which the first `accepted` are right, then one more decided token."""
     base = 100 * chain
     subject.observe_proposal(Proposal(1, chain, base, 0, tuple(range(tested)), 7, expected), drafting_us)
-    subject.observe_verdict(PlannedVerdict(base, (*range(accepted), 999), tested, accepted, delay_us))
+    subject.observe_verdict(verdict(tested, accepted, delay_us, base))
 
 
 def consistent(plan: Plan) -> bool:
@@ -127,7 +134,7 @@ def test_a_far_drafter_that_connects_again_is_measured_again() -> None:
 def settled(subject: Controller) -> Plan:
     """The plan once a probe, if there is one, has had its answer."""
     if subject.plan().reason == "probe":
-        subject.observe_verdict(PlannedVerdict(0, (999,), 1, 0, 0))
+        subject.observe_verdict(verdict(1))
     return subject.plan()
 
 
@@ -150,10 +157,10 @@ def test_in_a_batch_it_takes_turns_by_what_draft_tokens_add_to_the_step_of_all()
         subject = controller(shared)
         learn(subject, draft_us=500, accepted=3)
         assert subject.plan().discipline is not Discipline.OFF
-        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, dear))
+        subject.observe_verdict(verdict(0), dear)
         stopped = subject.plan().reason in ("probe", "no gain expected")
         assert stopped == shared
-        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, cheap))
+        subject.observe_verdict(verdict(0), cheap)
         assert subject.plan().discipline is not Discipline.OFF
 
 
@@ -163,7 +170,7 @@ def test_a_batch_on_one_host_needs_a_gain_of_five_percent_to_take_turns() -> Non
         subject = controller()
         learn(subject, draft_us=500, accepted=1, tested=1)
         learn(subject, draft_us=500, accepted=1)
-        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0, Forward(8, 0.0, 10_000.0, 8, 10_000.0, drafts_us)))
+        subject.observe_verdict(verdict(0), Forward(8, 0.0, 10_000.0, 8, 10_000.0, drafts_us))
         assert settled(subject).discipline is discipline
 
 
@@ -172,7 +179,7 @@ def test_off_is_probed_now_and_then() -> None:
     learn(subject, 20_000, 0)
     plans = []
     for _ in range(3 * 128):
-        subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0))
+        subject.observe_verdict(verdict(0))
         plans.append(subject.plan())
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
     assert probes == [begun + verdict for begun in (0, 128, 256) for verdict in range(4)]
@@ -183,9 +190,9 @@ def test_a_probe_ends_with_its_answer() -> None:
     subject = controller()
     learn(subject, 20_000, 0)
     assert subject.plan().reason == "probe"
-    subject.observe_verdict(PlannedVerdict(0, (999,), 0, 0, 0))
+    subject.observe_verdict(verdict(0))
     assert subject.plan().reason == "probe"
-    subject.observe_verdict(PlannedVerdict(0, (999,), 2, 0, 0))
+    subject.observe_verdict(verdict(2))
     assert subject.time_to_plan
     assert subject.plan().discipline is Discipline.OFF
 
@@ -202,21 +209,29 @@ def test_probes_cost_no_more_than_their_share_of_the_time(price_us: int) -> None
         begun += probing
         spent_us += price_us if probing else 0.0
         elapsed_us += plain_us + (price_us if probing else 0.0)
-        subject.observe_verdict(PlannedVerdict(0, (999,), 1 if probing else 0, 0, price_us if probing else 0))
+        subject.observe_verdict(verdict(int(probing), 0, price_us if probing else 0))
     assert begun >= 2
     assert spent_us <= 0.01 * elapsed_us + price_us
+
+
+def test_what_others_proposed_and_answered_is_not_a_drafters_doing() -> None:
+    decided = verdict(2, 1, delay_us=300)._replace(source=1, answered=2)
+    assert decided.seen_by(1) == decided._replace(delay_us=0)
+    assert decided.seen_by(2) == decided._replace(width=0)
+    assert decided._replace(kind=SourceKind.NGRAM).seen_by(1).width == 0
+    assert decided._replace(width=5).seen_by(1).width == len(decided.tokens)
 
 
 def test_a_drafter_whose_answers_nobody_tests_is_put_off_until_one_is_tested() -> None:
     """A full verifier has no row for them, and on its host they take time from it."""
     subject = controller()
     learn(subject, draft_us=500, accepted=6, times=20)
-    for verdict in range(16):
+    for position in range(16):
         assert subject.plan().discipline is Discipline.LOCKSTEP
-        subject.observe_verdict(PlannedVerdict(verdict, (1,), 0, 0, delay_us=2_000))
+        subject.observe_verdict(verdict(0, delay_us=2_000, position=position))
     assert subject.plan().discipline is Discipline.OFF
-    for verdict in range(2 * 128):
-        subject.observe_verdict(PlannedVerdict(verdict, (1,), 0, 0, delay_us=0))
+    for position in range(2 * 128):
+        subject.observe_verdict(verdict(0, position=position))
     assert subject.plan().reason == "probe"
     observe(subject, 1, tested=2, accepted=2, drafting_us=1_000, delay_us=2_000)
     assert subject.plan().discipline is Discipline.LOCKSTEP

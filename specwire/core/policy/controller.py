@@ -11,9 +11,11 @@ from specwire.core.messages import (
     MOST_RUN_AHEAD,
     MOST_WINDOW,
     Discipline,
+    Outcome,
     Pace,
     Plan,
     ProposedChunk,
+    Verdict,
 )
 from specwire.core.policy.estimates import (
     AcceptanceByPosition,
@@ -124,24 +126,6 @@ def _checked(plan: Plan) -> Plan:
 # Planners: told what happened, they say how to draft next. The controller is one, a fixed plan for comparison another.
 
 
-class PlannedVerdict(NamedTuple):
-    """What a planner is told of a verdict.
-
-    Attributes:
-        position, tokens: the decided tokens and where the first of them stands.
-        tested, accepted: draft tokens of the drafter in the window, and of those the accepted ones.
-        delay_us: from an earlier verdict to the proposal that answered it, 0 if none came.
-        forward: the forward that decided, if its times are known.
-    """
-
-    position: int
-    tokens: Sequence[int]
-    tested: int
-    accepted: int
-    delay_us: int
-    forward: Forward | None = None
-
-
 class Planner(Protocol):
     """One drafter's part of one session: told what happened, it says how to draft next."""
 
@@ -154,8 +138,8 @@ class Planner(Protocol):
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """Note a chunk that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
 
-    def observe_verdict(self, decided: PlannedVerdict) -> None:
-        """Note a verdict."""
+    def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
+        """Note a verdict, as its drafter sees it (`Verdict.seen_by`). forward: of its step, if the times are known."""
 
     def drafter_changed(self) -> None:
         """Note another drafter, or another line to the same one: its distance must be measured again."""
@@ -180,7 +164,7 @@ class Fixed:
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         pass
 
-    def observe_verdict(self, decided: PlannedVerdict) -> None:
+    def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         pass
 
     def drafter_changed(self) -> None:
@@ -517,28 +501,29 @@ class Controller:
         else:
             self._draft_us = smoothed(self._draft_us, token_us)
 
-    def observe_verdict(self, decided: PlannedVerdict) -> None:
+    def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
-        self._agreement.decided(decided.position, decided.tokens)
-        if decided.tested:
-            self._acceptance.observe(decided.tested, decided.accepted)
-            self._calibration.settle(decided.accepted)
-        self._answered(decided)
-        if decided.delay_us:
-            overhead_us = max(0.0, decided.delay_us - self._drafted_us)
+        self._agreement.decided(verdict.position, verdict.tokens)
+        if verdict.width:
+            accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
+            self._acceptance.observe(verdict.width, accepted)
+            self._calibration.settle(accepted)
+        self._answered(verdict)
+        if verdict.delay_us:
+            overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
-        self._beside.verdict(len(decided.tokens), decided.forward)
-        if decided.forward is not None:
-            self._batch = _batch_times(decided.forward)
+        self._beside.verdict(len(verdict.tokens), forward)
+        if forward is not None:
+            self._batch = _batch_times(forward)
         self._verdicts += 1
-        answered = self._shared and (decided.tested > 0 or decided.delay_us > 0)
-        self._probing.verdict(answered, float(decided.delay_us))
+        answered = self._shared and (verdict.width > 0 or verdict.delay_us > 0)
+        self._probing.verdict(answered, float(verdict.delay_us))
 
-    def _answered(self, decided: PlannedVerdict) -> None:
+    def _answered(self, verdict: Verdict) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
-        if decided.tested:
+        if verdict.width:
             self._ignored = 0
-        elif decided.delay_us:
+        elif verdict.delay_us:
             self._ignored += 1
 
     def _observe_overhead(self, overhead_us: float) -> None:
