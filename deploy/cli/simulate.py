@@ -17,7 +17,7 @@ from specwire.sim import (
     simulate,
 )
 from specwire.sim.fleet import SimFleet, simulate_fleet
-from specwire.sim.policy import Policy
+from specwire.sim.simulation import Policy
 
 Row = dict[str, str | float]
 

@@ -22,10 +22,23 @@ A cell is one session. Times are microseconds. The same cell and policy give the
 """
 
 from specwire.core.policy.controller import InvalidPlan
-from specwire.sim.cell import Batch, Cell, InvalidCell, Result, simulate, simulate_batch
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
-from specwire.sim.policy import AUTO, PLAIN, Policy, fixed, parse_policy, stream_wait, textbook
+from specwire.sim.simulation import (
+    AUTO,
+    PLAIN,
+    Batch,
+    Cell,
+    InvalidCell,
+    Policy,
+    Result,
+    fixed,
+    parse_policy,
+    simulate,
+    simulate_batch,
+    stream_wait,
+    textbook,
+)
 
 __all__ = [
     "AUTO",

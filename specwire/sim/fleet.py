@@ -10,12 +10,11 @@ from random import Random
 from specwire.core.limits import buffer_for
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.sim.cell import InvalidCell
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
-from specwire.sim.edge import Delays, Edge, SimStats
 from specwire.sim.guesses import Guesses, drawn_trace
-from specwire.sim.policy import AUTO, Policy
+from specwire.sim.orchestrator import Delays, SimOrchestrator, SimStats
+from specwire.sim.simulation import AUTO, InvalidCell, Policy
 from specwire.sim.verifier import ForwardCost, SimVerifier
 
 POSITIVE = ("V_us", "draft_us", "arrivals_per_second")
@@ -173,7 +172,7 @@ class _Pool:
         known = place.experience
         rtt_us = self.random.choice(list(fleet.rtts_us))
         delays = Delays(rtt_us / 2, fleet.drafter_rtt_us / 2, fleet.append_us)
-        edge = Edge(
+        orchestrator = SimOrchestrator(
             self.clock,
             place.verifier,
             self.drafters[drafter] if self.policy.drafting else None,
@@ -187,17 +186,17 @@ class _Pool:
             buffer_for(rtt_us, fleet.V_us, fleet.buffer),
             lambda ended: self._leave(ended, place, drafter),
         )
-        edge.stats.asked_us = arrived_us
+        orchestrator.stats.asked_us = arrived_us
         place.sessions += 1
         self.drafting[drafter] += 1
         self.most_at_once = max(self.most_at_once, sum(each.sessions for each in self.places))
-        edge.start()
+        orchestrator.start()
 
-    def _leave(self, edge: Edge, place: _Place, drafter: int) -> None:
+    def _leave(self, orchestrator: SimOrchestrator, place: _Place, drafter: int) -> None:
         place.sessions -= 1
-        place.experience = edge.planner
+        place.experience = orchestrator.planner
         self.drafting[drafter] -= 1
-        self.ended.append(edge.stats)
+        self.ended.append(orchestrator.stats)
         if len(self.ended) == self.fleet.sessions:
             self.clock.stop()
         self._admit()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from specwire.sim.cell import Cell, Result, simulate
-from specwire.sim.policy import Policy, fixed, stream_wait, textbook
+from specwire.sim.simulation import Cell, Policy, Result, fixed, simulate, stream_wait, textbook
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 CHUNKS = (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""One session, one drafter, one verifier: a cell of the grid in which disciplines are compared."""
+"""One session, one drafter, one verifier: a cell of the grid in which drafting policies are compared."""
 
 from __future__ import annotations
 
@@ -7,13 +7,80 @@ from dataclasses import dataclass
 
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.limits import buffer_for
-from specwire.core.policy.controller import Planner
+from specwire.core.messages import Plan
+from specwire.core.policy.controller import Controller, Fixed, InvalidPlan, Planner, parse_plan
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
-from specwire.sim.edge import Delays, Edge, Planned
 from specwire.sim.guesses import Guesses, drawn_trace, repeating_text
-from specwire.sim.policy import AUTO, Policy
+from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator
 from specwire.sim.verifier import ForwardCost, SimVerifier
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a session is to be drafted for, by name.
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """plan: None has the core's controller plan. patient: the verifier waits for all that is due, whatever it costs,
+    and keeps no ledger. drafting: there is a drafter.
+    """
+
+    name: str
+    plan: Plan | None = None
+    patient: bool = False
+    drafting: bool = True
+
+    def planner(self, forward: ForwardTimes, shared_host: bool) -> Planner:
+        return Controller(forward, shared_host) if self.plan is None else Fixed(self.plan)
+
+
+AUTO = Policy("auto")
+PLAIN = Policy("plain", parse_plan("off"), drafting=False)
+
+
+def fixed(spec: str) -> Policy:
+    """A plan as `core.policy.controller.parse_plan` reads it: off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE]."""
+    return Policy(spec, parse_plan(spec))
+
+
+def textbook(k: int) -> Policy:
+    """Draft k tokens, send them, wait for the verdict; the verifier waits for all k."""
+    return Policy(f"textbook:{k}", parse_plan(f"lockstep:{k}"), patient=True)
+
+
+def stream_wait(chunk: int, run_ahead: int) -> Policy:
+    """Streaming, with a verifier that never runs without a live draft token."""
+    return Policy(f"stream-wait:{chunk},{run_ahead}", parse_plan(f"stream:{chunk},{run_ahead},1"), patient=True)
+
+
+def parse_policy(spec: str) -> Policy:
+    """auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or stream-wait:CHUNK,RUN_AHEAD.
+
+    Raises:
+        InvalidPlan: `spec` reads otherwise.
+    """
+    name, _, numbers = spec.partition(":")
+    try:
+        match name, [int(number) for number in numbers.split(",")] if numbers else []:
+            case "auto", []:
+                return AUTO
+            case "plain", []:
+                return PLAIN
+            case "textbook", [k]:
+                return textbook(k)
+            case "stream-wait", [chunk, run_ahead]:
+                return stream_wait(chunk, run_ahead)
+        return fixed(spec)
+    except ValueError as error:
+        raise InvalidPlan(
+            f"policy: must be auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or "
+            f"stream-wait:CHUNK,RUN_AHEAD, not {spec!r}"
+        ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is simulated.
 
 
 class InvalidCell(ValueError):
@@ -146,7 +213,7 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, experience: Pla
         known = experience.successor(run.forward, first.shared_host) if experience is not None else None
         run.begin(cell, known or policy.planner(run.forward, first.shared_host))
     run.clock.run()
-    tokens = sum(edge.stats.tokens for edge in run.ended)
+    tokens = sum(orchestrator.stats.tokens for orchestrator in run.ended)
     last = run.ended[-1]
     return Batch(tokens, last.stats.last_us, tuple(last.plans), last.planner)
 
@@ -171,7 +238,7 @@ class _Run:
     def __init__(self, cell: Cell, policy: Policy, sessions: int) -> None:
         self.clock = Clock()
         self.forward = cell.cost.measured()
-        self.ended: list[Edge] = []
+        self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
         machine = target if cell.shared_host else Machine(self.clock)
@@ -181,7 +248,7 @@ class _Run:
 
     def begin(self, cell: Cell, planner: Planner) -> None:
         self._open += 1
-        edge = Edge(
+        orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
             self.drafter if self._drafting else None,
@@ -194,16 +261,16 @@ class _Run:
             self._on_ended,
             ngram=cell.repeats > 0,
         )
-        edge.start()
+        orchestrator.start()
 
-    def _on_ended(self, edge: Edge) -> None:
-        self.ended.append(edge)
+    def _on_ended(self, orchestrator: SimOrchestrator) -> None:
+        self.ended.append(orchestrator)
         if len(self.ended) == self._open:
             self.clock.stop()
 
 
-def _result(edge: Edge, verifier: SimVerifier) -> Result:
-    stats, forwards = edge.stats, verifier.engine.steps
+def _result(orchestrator: SimOrchestrator, verifier: SimVerifier) -> Result:
+    stats, forwards = orchestrator.stats, verifier.engine.steps
     rest_us = stats.last_us - stats.first_us
     return Result(
         tokens=stats.tokens,
@@ -214,6 +281,6 @@ def _result(edge: Edge, verifier: SimVerifier) -> Result:
         drafts=verifier.drafts,
         forwards_saved=verifier.decided - forwards,
         ledger_us=stats.ledger_us,
-        plans=tuple(edge.plans),
-        planner=edge.planner,
+        plans=tuple(orchestrator.plans),
+        planner=orchestrator.planner,
     )

@@ -81,7 +81,7 @@ class NoText:
         return ""
 
 
-class Edge:
+class SimOrchestrator:
     """Args:
     verifier: where it opens; drafter: None for plain decoding.
     planner: chooses the pace; forward: V(m) as the verifier told it.
@@ -99,7 +99,7 @@ class Edge:
         delays: Delays,
         tokens: int,
         buffer: int,
-        on_ended: Callable[[Edge], None],
+        on_ended: Callable[[SimOrchestrator], None],
         ngram: bool = False,
     ) -> None:
         prompt = [guesses.target(position) for position in range(guesses.prompt)]
