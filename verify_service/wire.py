@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import grpc
 
-from specwire.core.invalid import Code, InvalidParameter
-from specwire.core.limits import Stopping, check_constraint, check_prediction
+from specwire.core.invalid import Code, InvalidParameter, check_prediction
 from specwire.core.placement import check_priority
+from specwire.core.stop_conditions import Stopping, check_constraint
 from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
     proposal_from_wire,

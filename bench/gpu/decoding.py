@@ -11,8 +11,8 @@ from typing import Protocol
 
 from bench.runs import BenchError
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import Outcome, Proposal
+from specwire.core.stop_conditions import Stopping
 from specwire.core.text import Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel

@@ -40,9 +40,9 @@ from specwire.core.law.sampling import (
     resolve_rule,
     seed_of,
 )
-from specwire.core.limits import Stopping, check_constraint
 from specwire.core.messages import FinishReason
 from specwire.core.placement import check_priority
+from specwire.core.stop_conditions import Stopping, check_constraint
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 

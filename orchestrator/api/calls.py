@@ -22,9 +22,9 @@ from orchestrator.store import MissingSession, SessionRecord, SessionStore, Stor
 from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.limits import Ending
 from specwire.core.messages import ClientTook, FinishReason
 from specwire.core.preview import ProvisionalDraft
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.keys import Metadata

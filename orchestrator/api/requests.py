@@ -19,10 +19,10 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.store import Bound, DeletedSession, SessionRecord, SessionStore
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.tenants import check_owner, new_session_id
-from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.invalid import ContextExceeded, InvalidParameter, check_prediction, check_prompt
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping, check_constraint, check_prediction, check_prompt
 from specwire.core.placement import check_priority
+from specwire.core.stop_conditions import Stopping, check_constraint
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import NO_SPAN, Span

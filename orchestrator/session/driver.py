@@ -39,9 +39,9 @@ from orchestrator.store import (
 )
 from orchestrator.timers import Timers
 from specwire.core import messages
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
 from specwire.rpc.convert import proposal_from_wire
 from specwire.telemetry.logs import of_session

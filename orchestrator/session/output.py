@@ -10,7 +10,6 @@ from typing import Protocol
 
 from orchestrator.store.base import LEASE_S
 from orchestrator.timers import Timers
-from specwire.core.limits import Ending
 from specwire.core.messages import (
     Emit,
     EmitEnd,
@@ -24,6 +23,7 @@ from specwire.core.messages import (
 )
 from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
+from specwire.core.stop_conditions import Ending
 from specwire.v1 import verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------

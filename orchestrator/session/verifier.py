@@ -16,9 +16,8 @@ from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
-from specwire.core.limits import buffer_for
 from specwire.core.messages import VerdictArrived
-from specwire.core.session import Session, State
+from specwire.core.session import Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
 from specwire.telemetry.tracing import Span

@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.stop_conditions import Stopping
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a store raises, and in which words.

@@ -24,9 +24,9 @@ from specwire.core.law.sampling import (
     check_numbers,
     with_rule,
 )
-from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
+from specwire.core.stop_conditions import Stopping
 from specwire.redis.values import decoded
 
 # ----------------------------------------------------------------------------------------------------------------------

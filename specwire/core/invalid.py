@@ -1,7 +1,8 @@
-"""What is raised where a request's parameter is wrong, and the statuses of refusals."""
+"""What is raised where a request's parameter is wrong, the statuses of refusals, and what a request's tokens may be."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -35,3 +36,24 @@ class Code(IntEnum):
     OUT_OF_RANGE = 11
     INTERNAL = 13
     UNAVAILABLE = 14
+
+
+def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tuple[int, ...]:
+    """What a client says the output may look like. Raises InvalidParameter."""
+    if len(tokens) > context:
+        raise InvalidParameter("prediction", f"at most {context} tokens are allowed, the context, not {len(tokens)}")
+    for token in tokens:
+        if token >= vocabulary:
+            raise InvalidParameter("prediction", f"token id {token} is outside 0..{vocabulary - 1}")
+    return tuple(tokens)
+
+
+def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
+    """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
+    if not tokens:
+        raise InvalidParameter("prompt", "must not be empty")
+    if len(tokens) >= context:
+        raise ContextExceeded("prompt", f"{len(tokens)} tokens leave no room for another one", context)
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")

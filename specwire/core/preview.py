@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specwire.core.limits import Ending
 from specwire.core.messages import Proposal
 from specwire.core.session import PeekingScanner, Session
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
 from specwire.core.verify.chains import Chains
 

@@ -18,7 +18,6 @@ from specwire.core.law.sampling import (
     check_numbers,
     with_rule,
 )
-from specwire.core.limits import Stopping, check_min_tokens
 from specwire.core.messages import (
     FinishReason,
     Outcome,
@@ -29,6 +28,7 @@ from specwire.core.messages import (
     Verdict,
     Weights,
 )
+from specwire.core.stop_conditions import Stopping, check_min_tokens
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from specwire.core.limits import buffer_for
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import Guesses, drawn_trace

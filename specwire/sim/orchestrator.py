@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import Pace, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
+from specwire.core.stop_conditions import Stopping
 from specwire.core.text import Text
 from specwire.core.verify.session import Allowance
 from specwire.sim.clock import Action, Clock

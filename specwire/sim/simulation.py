@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specwire.core.law.acceptance import DraftCounts
-from specwire.core.limits import buffer_for
 from specwire.core.messages import Plan
 from specwire.core.policy.controller import Controller, Fixed, InvalidPlan, Planner, parse_plan
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import Guesses, drawn_trace, repeating_text

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from specwire.core import messages
 from specwire.core.draft import DraftSession
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Outcome, SourceKind
 from specwire.core.session import Session, State
+from specwire.core.stop_conditions import Ending
 from specwire.core.verify.session import VerifySession
 from tests.core.script import LETTERS, Oracle, Script
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from specwire.core import messages
 from specwire.core.draft import DraftSession
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Pace, SourceKind, Verdict
 from specwire.core.session import Advised, Session
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
 from specwire.core.verify.chains import Chains
 from specwire.core.verify.session import Tail, VerifySession

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import hash_of
 
 EOS = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.limits import MOST_BUFFER, buffer_for
 from specwire.core.messages import MOST_WINDOW
+from specwire.core.session import MOST_BUFFER, buffer_for
 
 
 def test_near_and_slow_verifiers_get_the_least() -> None:

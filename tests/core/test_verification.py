@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import hash_of
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, VerifySession

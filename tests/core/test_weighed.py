@@ -6,8 +6,8 @@ import pytest
 
 from specwire.core.draft import DraftSession, fitting
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.limits import Ending
 from specwire.core.messages import Decision, Draft, Outcome, Pace, Proposal, Weights
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession

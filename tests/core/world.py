@@ -14,9 +14,9 @@ from random import Random
 from specwire.core import messages
 from specwire.core.draft import DraftSession
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Ending, Stopping
 from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, Verdict
 from specwire.core.session import Session, State
+from specwire.core.stop_conditions import Ending, Stopping
 from specwire.core.text import Text, hash_of
 from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.facts import Facts, Seat, Violation, is_prefix, require

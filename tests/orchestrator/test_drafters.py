@@ -23,10 +23,10 @@ from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.law.sampling import Rule, Sampling
-from specwire.core.limits import Stopping
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2

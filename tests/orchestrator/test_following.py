@@ -15,8 +15,8 @@ from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, 
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import End, FinishReason, Outcome
+from specwire.core.stop_conditions import Stopping
 from tests.core.script import LetterScanner
 from tests.wait import until
 

@@ -25,8 +25,8 @@ from specwire.client.requests import RequestOptions, generate_request
 from specwire.core.draft import DraftSession
 from specwire.core.law.noise import epoch_of
 from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
-from specwire.core.limits import Stopping
 from specwire.core.messages import Pace
+from specwire.core.stop_conditions import Stopping
 from specwire.rpc.model_service import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer

@@ -27,8 +27,8 @@ from orchestrator.store import (
 from orchestrator.store.base import random_step
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.stop_conditions import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 

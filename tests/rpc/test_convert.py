@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, Proposal, TokenLogprobs
+from specwire.core.stop_conditions import Stopping
 from specwire.rpc import convert
 from specwire.v1 import common_pb2
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
+from specwire.core.stop_conditions import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import load_model
 from specwire.sim.clock import Clock, Machine

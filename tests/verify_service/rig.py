@@ -10,10 +10,10 @@ import torch
 
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import FinishReason, Outcome, Proposal
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel, load_model

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
-from specwire.core.limits import Stopping
 from specwire.core.messages import Proposal, Verdict
+from specwire.core.stop_conditions import Stopping
 from specwire.core.verify.session import Allowance
 
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from specwire.core.invalid import Code
-from specwire.core.limits import Ending
 from specwire.core.messages import FinishReason, Verdict
 from specwire.core.model import SlotModel
+from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from verify_service.engine.messages import (

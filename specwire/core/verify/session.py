@@ -10,7 +10,6 @@ from specwire.core.law.acceptance import decide
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import History, Rule, Sampling, Seen
-from specwire.core.limits import Ending
 from specwire.core.messages import (
     MOST_WINDOW,
     Decision,
@@ -24,6 +23,7 @@ from specwire.core.messages import (
 from specwire.core.policy.arrival import DueAnswer, Expectations
 from specwire.core.policy.costs import Ledger
 from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
+from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, extend_hash
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.text_sources import NgramSource, PredictedSource

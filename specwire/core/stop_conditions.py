@@ -1,17 +1,13 @@
-"""When a text ends, and how much a request may ask for."""
+"""When a text ends: what a request asks for, and what comes of it with its prompt and the model."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import ceil
 
-from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
-from specwire.core.messages import MOST_WINDOW, FinishReason
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What ends a session from the verifier's side, and bounds on what a request may ask.
+from specwire.core.messages import FinishReason
 
 MOST_STOP_IDS = 1024
 
@@ -94,42 +90,3 @@ def check_constraint(constraint: Constraint | None, stopping: Stopping, eos_ids:
         raise constraint.invalid("needs an end-of-sequence id to end with, which this model does not have")
     if stopping.ignore_eos:
         raise InvalidParameter("ignore_eos", f"contradicts {constraint.kind}, whose text ends with an end of sequence")
-
-
-def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tuple[int, ...]:
-    """What a client says the output may look like. Raises InvalidParameter."""
-    if len(tokens) > context:
-        raise InvalidParameter("prediction", f"at most {context} tokens are allowed, the context, not {len(tokens)}")
-    for token in tokens:
-        if token >= vocabulary:
-            raise InvalidParameter("prediction", f"token id {token} is outside 0..{vocabulary - 1}")
-    return tuple(tokens)
-
-
-def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
-    """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
-    if not tokens:
-        raise InvalidParameter("prompt", "must not be empty")
-    if len(tokens) >= context:
-        raise ContextExceeded("prompt", f"{len(tokens)} tokens leave no room for another one", context)
-    for token in tokens:
-        if not 0 <= token < vocabulary:
-            raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# How many tokens a verifier may decide beyond what is durable and taken by the client.
-
-# Beyond this a fast target far away pauses for credit: what is decided for a client that has gone is bounded by it.
-MOST_BUFFER = 1024
-
-
-def buffer_for(round_trip_us: float, step_us: float, least: int) -> int:
-    """The least buffer with which a verifier `round_trip_us` away never waits for credit; a plain step takes `step_us`.
-
-    What the largest steps decide during a round trip, twice: credit is raised when half of the buffer is used.
-    """
-    if not step_us > 0:
-        raise ValueError(f"step_us: must be positive, not {step_us}")
-    decided = ceil(round_trip_us / step_us * (MOST_WINDOW + 1))
-    return max(least, min(MOST_BUFFER, 2 * decided))

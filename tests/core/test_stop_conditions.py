@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.invalid import InvalidParameter
-from specwire.core.limits import MOST_STOP_IDS, Ending, Stopping, check_prompt
+from specwire.core.invalid import InvalidParameter, check_prompt
 from specwire.core.messages import FinishReason
+from specwire.core.stop_conditions import MOST_STOP_IDS, Ending, Stopping
 
 ENDING = Ending(end=10, eos_ids=frozenset({0}), stop_ids=frozenset({7}))
 
