@@ -23,7 +23,7 @@ from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import ClientTook, FinishReason
-from specwire.core.preview import ProvisionalDraft
+from specwire.core.provisional import ProvisionalDraft
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import RETRY_AFTER, StatusError

@@ -8,7 +8,7 @@ from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import OutputPiece, OutputTimings
 from orchestrator.session.stats import DrafterCounts, SessionStats
 from specwire.core.messages import End, Outcome, SourceKind
-from specwire.core.preview import ProvisionalDraft
+from specwire.core.provisional import ProvisionalDraft
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
 

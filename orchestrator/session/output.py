@@ -21,7 +21,7 @@ from specwire.core.messages import (
     Proposal,
     TokenLogprobs,
 )
-from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
+from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.stop_conditions import Ending
 from specwire.v1 import verify_pb2
@@ -250,7 +250,7 @@ class ProvisionalText:
         self._scanner = scanner
         self._output = output
         self._ending = ending
-        self._preview = Preview(vocabulary, session.text)
+        self._provisional_chains = ProvisionalChains(vocabulary, session.text)
         self._ahead = Ahead(session.emitted)
         self._made: ProvisionalDraft | None = None
         self._stopped = False
@@ -265,20 +265,20 @@ class ProvisionalText:
         """Follow the session that is driven here again, as another object."""
         self._stopped = False
         self._session, self._scanner = session, scanner
-        self._preview.follow(session.text)
+        self._provisional_chains.follow(session.text)
         self.follow()
 
     def offer(self, proposal: Proposal) -> None:
         """Take in what a drafter proposes."""
-        self._preview.offer(proposal, self._session.text)
+        self._provisional_chains.offer(proposal, self._session.text)
         self.follow()
 
     def follow(self) -> None:
         """Follow the session to its new position."""
         if self._stopped:
             return
-        self._preview.follow(self._session.text)
-        ahead = Ahead.of(self._session, self._preview.tail(), self._ending)
+        self._provisional_chains.follow(self._session.text)
+        ahead = Ahead.of(self._session, self._provisional_chains.tail(), self._ending)
         if ahead != self._ahead:
             self._ahead, self._made = ahead, None
             self._output.wake()

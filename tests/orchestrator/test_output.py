@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from orchestrator.session.output import MOST_REPORTED, Cursor, Output, OutputPiece, Replay
 from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
-from specwire.core.preview import ProvisionalDraft
+from specwire.core.provisional import ProvisionalDraft
 from specwire.text import OutputText
 from tests.text.tokenizers_for_tests import byte_level
 

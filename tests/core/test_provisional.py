@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specwire.core import messages
 from specwire.core.messages import Proposal
-from specwire.core.preview import Ahead, Preview, ProvisionalDraft, provisional
+from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import Session, State
 from specwire.core.text import Text, hash_of
 from specwire.core.verify.chains import Chains
@@ -28,57 +28,57 @@ def proposal(base: int, tokens: tuple[int, ...], text: Text, chain: int = 0, off
 
 def test_a_chain_stands_until_it_is_contradicted() -> None:
     text = Text((1, 2))
-    preview = Preview(10, text)
-    preview.offer(proposal(2, (3, 4, 5), text), text)
-    preview.offer(proposal(2, (6,), text, offset=3), text)
-    assert preview.tail() == (3, 4, 5, 6)
+    provisional_chains = ProvisionalChains(10, text)
+    provisional_chains.offer(proposal(2, (3, 4, 5), text), text)
+    provisional_chains.offer(proposal(2, (6,), text, offset=3), text)
+    assert provisional_chains.tail() == (3, 4, 5, 6)
     text.extend((3, 4))
-    preview.follow(text)
-    assert preview.tail() == (5, 6)
+    provisional_chains.follow(text)
+    assert provisional_chains.tail() == (5, 6)
     text.extend((9,))
-    preview.follow(text)
-    assert preview.tail() == ()
-    preview.offer(proposal(2, (7,), text, offset=4), text)
-    assert preview.tail() == ()
+    provisional_chains.follow(text)
+    assert provisional_chains.tail() == ()
+    provisional_chains.offer(proposal(2, (7,), text, offset=4), text)
+    assert provisional_chains.tail() == ()
 
 
 def test_of_several_sources_the_one_that_is_right_more_often_is_shown() -> None:
     text = Text((1, 2))
-    preview = Preview(10, text)
+    provisional_chains = ProvisionalChains(10, text)
 
     def offer(chain: int) -> None:
         end, prefix_hash = len(text), text.hash_at(len(text))
-        preview.offer(Proposal(1, chain, end, 0, (3, 3), prefix_hash), text)
-        preview.offer(Proposal(2, chain, end, 0, (4, 4, 4), prefix_hash), text)
+        provisional_chains.offer(Proposal(1, chain, end, 0, (3, 3), prefix_hash), text)
+        provisional_chains.offer(Proposal(2, chain, end, 0, (4, 4, 4), prefix_hash), text)
 
     offer(0)
-    assert preview.tail() == (4, 4, 4), "nothing is known yet: the longest"
+    assert provisional_chains.tail() == (4, 4, 4), "nothing is known yet: the longest"
     for chain in range(1, 20):
         text.extend((3,))
-        preview.follow(text)
+        provisional_chains.follow(text)
         offer(chain)
-    assert preview.tail() == (3, 3)
+    assert provisional_chains.tail() == (3, 3)
 
 
 def test_a_chain_ends_where_the_decided_text_goes_back() -> None:
     text = Text((1, 2))
-    preview = Preview(10, text)
-    preview.offer(proposal(2, (3, 4, 5), text), text)
+    provisional_chains = ProvisionalChains(10, text)
+    provisional_chains.offer(proposal(2, (3, 4, 5), text), text)
     text.extend((3,))
-    preview.follow(text)
+    provisional_chains.follow(text)
     text.truncate(2)
-    preview.follow(text)
-    assert preview.tail() == ()
-    preview.offer(proposal(2, (6, 7), text, chain=1), text)
+    provisional_chains.follow(text)
+    assert provisional_chains.tail() == ()
+    provisional_chains.offer(proposal(2, (6, 7), text, chain=1), text)
     text.truncate(1)
     text.extend((8, 6))  # back and forth between two looks
-    preview.follow(text)
-    assert preview.tail() == ()
+    provisional_chains.follow(text)
+    assert provisional_chains.tail() == ()
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
     text = Text((1, 2))
-    preview = Preview(10, text)
+    provisional_chains = ProvisionalChains(10, text)
     for bad in (
         proposal(2, (10,), text),
         proposal(1, (3,), text),
@@ -86,8 +86,8 @@ def test_what_cannot_be_shown_is_refused() -> None:
         proposal(2, (3,), text, offset=1),
         proposal(2, (3,) * (MOST + 1), text),
     ):
-        preview.offer(bad, text)
-        assert preview.tail() == ()
+        provisional_chains.offer(bad, text)
+        assert provisional_chains.tail() == ()
 
 
 OFFERS = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(0, 4), st.lists(TOKENS, max_size=6))
@@ -98,9 +98,9 @@ DECIDED = st.lists(TOKENS, min_size=1, max_size=5)
 def test_the_tail_is_what_the_verifier_s_chains_would_hold(
     events: list[tuple[int, int, int, list[int]] | list[int]], looks: list[bool]
 ) -> None:
-    """The verifier aligns with every token; the preview when it is asked to, or when the next proposal comes."""
+    """The verifier aligns with every token; the provisional chains when it is asked to, or when the next proposal comes."""
     text = Text((0,))
-    preview, chains = Preview(3, text), Chains(3)
+    provisional_chains, chains = ProvisionalChains(3, text), Chains(3)
     for event, look in zip(events, looks, strict=False):
         if isinstance(event, list):
             for token in event:
@@ -109,11 +109,11 @@ def test_the_tail_is_what_the_verifier_s_chains_would_hold(
         else:
             chain, base, offset, tokens = event
             offered = proposal(min(base, len(text)), tuple(tokens), text, chain, offset)
-            preview.offer(offered, text)
+            provisional_chains.offer(offered, text)
             chains.offer(offered, text)
         if look:
-            preview.follow(text)
-            assert preview.tail() == chains.window(len(text), MOST)
+            provisional_chains.follow(text)
+            assert provisional_chains.tail() == chains.window(len(text), MOST)
 
 
 # With the session: appends under way, lost verifiers, stop strings
@@ -128,20 +128,20 @@ class Shown(World):
 
     def _own(self) -> Session:
         session = super()._own()
-        self.preview = Preview(VOCABULARY, session.text)
+        self.provisional_chains = ProvisionalChains(VOCABULARY, session.text)
         self.seen: list[ProvisionalDraft] = []
         return session
 
     def handle(self, event: messages.Event) -> None:
         super().handle(event)
         if isinstance(event, messages.ProposalArrived) and isinstance(event.proposal, Proposal):
-            self.preview.offer(event.proposal, self.session.text)
+            self.provisional_chains.offer(event.proposal, self.session.text)
         if self.session.state not in (State.ENDED, State.FENCED):
             self.look()
 
     def look(self) -> None:
-        self.preview.follow(self.session.text)
-        ahead = Ahead.of(self.session, self.preview.tail(), self.ending)
+        self.provisional_chains.follow(self.session.text)
+        ahead = Ahead.of(self.session, self.provisional_chains.tail(), self.ending)
         shown = provisional(ahead, self.session, self.scanner)
         self.check_shown(shown)
         self.seen.append(shown)
@@ -196,6 +196,6 @@ def test_where_nothing_fails_the_verifier_holds_the_same_chain() -> None:
             if world.over or world.verifier is None:
                 continue
             assert world.verifier.text.tokens == world.session.text.tokens
-            assert world.preview.tail() == world.verifier.chains.window(len(world.session.text), MOST)
-            compared += bool(world.preview.tail())
+            assert world.provisional_chains.tail() == world.verifier.chains.window(len(world.session.text), MOST)
+            compared += bool(world.provisional_chains.tail())
     assert compared > 20

@@ -27,7 +27,7 @@ class ProvisionalDraft:
         return self != shown and bool(self.tokens or shown.tokens)
 
 
-class Preview:
+class ProvisionalChains:
     """The live chains of one session, by the rules of `Chains`: one that the decided text contradicts is dropped whole.
 
     Invariant: the chains agree with the text as it was at the last call, whose length and hash are kept.
