@@ -15,8 +15,8 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.pool import Pool
+from orchestrator.session.appender import keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.session.log import keep_leases, status_of_store, store_statuses
 from orchestrator.session.stats import OrchestratorTally, Totals
 from orchestrator.store import (
     DeletedSession,

@@ -13,8 +13,8 @@ import grpc
 from orchestrator.api import replies
 from orchestrator.api.requests import Repeats, Seeds, record_of
 from orchestrator.peers.models import Target
+from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.log import status_of_store, store_statuses
 from orchestrator.session.output import Cursor, ProvisionalGuess
 from orchestrator.session.stats import Trace
 from orchestrator.sessions import END_LIMIT_S, Orchestrator

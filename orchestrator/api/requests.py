@@ -13,8 +13,8 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.peers.models import Target
+from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.log import store_statuses
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import Bound, DeletedSession, SessionRecord, SessionStore
 from orchestrator.store.base import NONE_OF_IT

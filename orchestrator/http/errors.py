@@ -13,7 +13,7 @@ import grpc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from orchestrator.session.log import retry_of_store, status_of_store
+from orchestrator.session.appender import retry_of_store, status_of_store
 from orchestrator.store import StoreError
 from specwire.core.invalid import ContextExceeded, InvalidParameter
 from specwire.core.law.constraint import ConstraintKind

@@ -12,8 +12,8 @@ from typing import Protocol
 import grpc
 
 from orchestrator.ownership.follower import RETRY_S, Follower, NobodyDrives
+from orchestrator.session.appender import message_of_append, status_of_append, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.session.log import message_of_append, status_of_append, store_statuses
 from orchestrator.session.output import OtherText, Output, Replay
 from orchestrator.store import (
     LEASE_S,

@@ -15,8 +15,8 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
+from orchestrator.session.appender import Appender, Lifetimes, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.log import Appender, Lifetimes, message_of_append, status_of_append
 from orchestrator.session.output import ELSEWHERE, Output, ProvisionalText, Readers
 from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (

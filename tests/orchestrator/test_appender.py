@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.session import log as module
-from orchestrator.session.log import Appender, Lifetimes
+from orchestrator.session import appender as module
+from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.store import (
     LEASE_S,
     AppendReply,

@@ -13,8 +13,7 @@ from google.protobuf.message import Message
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.link import Link
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
-from orchestrator.session import drafters, output
-from orchestrator.session import log as appender
+from orchestrator.session import appender, drafters, output
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli import add_arguments, options_of
 from orchestrator.options import LONGEST_S, OrchestratorOptions
-from orchestrator.session import log as leases
+from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started

@@ -12,7 +12,7 @@ import pytest
 from orchestrator import server
 from orchestrator.api.requests import digest_of
 from orchestrator.options import OrchestratorOptions
-from orchestrator.session.log import Appender, Lifetimes
+from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.session.output import Output
 from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore

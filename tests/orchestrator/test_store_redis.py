@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from orchestrator.session.log import Appender, Lifetimes
+from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.store import (
     AppendReply,
     DamagedLog,
@@ -313,7 +313,7 @@ async def test_a_failover_does_not_end_a_session_that_has_just_begun(
     server: RedisServer, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For some seconds the server is a read-only replica; only what lasts is given up so soon."""
-    monkeypatch.setattr("orchestrator.session.log.REFUSED_S", 0.0)
+    monkeypatch.setattr("orchestrator.session.appender.REFUSED_S", 0.0)
     refusals: asyncio.Queue[StoreUnavailable] = asyncio.Queue()
 
     store = await open_store(server.url, timeout_s=TIMEOUT)

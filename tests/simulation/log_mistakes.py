@@ -12,8 +12,8 @@ import grpc
 from orchestrator.ownership import ownership, sweeper
 from orchestrator.ownership.ownership import Cancellations
 from orchestrator.ownership.sweeper import Sweeper
+from orchestrator.session.appender import Appender
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.log import Appender
 from orchestrator.session.verifier import VerifierFailed
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
