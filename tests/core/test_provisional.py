@@ -98,7 +98,7 @@ DECIDED = st.lists(TOKENS, min_size=1, max_size=5)
 def test_the_tail_is_what_the_verifier_s_chains_would_hold(
     events: list[tuple[int, int, int, list[int]] | list[int]], looks: list[bool]
 ) -> None:
-    """The verifier aligns with every token; the provisional chains when it is asked to, or when the next proposal comes."""
+    """The verifier aligns with every token; the provisional chains when asked to, or with the next proposal."""
     text = Text((0,))
     provisional_chains, chains = ProvisionalChains(3, text), Chains(3)
     for event, look in zip(events, looks, strict=False):
