@@ -108,7 +108,7 @@ class Placing:
             return self._placed(driver, former, Reason.HOLDER)
         if former is not None and former.expected_back:
             return None
-        drafter = self.drafter_for(driver, drafters) if driver.drafters_missing else None
+        drafter = self.drafter_for(driver, drafters) if driver.drafters.missing else None
         wish = PlacementRequest(
             record.session_id,
             identity.digest,
@@ -355,7 +355,7 @@ class Pool:
             peer = self._placing.verifier_for(driver, self.verifiers, self.drafters)
             if peer is not None:
                 driver.use_verifier(peer)
-        for _ in range(driver.drafters_missing):
+        for _ in range(driver.drafters.missing):
             chosen = self._placing.drafter_for(driver, self.drafters)
             if chosen is None:
                 return

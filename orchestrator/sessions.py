@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.pool import Pool
-from orchestrator.session.appender import keep_leases, status_of_store, store_statuses
+from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.stats import OrchestratorTally, Totals
 from orchestrator.store import (
@@ -268,7 +268,7 @@ class Orchestrator:
 
     async def start(self) -> None:
         """Raises StartError: see Pool.start."""
-        self._keeping.append(asyncio.create_task(keep_leases(self._remembered)))
+        self._keeping.append(asyncio.create_task(keep_leases(self._logs)))
         self._keeping.append(asyncio.create_task(self.log.run()))
         await self.pool.start()
         self._keeping.append(asyncio.create_task(self._sweeper.run()))
@@ -490,11 +490,11 @@ class Orchestrator:
     def _driven(self) -> Rolls:
         return self.roster.driven(target.info.weights_fingerprint for target in self.pool.models.all())
 
-    def _remembered(self) -> list[SessionDriver]:
-        """All sessions, without those that ended a while ago: they can be read in the log as long as it keeps them."""
+    def _logs(self) -> list[SessionLog]:
+        """Of all sessions, without those that ended a while ago: they can be read there as long as it keeps them."""
         for driver in self.roster.over_for(self.options.retention):
             self._forget(driver)
-        return list(self.sessions.values())
+        return [driver.log for driver in self.sessions.values()]
 
     def _unfit(self, record: SessionRecord) -> str | None:
         """See `Ownership`."""

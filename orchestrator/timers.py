@@ -1,12 +1,14 @@
-"""Named timers of one owner: setting one again replaces it, and all end with their owner."""
+"""What one owner has running, which ends with it: timers and tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 
 class Timers:
+    """Named: setting one again replaces it."""
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.TimerHandle] = {}
@@ -32,3 +34,31 @@ class Timers:
     def cancel_all(self) -> None:
         for name in list(self._running):
             self.cancel(name)
+
+
+class Tasks:
+    """on_failure: hears of one that has failed."""
+
+    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
+        self._on_failure = on_failure
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._on_failure(error)
+
+    async def cancel_all(self) -> None:
+        """Returns when they have ended."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

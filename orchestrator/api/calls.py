@@ -191,7 +191,7 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     """
     driven = await _driven(orchestrator, session_id)
     if driven is not None:
-        driven.cancel()  # nothing more is decided, whatever becomes of the log
+        driven.end(FinishReason.CANCELLED)  # nothing more is decided, whatever becomes of the log
     with _to_be_repeated(session_id, "cancel"):
         await orchestrator.cancellations.ask(session_id, driven)
     if driven is not None:
@@ -210,7 +210,7 @@ async def delete(orchestrator: Orchestrator, session_id: str) -> None:
     """
     driven = await _driven(orchestrator, session_id)
     if driven is not None:
-        driven.cancel()
+        driven.end(FinishReason.CANCELLED)
         await driven.ended(END_LIMIT_S)
     with _to_be_repeated(session_id, "delete"):
         await orchestrator.cancellations.delete(session_id, driven)
@@ -408,7 +408,7 @@ def _pass_deadline(driver: SessionDriver) -> None:
     """
     deadline = driver.record.deadline
     if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
-        driver.pass_deadline()
+        driver.end(FinishReason.DEADLINE)
 
 
 def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:

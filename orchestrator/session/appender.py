@@ -13,6 +13,9 @@ from typing import Protocol
 
 import grpc
 
+from orchestrator.options import OrchestratorOptions
+from orchestrator.session.output import ELSEWHERE, Output, OutputTimings, Readers
+from orchestrator.session.stats import OrchestratorTally
 from orchestrator.store import (
     LEASE_S,
     AppendReply,
@@ -28,7 +31,10 @@ from orchestrator.store import (
     StoreUnavailable,
 )
 from orchestrator.store.base import BEGINNING_S, RENEW_S
-from specwire.core.messages import Append, Outcome, TokenLogprobs
+from orchestrator.timers import Tasks
+from specwire.core import messages
+from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
+from specwire.core.session import Session, State
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 
@@ -78,17 +84,11 @@ def store_statuses() -> Iterator[None]:
 logger = logging.getLogger(__name__)
 
 
-class Leased(Protocol):
-    """A session that may be this orchestrator's."""
-
-    async def renew(self) -> None: ...
-
-
-async def keep_leases(sessions: Callable[[], Iterable[Leased]]) -> None:
-    """Have the sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
+async def keep_leases(logs: Callable[[], Iterable[SessionLog]]) -> None:
+    """Have sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
     while True:
         await asyncio.sleep(RENEW_S / 2)
-        done = await asyncio.gather(*(session.renew() for session in sessions()), return_exceptions=True)
+        done = await asyncio.gather(*(log.renew() for log in logs()), return_exceptions=True)
         for error in done:
             if isinstance(error, Exception):
                 logger.error("a session's lease could not be renewed", exc_info=error)
@@ -333,3 +333,134 @@ class Appender:
         """Operators, of this session."""
         shown = self._record.session_id[:SHOWN_CHARACTERS]
         logger.info("session %s: %s", shown, what, extra=of_session(shown))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The log of one session that is driven here: it takes the appends, and says what others have asked for there.
+
+
+@dataclass(frozen=True, slots=True)
+class LogRefused:
+    """The log did not take an append, or a sign of life."""
+
+    error: StoreError
+
+
+class SessionLog:
+    """Owns what is under way to the log, in `tasks`.
+
+    `timings`: of the verdict that the latest append began with.
+
+    Args:
+        output: the session's, as the log has acknowledged it.
+        owner: the orchestrator's name in the log.
+        tell: hears of acknowledgements, refusals, and of ends that were asked for in the log.
+    """
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        store: SessionStore,
+        options: OrchestratorOptions,
+        owner: str,
+        output: Output,
+        readers: Readers,
+        tally: OrchestratorTally,
+        tasks: Tasks,
+        tell: Callable[[messages.Event | LogRefused], None],
+    ) -> None:
+        self.timings: OutputTimings | None = None
+        self._record = record
+        self._store = store
+        self._options = options
+        self._owner = owner
+        self._output = output
+        self._readers = readers
+        self._tally = tally
+        self._tasks = tasks
+        self._tell = tell
+        self._session: Session
+        self._appender: Appender
+
+    def drive(self, session: Session, retention: float) -> None:
+        """Write what `session` decides from now on, under its fence. retention: the log's, in seconds."""
+        self._session = session
+        options = self._options
+        lifetimes = Lifetimes(options.session_ttl, retention)
+        self._appender = Appender(
+            self._store, self._record, session.fence, self._output, self._owner, lifetimes, options.store_timeout
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whoever comes back with the session's request id finds it there: leaving it is no end of it."""
+        return bool(self._record.request_id) and self._store.durability != "memory"
+
+    def write(self, effect: Append, timings: OutputTimings, repeatable: bool) -> None:
+        """Start an append. timings: of the verdict that it begins with. repeatable: as of `Appender.write`."""
+        self.timings = timings
+        self._tasks.start(self._write(effect, timings, repeatable))
+
+    async def _write(self, effect: Append, timings: OutputTimings, repeatable: bool) -> None:
+        session, began = self._session, time.monotonic()
+        try:
+            cancelled = await self._appender.write(effect, repeatable)
+        except StoreError as error:
+            self._tally.append_failures += 1
+            self._refuse(session, error)
+            return
+        self._tally.append_s.observe(time.monotonic() - began)
+        if session is not self._session:
+            return  # the session was lost and came back meanwhile, with all that the log holds
+        timings.durable_ns = time.monotonic_ns()
+        self._tell(messages.Appended())
+        self._heard(cancelled)
+
+    async def renew(self) -> None:
+        """Give the log a sign of life, and learn whether somebody asked there for the session's end."""
+        session = self._session
+        if not self._runs(session):
+            return
+        try:
+            cancelled = await self._appender.renew()
+        except StoreUnavailable:
+            return  # the next append waits for it, and says so
+        except StoreError as error:
+            self._refuse(session, error)
+            return
+        if session is self._session:
+            self._heard(cancelled)
+
+    def _heard(self, cancelled: bool) -> None:
+        """Who reads elsewhere takes what is durable: nobody here would say so, and the text would stand still."""
+        if self._appender.read_s < ELSEWHERE:
+            self._tell(messages.ClientTook(self._session.durable))
+        if cancelled:
+            self._tell(messages.EndRequested(FinishReason.CANCELLED))
+
+    def look_for_readers(self) -> None:
+        """Nobody came back here. Readers may have come elsewhere, which the log knows; if none did, ask for the end."""
+        self._tasks.start(self._look_for_readers())
+
+    async def _look_for_readers(self) -> None:
+        session = self._session
+        if not self._runs(session):
+            return
+        try:
+            await self._appender.look()
+        except StoreUnavailable:
+            pass  # what was known of them before counts
+        except StoreError as error:
+            self._refuse(session, error)
+            return
+        if self._runs(session) and not self._readers.elsewhere(self._appender.read_s):
+            self._tell(messages.EndRequested(FinishReason.CANCELLED))
+
+    def _runs(self, session: Session) -> bool:
+        """It is still what is driven here."""
+        return session is self._session and session.state is not State.FENCED and self._output.end is None
+
+    def _refuse(self, session: Session, error: StoreError) -> None:
+        """An append and a sign of life may both be refused; the first one counts."""
+        if self._runs(session):
+            self._tell(LogRefused(error))

@@ -20,7 +20,7 @@ from specwire.core.draft import fitting
 from specwire.core.messages import Pace, Plan, Verdict
 from specwire.core.policy.controller import Controller, Fixed, Planner, parse_plan
 from specwire.core.policy.estimates import Forward
-from specwire.core.session import Session
+from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import Span
@@ -239,6 +239,8 @@ class Drafters:
     @property
     def missing(self) -> int:
         """How many more the session may have now; one that has just refused keeps its place for a while."""
+        if self._session.state not in (State.WAITING, State.OPENING, State.RUNNING):
+            return 0
         self._resting = {name for name in self._resting if self._timers.left(name) is not None}
         return max(0, self._most - len(self._by_source) - len(self._resting))
 

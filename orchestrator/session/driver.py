@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -15,9 +14,9 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.session.appender import Appender, Lifetimes, message_of_append, status_of_append
+from orchestrator.session.appender import LogRefused, SessionLog, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import ELSEWHERE, Output, ProvisionalText, Readers
+from orchestrator.session.output import Output, ProvisionalText, Readers
 from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
@@ -35,9 +34,8 @@ from orchestrator.store import (
     SessionRecord,
     SessionStore,
     StoreError,
-    StoreUnavailable,
 )
-from orchestrator.timers import Timers
+from orchestrator.timers import Tasks, Timers
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
@@ -52,34 +50,6 @@ logger = logging.getLogger(__name__)
 
 # Statuses that tell a client to ask again.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-
-
-class Tasks:
-    """What a session has running, which ends with it. on_failure: hears of one that has failed."""
-
-    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
-        self._on_failure = on_failure
-        self._running: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def start(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._running.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._on_failure(error)
-
-    async def cancel_all(self) -> None:
-        """Returns when they have ended."""
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class SessionNotice(Enum):
@@ -148,10 +118,13 @@ class SessionDriver:
         self._tasks = Tasks(self.on_broken)
         self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
-        self.readers = Readers(self._timers, grace, lambda: self.output.end is None, self._look_for_readers)
+        self.readers = Readers(
+            self._timers, grace, lambda: self.output.end is None, lambda: self.log.look_for_readers()
+        )
+        log = host.store, options, host.owner, self.output, self.readers, host.tally
+        self.log = SessionLog(record, *log, self._tasks, self.tell)
         self.drafters = Drafters(record, options, self.stats, self._timers, span, self.tell)
         self.verifying = SessionVerifier(record, options, self.output, self.stats, self._timers, span, self.tell)
-        self._appending = self.verifying.timings
         self._events: deque[messages.Event] = deque()
         self._applying = False
         self.drive(fence, scanner, options.retention)
@@ -168,12 +141,8 @@ class SessionDriver:
         self.failure = None
         self._scanner = scanner
         text = Text([*self.record.prompt, *self.output.tokens])
-        host, options = self._host, self._host.options
-        self.session = Session(text, len(self.record.prompt), scanner, options.buffer, fence)
-        lifetimes = Lifetimes(options.session_ttl, retention)
-        self._appender = Appender(
-            host.store, self.record, fence, self.output, host.owner, lifetimes, options.store_timeout
-        )
+        self.session = Session(text, len(self.record.prompt), scanner, self._host.options.buffer, fence)
+        self.log.drive(self.session, retention)
         self.verifying.drive(self.session)
         self.drafters.drive(self.session)
         if self.provisional is not None:
@@ -197,12 +166,6 @@ class SessionDriver:
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
         """Own what fills the output meanwhile."""
         self._tasks.start(coroutine)
-
-    @property
-    def drafters_missing(self) -> int:
-        """How many more drafters the session may have now."""
-        running = self.session.state in (State.WAITING, State.OPENING, State.RUNNING)
-        return self.drafters.missing if running else 0
 
     # Events in
 
@@ -234,13 +197,7 @@ class SessionDriver:
         self.verifying.use(peer)
 
     def set_deadline(self, seconds: float) -> None:
-        self._timers.set("deadline", seconds, self.pass_deadline)
-
-    def pass_deadline(self) -> None:
-        self.end(FinishReason.DEADLINE)
-
-    def cancel(self) -> None:
-        self.end(FinishReason.CANCELLED)
+        self._timers.set("deadline", seconds, lambda: self.end(FinishReason.DEADLINE))
 
     def end(self, reason: FinishReason) -> None:
         """Have it end with what is decided."""
@@ -254,10 +211,10 @@ class SessionDriver:
     def prompt_hash(self) -> int:
         return self.session.text.hash_at(len(self.record.prompt))
 
-    # From peers
+    # From peers and the log
 
-    def tell(self, said: Said) -> None:
-        """What the session's verifier and drafters say."""
+    def tell(self, said: Said | LogRefused) -> None:
+        """What the session's verifier, drafters and log say."""
         match said:
             case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
                 step = self.verifying.timings.step
@@ -281,6 +238,8 @@ class SessionDriver:
                 self._refuse(said)
             case FenceSeen():
                 self.on_newer_fence(said.fence)
+            case LogRefused():
+                self._on_log_refused(said.error)
             case Broken():
                 self.on_broken(said.error)
             case _:
@@ -318,8 +277,7 @@ class SessionDriver:
             case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
                 self.drafters.run(effect)
             case messages.Append():
-                self._appending = self.verifying.timings
-                self._tasks.start(self._append(effect))
+                self.log.write(effect, self.verifying.timings, self._may_be_repeated(effect.end))
             case messages.Emit():
                 now = asyncio.get_running_loop().time()
                 first = not self.output.tokens
@@ -327,28 +285,9 @@ class SessionDriver:
                 if first:
                     self.span.event("first token")
                 self.stats.count_emit(effect, now, first)
-                self.output.add(effect, self._appending)
+                self.output.add(effect, self.log.timings)
             case messages.EmitEnd():
                 self.finish(effect)
-
-    # The log
-
-    async def _append(self, effect: messages.Append) -> None:
-        session, began = self.session, time.monotonic()
-        try:
-            cancelled = await self._appender.write(effect, repeatable=self._may_be_repeated(effect.end))
-        except StoreError as error:
-            self._host.tally.append_failures += 1
-            self._lose(session, error)
-            return
-        self._host.tally.append_s.observe(time.monotonic() - began)
-        if session is not self.session:
-            return  # the session was lost and came back meanwhile, with all that the log holds
-        self._appending.durable_ns = time.monotonic_ns()
-        self.apply(messages.Appended())
-        self._take_elsewhere()
-        if cancelled:
-            self.cancel()
 
     def _may_be_repeated(self, end: messages.End | None) -> bool:
         """It failed for want of something that may be there later: its request id is not to stand for that failure."""
@@ -356,58 +295,8 @@ class SessionDriver:
             return False
         return end.reason is FinishReason.ERROR and self.failure is not None and self.failure[0] in WORTH_REPEATING
 
-    async def renew(self) -> None:
-        """Give the log a sign of life, and learn whether somebody asked there for the session's end."""
-        session = self.session
-        if self.output.end is not None or session.state is State.FENCED:
-            return
-        try:
-            cancelled = await self._appender.renew()
-        except StoreUnavailable:
-            return  # the next append waits for it, and says so
-        except StoreError as error:
-            self._lose(session, error)
-            return
-        if session is self.session:
-            self._take_elsewhere()
-            if cancelled:
-                self.cancel()
-
-    def _take_elsewhere(self) -> None:
-        """Who reads elsewhere takes what is durable: nobody here would say so, and the text would stand still."""
-        if self._appender.read_s < ELSEWHERE:
-            self.apply(messages.ClientTook(self.session.durable))
-
-    def _look_for_readers(self) -> None:
-        self._tasks.start(self._end_unread())
-
-    async def _end_unread(self) -> None:
-        """Nobody came back here. Readers may have come elsewhere, which the log knows."""
-        session = self.session
-        if not self._runs(session):
-            return
-        try:
-            await self._appender.look()
-        except StoreUnavailable:
-            pass  # what was known of them before counts
-        except StoreError as error:
-            self._lose(session, error)
-            return
-        if self._runs(session) and not self.readers.count and not self.readers.elsewhere(self._appender.read_s):
-            self.cancel()
-
-    def _runs(self, session: Session) -> bool:
-        """It is still what is driven here."""
-        return session is self.session and session.state is not State.FENCED and self.output.end is None
-
-    def _lose(self, session: Session, error: StoreError) -> None:
-        """The log refused what `session` wrote.
-
-        If it holds another fence or other tokens, it wins: the session goes on from what it holds, here or elsewhere.
-        An append and a sign of life may both be refused; the first one counts.
-        """
-        if not self._runs(session):
-            return
+    def _on_log_refused(self, error: StoreError) -> None:
+        """A log that holds another fence or other tokens wins: the session goes on from it, here or elsewhere."""
         if isinstance(error, Fenced | ContentMismatch):
             self._lose_to_another()
         else:
@@ -428,19 +317,14 @@ class SessionDriver:
 
     def leave(self) -> None:
         """The process stops."""
-        if self.following or self._is_kept:
+        if self.following or self.log.is_kept:
             self.abandon(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping; the log keeps the session")
         else:
             self.fail(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
 
-    @property
-    def _is_kept(self) -> bool:
-        """The log has it for whoever comes back to it with its request id: leaving it is no end of it."""
-        return bool(self.record.request_id) and self._host.store.durability != "memory"
-
     def end_here(self, code: grpc.StatusCode, message: str) -> None:
         """It cannot go on here. Elsewhere it may."""
-        if self._is_kept:
+        if self.log.is_kept:
             self.abandon(code, message)
         else:
             self.fail(code, message)

@@ -65,7 +65,9 @@ class Readers:
                 self._wait(self._grace)
 
     def elsewhere(self, ago: float) -> bool:
-        """Whether somebody may still read, who did so elsewhere so many seconds ago. `on_left` follows."""
+        """Whether somebody reads here, or may still read elsewhere, who did so many seconds ago. `on_left` follows."""
+        if self.count:
+            return True
         left = max(self._grace, ELSEWHERE) - ago
         if left > 0:
             self._wait(left)

@@ -23,6 +23,7 @@ from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.law.sampling import Rule, Sampling
+from specwire.core.messages import FinishReason
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import ForwardTimes
@@ -66,7 +67,7 @@ class Scene:
     def place(self, driver: SessionDriver) -> None:
         if driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
-        for _ in range(driver.drafters_missing):
+        for _ in range(driver.drafters.missing):
             free = [peer for peer in self.peers if not driver.drafters.has(peer)]
             peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
             if peer is not None:
@@ -191,7 +192,7 @@ async def test_one_that_refuses_is_asked_again_while_the_other_goes_on(monkeypat
         refused = common_pb2.Refused(handle=handle, code=FULL, message="full")
         played.peers[0].on_message(draft_pb2.ConnectDraftResponse(refused=[refused]))
         assert sources(played) == [2]
-        assert played.driver.drafters_missing == 0, "not at once"
+        assert played.driver.drafters.missing == 0, "not at once"
         await until(lambda: sources(played) == [2, 3])
         assert list(played.drafters.refusals.values()) == [1]
 
@@ -218,7 +219,7 @@ async def test_what_one_session_learnt_of_a_drafter_is_where_the_next_begins() -
             played.propose(0, 3, 3, 3, 3)
             played.propose(1, 4, 4, 4, 4)
             played.decide(1, 4, 3, 3, 3, 3, 1)
-        played.driver.cancel()
+        played.driver.end(FinishReason.CANCELLED)
         await played.driver.ended(5.0)
         kept = [
             played.verifier.experience.recall(Rule.GREEDY, peer.info or common_pb2.GetModelInfoResponse())

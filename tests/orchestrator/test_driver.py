@@ -70,7 +70,7 @@ class Scene:
         self.placed += 1
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
-        if driver.drafters_missing:
+        if driver.drafters.missing:
             driver.drafters.add(self.drafter)
 
     async def decide(self, *tokens: int) -> None:
@@ -131,7 +131,7 @@ async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
         handle = next(iter(played.drafter.subjects))
         refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
         played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
-        assert not played.driver.drafters_missing  # not at once
+        assert not played.driver.drafters.missing  # not at once
         assert played.driver.drafters.refusals[played.drafter] == asked + 1
         await until(lambda: bool(played.drafter.subjects))
     await played.driver.close()
@@ -228,7 +228,7 @@ async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch:
     played = await scene()
     await played.decide(1)
     played.store._logs.clear()
-    await played.driver.renew()
+    await played.driver.log.renew()
     log = await played.store.read("s")
     assert log is not None
     assert log.tokens == (1,)
@@ -239,7 +239,7 @@ async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(m
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
     played = await scene()
     await played.store.cancel("s")
-    await played.driver.renew()
+    await played.driver.log.renew()
     await played.driver.ended(5.0)
     assert played.driver.output.end is not None
     assert played.driver.output.end.reason is FinishReason.CANCELLED
@@ -284,7 +284,7 @@ async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsew
     if read_elsewhere:
         await store.note_reader("s")
     await played.decide(1)
-    appender_of = played.driver._appender
+    appender_of = played.driver.log._appender
     assert (appender_of.read_s < 60.0) is read_elsewhere
     if read_elsewhere:
         appender_of._read = appender_of._now() - 3600.0
@@ -303,10 +303,10 @@ async def test_who_reads_elsewhere_takes_what_is_durable(monkeypatch: pytest.Mon
     played = await scene()
     while played.driver.session.has_credit:
         await played.decide(1)
-    await played.driver.renew()
+    await played.driver.log.renew()
     assert not played.driver.session.has_credit
     await played.store.note_reader("s")
-    await played.driver.renew()
+    await played.driver.log.renew()
     assert played.driver.session.has_credit
     await played.driver.close()
 
@@ -340,7 +340,7 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
 
     monkeypatch.setattr(played.store, "append", late)
     await played.store.claim("s", "another")
-    played.driver.follow(played.driver.renew())
+    played.driver.follow(played.driver.log.renew())
     await asyncio.sleep(0)
     deciding = asyncio.create_task(played.decide(3))
     await until(lambda: len(played.driver._tasks) == 2)
@@ -353,7 +353,7 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
 
 async def test_a_failure_after_the_end_does_not_change_it() -> None:
     played = await scene()
-    played.driver.cancel()
+    played.driver.end(FinishReason.CANCELLED)
     await played.driver.ended(5.0)
     played.driver.on_broken(RuntimeError("too late"))
     assert played.driver.output.end is not None

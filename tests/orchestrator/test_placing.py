@@ -58,8 +58,7 @@ class Session:
             parent=parent,
         )
         self.verifying = SimpleNamespace(peer=None, former=None)
-        self.drafters = SimpleNamespace(refusals=Counter(), has=lambda _: False)
-        self.drafters_missing = 1
+        self.drafters = SimpleNamespace(refusals=Counter(), has=lambda _: False, missing=1)
 
     @property
     def driver(self) -> SessionDriver:

@@ -350,7 +350,7 @@ async def test_a_cancel_that_was_promised_outlives_who_promised_it(
     async with pair(redis) as both:
         started, _ = await both.begin(5, request_id="promised", max_tokens=4000)
         driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-        monkeypatch.setattr(driver, "cancel", lambda: None)
+        monkeypatch.setattr(driver, "end", lambda _: None)
         await both.first.cancel(started.session_id)
         driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
         request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
