@@ -45,21 +45,21 @@ def _of_steps(tally: EngineTally) -> Families:
 
 def _of_sessions(engine: Engine) -> Families:
     """Read beside the engine's thread: each number for itself is right, and they are of about the same moment."""
-    reception, lm = engine.reception, engine.lm
-    held = list(reception.roster)
-    waiting, present = sum(each.waiting for each in held), len(reception.roster)
+    sessions, lm = engine.sessions, engine.lm
+    held = list(sessions.roster)
+    waiting, present = sum(each.waiting for each in held), len(sessions.roster)
     cached = sum(lm.cached(slot) for slot in range(lm.slots))
     states = {"served": max(0, present - waiting), "waiting": waiting, "idle": max(0, len(held) - present)}
     yield by_label(gauge, "sessions", "Sessions by state.", "state", states)
     yield gauge("slots", "Sessions that fit at once.", lm.slots)
     yield gauge(
-        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", reception.scheduler.slots.kept
+        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", sessions.scheduler.slots.kept
     )
     yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
-    prefixes = dict(reception.scheduler.slots.counts)
+    prefixes = dict(sessions.scheduler.slots.counts)
     yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
-    ignored = dict(reception.counts)
+    ignored = dict(sessions.counts)
     yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
     plain_us = engine.costs.plain(1)
     ledgers = [each.session.ledger for each in held if not each.waiting]
@@ -74,8 +74,8 @@ def _of_sessions(engine: Engine) -> Families:
 
 def load_of(engine: Engine) -> Load:
     """For the registry; read as the figures are. Who is idle gives way, so its place is free."""
-    held = list(engine.reception.roster)
+    held = list(engine.sessions.roster)
     waiting = sum(each.waiting for each in held)
-    running = max(0, len(engine.reception.roster) - waiting)
-    queue_s = round(engine.reception.scheduler.queue_us() / 1e6, 3)
+    running = max(0, len(engine.sessions.roster) - waiting)
+    queue_s = round(engine.sessions.scheduler.queue_us() / 1e6, 3)
     return Load(running, waiting, max(0, engine.lm.slots - running), queue_s)

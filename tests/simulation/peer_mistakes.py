@@ -22,14 +22,14 @@ from specwire.rpc.model_service import Identity
 from tests.patches import Patch, always_returning
 from verify_service import service
 from verify_service.engine import slots
-from verify_service.engine.reception import Reception
+from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.slots import Slots
 
 # The verifier
 
 
 def stale_opening_accepted(patch: Patch) -> None:
-    always_returning(patch, Reception, "_stale", None)
+    always_returning(patch, SessionManager, "_stale", None)
 
 
 def resumed_beyond_the_log(patch: Patch) -> None:

@@ -165,7 +165,7 @@ def test_a_held_session_goes_on_with_the_constraint_that_it_has() -> None:
     begin(rig, first, automaton)
     rig.run()
     assert rig.tokens[1] == tokens[:5]
-    rig.engine.reception.link_lost(0)
+    rig.engine.sessions.link_lost(0)
     begin(rig, replace(first, attach=2, tokens=(*PROMPT, *tokens[:2]), allowance=FAR), automaton, link=1)
     rig.positions.clear()
     rig.tokens[1] = rig.tokens[1][:2]
@@ -211,7 +211,7 @@ def test_a_session_whose_link_is_lost_meanwhile_is_not_kept() -> None:
     rig = Rig(MODEL, slots=1, context=64)
     rig.tick(opens=(OPENED,))
     rig.step()
-    rig.engine.reception.link_lost(0)
+    rig.engine.sessions.link_lost(0)
     assert rig.held_slots() == 0
     begin(rig, replace(OPENED, attach=2), LETTERS, link=1)
     rig.run()

@@ -312,7 +312,7 @@ def test_messages_for_unknown_handles_are_ignored_and_counted() -> None:
     rig.propose(9, chain(0, PROMPT, (1, 2)))
     rig.tick(progress=((9, FAR),), closes=(9, 9))
     rig.run()
-    assert sum(rig.engine.reception.counts.values()) == 2
+    assert sum(rig.engine.sessions.counts.values()) == 2
 
 
 def test_session_opened_and_closed_in_one_message_leaves_nothing() -> None:

@@ -129,7 +129,7 @@ def test_what_a_lost_link_left_behind_is_reported_with_it() -> None:
     rig.tick(opens=(first,))
     rig.run(proposing(rig, lambda done: tokens[done : done + 4]))
     assert rig.tokens[1] == tokens[:10]
-    rig.engine.reception.link_lost(0)
+    rig.engine.sessions.link_lost(0)
     rig.reports.clear()
     rig.tick(1, opens=(replace(first, attach=2, tokens=(*PROMPT, *tokens[:7]), allowance=FAR),))
     rig.positions.clear()

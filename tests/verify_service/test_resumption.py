@@ -191,7 +191,7 @@ def test_other_parameters_or_less_credit_begin_afresh(changes: dict[str, Any]) -
     assert tail(rig) == []
     expected = oracle(rig.lm, (*PROMPT, *truth[:2]), 38, changes.get("sampling", GREEDY))
     assert rig.tokens[5] == expected[: len(rig.tokens[5])]
-    assert rig.engine.reception.counts["held session opened with another text"] == 1
+    assert rig.engine.sessions.counts["held session opened with another text"] == 1
 
 
 @pytest.mark.parametrize("agreeing", [0, 1, 4])
@@ -288,7 +288,7 @@ def test_it_is_let_go_at_the_end_of_its_grace() -> None:
     assert DETACH_GRACE_US <= rig.now < DETACH_GRACE_US + 5000.0
     rig.run()
     assert list(rig.engine.roster) == []
-    assert rig.engine.reception.counts["session let go that nobody came back for"] == 1
+    assert rig.engine.sessions.counts["session let go that nobody came back for"] == 1
     reattach(rig, truth[:2])
     rig.run()
     assert not admitted(rig).resumed
@@ -309,7 +309,7 @@ def test_the_longest_detached_session_gives_up_its_slot_to_a_new_one() -> None:
     assert rig.refused == []
     assert rig.tokens[3] == oracle(rig.lm, PROMPT, TRUTH_LENGTH)
     assert {held.session_id for held in rig.engine.roster} == {"session-1", "session-3"}
-    assert rig.engine.reception.counts["idle session gave up its slot"] == 1
+    assert rig.engine.sessions.counts["idle session gave up its slot"] == 1
 
 
 def test_one_whose_end_was_told_goes_before_one_that_is_detached() -> None:

@@ -36,8 +36,8 @@ from verify_service.engine.messages import (
     Tick,
     TurnAway,
 )
-from verify_service.engine.reception import Reception
 from verify_service.engine.scoring import Scorer
+from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
 from verify_service.engine.tally import EngineTally
 
@@ -99,18 +99,18 @@ class Engine:
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
     ) -> None:
-        """patient: see `specwire.core.policy.scheduler.schedule`. ngram, detach_grace_us, patience: see `Reception`."""
+        """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`."""
         self.lm = lm
         self._sampler = sampler
         self.costs = costs
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
-        self.reception = Reception(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
-        self.roster = self.reception.roster
+        self.sessions = SessionManager(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
+        self.roster = self.sessions.roster
         self.steps = 0
         self.stopped = False
         self.step_began_s: float | None = None
-        self._scorer = Scorer(lm, sampler, self.reception)
+        self._scorer = Scorer(lm, sampler, self.sessions)
         self._deliver = deliver
         self._now_us = now_us
         self._patient = patient
@@ -136,9 +136,9 @@ class Engine:
         which a forward leaves to other threads and planning does not.
         """
         self._take_commands()
-        self.reception.expire(self._now_us())
-        self.reception.scheduler.fill(between_steps=True)
-        self.reception.scheduler.catch_up()
+        self.sessions.expire(self._now_us())
+        self.sessions.scheduler.fill(between_steps=True)
+        self.sessions.scheduler.catch_up()
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
@@ -153,7 +153,7 @@ class Engine:
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._budget.most_rows)
         self.tell()
         if plan.wait_until_us is not None and not self._scorer.busy:
-            return Rest(min(plan.wait_until_us, self.reception.next_deadline_us), waiting=True)
+            return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), waiting=True)
         if plan.shares:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
             for share, held in shares:
@@ -170,7 +170,7 @@ class Engine:
 
         It may have answered by now, and nobody would wake us for that.
         """
-        return min(self.reception.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
+        return min(self.sessions.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
     # Commands and reports
 
@@ -187,15 +187,15 @@ class Engine:
             case Tick():
                 if command.opens:
                     self.tell()  # a handle may be another session's now, and opening one may take a while
-                self.reception.tick(command)
+                self.sessions.tick(command)
             case Begun():
-                self.reception.begun(command)
+                self.sessions.begun(command)
             case LinkLost():
-                self.reception.link_lost(command.link)
+                self.sessions.link_lost(command.link)
             case Scoring():
                 self._scorer.add(command)
             case TurnAway():
-                self.reception.turn_away(command.message)
+                self.sessions.turn_away(command.message)
             case Stop():
                 self.stopped = True
 
@@ -218,8 +218,8 @@ class Engine:
 
     def tell(self) -> None:
         """Deliver what is to be said, if anything is."""
-        if self.reception.reports:
-            self._deliver(self.reception.take_reports())
+        if self.sessions.reports:
+            self._deliver(self.sessions.take_reports())
 
     # A step's parts
 
@@ -238,7 +238,7 @@ class Engine:
     def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
         for _, held in shares:
             if self.roster.contains(held):
-                self.reception.fail(held, code, message)
+                self.sessions.fail(held, code, message)
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
         """Answer a forward that lacked memory and decided nothing.
@@ -322,7 +322,7 @@ class Engine:
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
-            self.reception.report_of(part.held).timings = timings
+            self.sessions.report_of(part.held).timings = timings
             if part.share.slot in failed:
                 self._contain(part)
             elif choice.tokens:
@@ -343,7 +343,7 @@ class Engine:
             held.running.nothing_decided(self._now_us())
         else:
             message = f"the target's logits before position {held.session.position} are not finite"
-            self.reception.fail(held, Code.ABORTED, message)
+            self.sessions.fail(held, Code.ABORTED, message)
 
     def _learn(self, parts: Sequence[Part], timings: StepTimings) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
@@ -373,9 +373,9 @@ class Engine:
         if verdict.tokens:
             self._report(held, verdict, charged, plain_us, timings)
         if session.stuck:
-            self.reception.give_up(held)
+            self.sessions.give_up(held)
         elif verdict.finish is not None:
-            self.reception.linger(held)
+            self.sessions.linger(held)
 
     def _report(
         self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: StepTimings
@@ -388,7 +388,7 @@ class Engine:
             answered=answer.source,
             ledger_us=round(session.ledger.balance_us),
         )
-        self.reception.report_of(held).decided.append(Decided(held.handle, held.attach, verdict))
+        self.sessions.report_of(held).decided.append(Decided(held.handle, held.attach, verdict))
 
     def _score(self) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""

@@ -12,7 +12,7 @@ from verify_service.engine import budget
 from verify_service.engine.batch import RowSampler
 from verify_service.engine.budget import ShortOfMemory
 from verify_service.engine.messages import Refusal, Scoring
-from verify_service.engine.reception import Reception
+from verify_service.engine.session_manager import SessionManager
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ class _ScoringJob:
 class Scorer:
     """Borrows a free slot for each text."""
 
-    def __init__(self, lm: SlotModel, sampler: RowSampler, reception: Reception) -> None:
+    def __init__(self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager) -> None:
         self._lm = lm
         self._sampler = sampler
-        self._reception = reception
+        self._sessions = sessions
         self._jobs: deque[_ScoringJob] = deque()
 
     @property
@@ -40,7 +40,7 @@ class Scorer:
         return bool(self._jobs)
 
     def add(self, request: Scoring) -> None:
-        slot = self._reception.scheduler.lend()
+        slot = self._sessions.scheduler.lend()
         if slot is None:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
@@ -87,4 +87,4 @@ class Scorer:
 
     def _end(self, job: _ScoringJob) -> None:
         self._jobs.remove(job)
-        self._reception.scheduler.slots.give_back(job.slot)
+        self._sessions.scheduler.slots.give_back(job.slot)

@@ -31,7 +31,7 @@ from verify_service.engine.sessions import NO_SLOT, Held, Roster
 from verify_service.engine.slots import SlotScheduler
 
 
-class Reception:
+class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or let go, by reason.
 
     Args:
