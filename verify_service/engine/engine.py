@@ -21,9 +21,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from verify_service.engine import budget
 from verify_service.engine.batch import Part, RowChoice, RowSampler
-from verify_service.engine.budget import Budget, PromptTurns, ShortOfMemory
 from verify_service.engine.messages import (
     Begun,
     Command,
@@ -35,6 +33,13 @@ from verify_service.engine.messages import (
     StepTimings,
     Tick,
     TurnAway,
+)
+from verify_service.engine.prefill import (
+    OUT_OF_MEMORY_MESSAGE,
+    PromptTurns,
+    ShortOfMemory,
+    StepLimits,
+    detect_out_of_memory,
 )
 from verify_service.engine.scoring import Scorer
 from verify_service.engine.session_manager import SessionManager
@@ -115,7 +120,7 @@ class Engine:
         self._now_us = now_us
         self._patient = patient
         self._pauses = Pauses(now_us())
-        self._budget = Budget()
+        self._limits = StepLimits()
         self._turns = PromptTurns()
 
     def run(self) -> None:
@@ -142,7 +147,7 @@ class Engine:
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
-        waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._budget.prefill_rows, self.costs.plain(1)
+        waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
@@ -150,7 +155,7 @@ class Engine:
         ]
         candidates = self._turns.ordered(shown, runnable)
         V = self.costs.of(sum(each.uncached == 1 for each in candidates))
-        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._budget.most_rows)
+        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
         self.tell()
         if plan.wait_until_us is not None and not self._scorer.busy:
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), waiting=True)
@@ -249,10 +254,10 @@ class Engine:
         logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
         for _, held in shares:
             self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
-        if self._budget.lower([share for share, _ in shares]):
+        if self._limits.lower([share for share, _ in shares]):
             return
         if len(shares) == 1:
-            self._fail(shares, Code.RESOURCE_EXHAUSTED, budget.MESSAGE)
+            self._fail(shares, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY_MESSAGE)
             return
         for share, held in shares:
             if self.roster.contains(held) and held.session.room > 0:
@@ -269,13 +274,13 @@ class Engine:
             part.ask()
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
-        with budget.watched():
+        with detect_out_of_memory():
             return UnderWay(parts, self.lm.forward(feeds), began_us)
 
     def end(self, under_way: UnderWay, ended_us: float) -> None:
         """The second half: choose and decide. ended_us: when the target had computed."""
         parts = under_way.parts
-        with budget.watched():
+        with detect_out_of_memory():
             told = self._sampler.choose(under_way.rows, parts, self._patience_until(ended_us + MOST_LATE_US))
         timings = self._timed(parts, under_way.began_us, ended_us)
         failed = self.lm.failed

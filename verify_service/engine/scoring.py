@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from specwire.core.invalid import Code
 from specwire.core.model import Feed, ModelLost, SlotModel
-from verify_service.engine import budget
 from verify_service.engine.batch import RowSampler
-from verify_service.engine.budget import ShortOfMemory
 from verify_service.engine.messages import Refusal, Scoring
+from verify_service.engine.prefill import OUT_OF_MEMORY_MESSAGE, ShortOfMemory, detect_out_of_memory
 from verify_service.engine.session_manager import SessionManager
 
 logger = logging.getLogger(__name__)
@@ -51,13 +50,13 @@ class Scorer:
         """Run one forward of the first text."""
         job = self._jobs[0]
         try:
-            with budget.watched():
+            with detect_out_of_memory():
                 answer = None if job.request.cancelled else self._advance(job)
         except ModelLost:
             raise
         except ShortOfMemory as short:
             logger.warning("short of memory for scoring: %s", short)
-            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, budget.MESSAGE)
+            answer = Refusal(0, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY_MESSAGE)
         except Exception:
             logger.exception("scoring failed")
             answer = Refusal(0, Code.INTERNAL, "the target's forward failed; the verifier's log says why")

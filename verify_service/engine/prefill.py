@@ -16,7 +16,7 @@ from verify_service.engine.sessions import Held
 
 # Chunks of a prompt that are not cut any smaller.
 LEAST_CHUNK = 32
-MESSAGE = "the target's forward ran out of memory"
+OUT_OF_MEMORY_MESSAGE = "the target's forward ran out of memory"
 
 
 class ShortOfMemory(Exception):
@@ -24,7 +24,7 @@ class ShortOfMemory(Exception):
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def detect_out_of_memory() -> Iterator[None]:
     """Within it, an allocator's failure becomes ShortOfMemory, whatever the runtime raises for one."""
     try:
         yield
@@ -34,7 +34,7 @@ def watched() -> Iterator[None]:
         raise
 
 
-class Budget:
+class StepLimits:
     """What a forward takes at most; less once it ran out of memory, and for good: what is free does not grow.
 
     prefill_rows: tokens of waiting prompts. most_rows: in all, as far as draft tokens are concerned.
