@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from draft_service.service import DrafterThread, DraftReception, OrchestratorLink
+from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
 from specwire.rpc.errors import retry_after
 from specwire.rpc.outbox import LinkError, Outbox
@@ -41,12 +41,12 @@ class JoinRefused(Exception):
 class Dialler:
     """Keeps a link to the orchestrator at `address`; `joined` is set from the first time that it was up."""
 
-    def __init__(self, address: str, tls: ClientTls | None, reception: DraftReception, token: str = "") -> None:
+    def __init__(self, address: str, tls: ClientTls | None, handler: DraftHandler, token: str = "") -> None:
         self.address = address
         self.joined = asyncio.Event()
         self._tls = tls
         self._token = token
-        self._reception = reception
+        self._handler = handler
         self._backoff = Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         self._said = ""
         self._wait = 0.0  # as long as the orchestrator has asked us to
@@ -92,7 +92,7 @@ class Dialler:
 
         outbox: Outbox[draft_pb2.JoinRequest] = Outbox(call.write, on_failure)
         link = OrchestratorLink(lambda message: outbox.push(draft_pb2.JoinRequest(said=message)))
-        outbox.push(draft_pb2.JoinRequest(model=introduction(self._reception.info)))
+        outbox.push(draft_pb2.JoinRequest(model=introduction(self._handler.info)))
         try:
             await self._listen(call, link)
             return f"{self.address} closed the stream"
@@ -102,7 +102,7 @@ class Dialler:
                 raise
             return f"the link to {self.address} broke: {broken[0] if broken else 'the stream was cancelled'}"
         finally:
-            self._reception.lose(link)
+            self._handler.lose(link)
             await outbox.close(flush_s=0.2)
 
     async def _listen(self, call: Call, link: OrchestratorLink) -> None:
@@ -115,8 +115,8 @@ class Dialler:
             self._said = ""
             self.joined.set()
         while isinstance(message, draft_pb2.JoinResponse):
-            self._reception.take(message.told, link)
-            await self._reception.room()
+            self._handler.take(message.told, link)
+            await self._handler.room()
             message = await call.read()
 
     def _judge(self, code: grpc.StatusCode, details: str) -> str:
@@ -144,7 +144,7 @@ class DiallingDrafter:
         drafter: DrafterThread,
         address: str,
         tls: ClientTls | None,
-        reception: DraftReception,
+        handler: DraftHandler,
         token: str = "",
         metrics: MetricsListener | None = None,
         also: Sequence[str] = (),
@@ -152,8 +152,8 @@ class DiallingDrafter:
         self.address = ", ".join((address, *also))
         self.metrics = metrics
         self._drafter = drafter
-        self._reception = reception
-        self._diallers = [Dialler(each, tls, reception, token) for each in (address, *also)]
+        self._handler = handler
+        self._diallers = [Dialler(each, tls, handler, token) for each in (address, *also)]
         self._dialling = [asyncio.create_task(self._dial(each)) for each in self._diallers]
 
     async def _dial(self, dialler: Dialler) -> None:
@@ -198,7 +198,7 @@ class DiallingDrafter:
         for each in self._dialling:
             each.cancel()
         await asyncio.gather(*self._dialling, return_exceptions=True)
-        await self._reception.stop()
+        await self._handler.stop()
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()

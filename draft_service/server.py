@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.service import DrafterThread, DraftReception, DraftServicer
+from draft_service.service import DrafterThread, DraftHandler, DraftServicer
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
@@ -92,9 +92,9 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     registration.check_listen(options.listen)
     check_free(options.listened)
     registry, meter = Registry(), Meter()
-    drafter, reception = await load(options, registry, meter)
-    reception.info.region = registration.region
-    servicer = DraftServicer(reception)
+    drafter, handler = await load(options, registry, meter)
+    handler.info.region = registration.region
+    servicer = DraftServicer(handler)
     service = Service(
         SERVICE,
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
@@ -104,7 +104,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-        info = reception.info
+        info = handler.info
         registrar = register_model(registration, Role.DRAFTER, info, server.address, lambda: meter.read())
         started.pop_all()
     return RunningDrafter(drafter, servicer, server, info, metrics, registrar)
@@ -132,12 +132,12 @@ async def dial_in(
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
     registry = Registry()
-    drafter, reception = await load(options, registry)
-    reception.info.region = region
+    drafter, handler = await load(options, registry)
+    handler.info.region = region
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
-        running = DiallingDrafter(drafter, address, tls, reception, token, metrics, also)
+        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
@@ -156,14 +156,14 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 
 async def load(
     options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
-) -> tuple[DrafterThread, DraftReception]:
+) -> tuple[DrafterThread, DraftHandler]:
     """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
 
     registry: where its figures are read from then on. meter: where its load is.
     """
     share_interpreter()
     drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or Meter()))
-    return drafter, DraftReception(drafter, await drafter.start())
+    return drafter, DraftHandler(drafter, await drafter.start())
 
 
 def _loader(

@@ -74,7 +74,7 @@ def deliver(replies: Replies) -> None:
         link.send(own)
 
 
-class DraftReception:
+class DraftHandler:
     """Takes what links say to a drafter whose model is described by `info`."""
 
     def __init__(self, drafter: DrafterThread, info: common_pb2.GetModelInfoResponse) -> None:
@@ -191,8 +191,8 @@ Context = grpc.aio.ServicerContext[draft_pb2.ConnectDraftRequest, draft_pb2.Conn
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves a drafter whose model is loaded."""
 
-    def __init__(self, reception: DraftReception) -> None:
-        self._reception = reception
+    def __init__(self, handler: DraftHandler) -> None:
+        self._handler = handler
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
@@ -201,12 +201,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def stop(self) -> None:
         """Stop; to be called after the links have ended."""
-        await self._reception.stop()
+        await self._handler.stop()
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context
     ) -> common_pb2.GetModelInfoResponse:
-        return answer(self._reception.info, request)
+        return answer(self._handler.info, request)
 
     async def Connect(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context) -> None:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -224,7 +224,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         finally:
             reading.cancel()
             leaving.cancel()
-            self._reception.lose(link)
+            self._handler.lose(link)
             await outbox.close()
 
     async def _leave_called(self) -> None:
@@ -232,5 +232,5 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def _read(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink) -> None:
         async for message in requests:
-            self._reception.take(message, link)
-            await self._reception.room()
+            self._handler.take(message, link)
+            await self._handler.room()

@@ -14,7 +14,7 @@ import draft_service.server
 import orchestrator.server
 from deploy.stack.options import DEFAULT_LISTEN, StackError
 from deploy.stack.stack import check_all_free, vocabulary_of
-from draft_service.service import DrafterThread, DraftReception, OrchestratorLink
+from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
 from orchestrator.cli import add_serving_arguments, serving_options
 from orchestrator.options import NO_HTTP, OrchestratorOptions, add_http_arguments, and_http
 from orchestrator.peers.models import Info, vocabulary_mismatch
@@ -47,9 +47,9 @@ class LocalDrafter:
 
     address = "the drafter in this process"
 
-    def __init__(self, drafter: DrafterThread, reception: DraftReception) -> None:
+    def __init__(self, drafter: DrafterThread, handler: DraftHandler) -> None:
         self._drafter = drafter
-        self._reception = reception
+        self._handler = handler
         self._loop = asyncio.get_running_loop()
         # Later, not at once: a refusal would reach the session in the middle of the event that it answers.
         self._link = OrchestratorLink(lambda message: self._loop.call_soon(self._hear, message))
@@ -65,14 +65,14 @@ class LocalDrafter:
     def join(self, orchestrator: Orchestrator) -> None:
         """Draft for the orchestrator's sessions; StartError if its target has another vocabulary."""
         self._orchestrator = orchestrator
-        self._peer = orchestrator.pool.admit(self, self._reception.info)
+        self._peer = orchestrator.pool.admit(self, self._handler.info)
         if self._peer.refusal is not None:
             raise StartError(self._peer.refusal)
         self._watching = asyncio.create_task(self._watch())
 
     def send(self, part: draft_pb2.ConnectDraftRequest) -> None:
         if self._up:
-            self._reception.take(part, self._link)
+            self._handler.take(part, self._link)
 
     def cut(self, reason: str) -> None:
         """Cut the drafter off after a fault of our own: sessions go on without one."""
@@ -91,7 +91,7 @@ class LocalDrafter:
         self._up = False
         peer, self._peer = self._peer, None
         if self._orchestrator is not None and peer is not None:
-            self._reception.lose(self._link)
+            self._handler.lose(self._link)
             self._orchestrator.pool.dismiss(peer)
 
     async def stop(self) -> None:
@@ -100,7 +100,7 @@ class LocalDrafter:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         self._leave()
-        await self._reception.stop()
+        await self._handler.stop()
         await self._drafter.stop()
 
 
@@ -155,9 +155,9 @@ async def start(options: EdgeOptions) -> RunningEdge:
     share_interpreter()
     async with AsyncExitStack() as parts:
         figures = Registry()
-        drafter, reception = await draft_service.server.load(options.drafting, figures)
-        reception.info.region = serving.registration.region
-        local = LocalDrafter(drafter, reception)
+        drafter, handler = await draft_service.server.load(options.drafting, figures)
+        handler.info.region = serving.registration.region
+        local = LocalDrafter(drafter, handler)
         parts.push_async_callback(local.stop)
         running = await orchestrator.server.start(serving)
         parts.push_async_callback(running.stop, 0.0)

@@ -12,8 +12,8 @@ TURNS = 5
 
 
 async def test_who_waits_for_it_may_give_up(dead_address: str) -> None:
-    drafter, reception = await load(ModelServiceOptions("scripted:7"))
-    running = DiallingDrafter(drafter, dead_address, None, reception)
+    drafter, handler = await load(ModelServiceOptions("scripted:7"))
+    running = DiallingDrafter(drafter, dead_address, None, handler)
     waiting = [asyncio.create_task(running.join()), asyncio.create_task(running.failed())]
     for _ in range(TURNS):  # of the event loop: both wait by then
         await asyncio.sleep(0)

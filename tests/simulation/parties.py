@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.server import RunningDrafter
-from draft_service.service import DraftReception as DraftReception
+from draft_service.service import DraftHandler as DraftHandler
 from draft_service.service import DraftServicer
 from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
@@ -234,11 +234,11 @@ class DrafterParty(Party):
         self.strand = DrafterStrand(self.world.loop, lm, self.context("/model"), self.context(), random)
         drafter: Any = self.strand
         info = lm.described(hardware.place)
-        reception = DraftReception(drafter, info)
+        handler = DraftHandler(drafter, info)
         if self._dials:
-            self._services = [DiallingDrafter(drafter, each, None, reception, self._token) for each in self._dials]
+            self._services = [DiallingDrafter(drafter, each, None, handler, self._token) for each in self._dials]
             return
-        servicer = DraftServicer(reception)
+        servicer = DraftServicer(handler)
         server = SimServer()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
