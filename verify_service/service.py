@@ -20,7 +20,7 @@ from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread, monotonic_us
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled
-from specwire.text.forkserver import Busy
+from specwire.text.sandbox import Busy
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import (
     Begun,

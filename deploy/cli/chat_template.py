@@ -8,7 +8,7 @@ from deploy.cli.chat import Message
 from deploy.stack.options import StackError
 from orchestrator.http.templates import Renderer, TemplateInvalid
 from specwire.core.invalid import InvalidParameter
-from specwire.text.forkserver import Busy
+from specwire.text.sandbox import Busy
 
 
 class Templated:

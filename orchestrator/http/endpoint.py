@@ -32,7 +32,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_service import Identity
 from specwire.text.detokenizer import TokenBytes
-from specwire.text.forkserver import Busy
+from specwire.text.sandbox import Busy
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------

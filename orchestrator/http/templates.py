@@ -1,7 +1,7 @@
 """A conversation as the text that the model was trained on: its chat template, rendered as transformers renders it.
 
 `specwire.lm` finds the template beside the weights. It is code of the model's maker: it runs in Jinja's sandbox, which
-keeps it from files and from Python, and in processes with limits on time and memory (`specwire.text.forkserver`), as
+keeps it from files and from Python, and in processes with limits on time and memory (`specwire.text.sandbox`), as
 the sandbox bounds neither. `python -m orchestrator.http.templates` is what those are forked from. They stay, so that a
 chat costs no fork; one that was ended at its limits is replaced at the next chat.
 """
@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specwire.core.invalid import InvalidParameter
-from specwire.text.forkserver import (
+from specwire.text.sandbox import (
     HEAD,
     Busy,
     ForkServer,

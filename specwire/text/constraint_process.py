@@ -1,7 +1,7 @@
 """`python -m specwire.text.constraint_process CONTROL TOKENIZER VOCABULARY EOS...`: compiles constraints, and answers.
 
 The library's own limits do not notice all that a constraint may cost, at the start or at any later token. So each
-constrained session has a process of its own (`specwire.text.forkserver`), forked where library and tokenizer are.
+constrained session has a process of its own (`specwire.text.sandbox`), forked where library and tokenizer are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
-from specwire.text.forkserver import limit, receive, send, serve
+from specwire.text.sandbox import limit, receive, send, serve
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Constraints by the llguidance library (the extra `constrained`), which walks the tokenizer's vocabulary as a trie of

@@ -16,7 +16,7 @@ import numpy as np
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, Mask, Matcher
-from specwire.text.forkserver import Busy, ForkServer, Lost, packed, readable, receive, send
+from specwire.text.sandbox import Busy, ForkServer, Lost, packed, readable, receive, send
 
 PROCESS = "specwire.text.constraint_process"
 # Seconds for one constraint. Its process has a limit of its own, for processor time.

@@ -23,7 +23,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 from specwire.text.constraint_process import Grammars, Matching
 from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled
-from specwire.text.forkserver import Busy
+from specwire.text.sandbox import Busy
 from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
 from tests.wait import until

@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from orchestrator.http import templates
 from orchestrator.http.templates import ChatTemplate, RemoteTemplate, Renderer, TemplateInvalid
 from specwire.core.invalid import InvalidParameter
-from specwire.text.forkserver import Busy
+from specwire.text.sandbox import Busy
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another
 from tests.wait import LIMIT_S, until
 
