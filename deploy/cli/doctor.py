@@ -27,7 +27,7 @@ from orchestrator.options import http_is_installed
 from orchestrator.store import StoreUnavailable, open_store
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import MEMORY, lines_of, without_password
+from specwire.redis.urls import MEMORY, connection_of, without_password
 from specwire.rpc.keys import read_token
 from specwire.rpc.listening import check_listen
 from specwire.rpc.model_service import DTYPES
@@ -311,7 +311,7 @@ def _holes(version: tuple[int, ...]) -> Iterator[Finding]:
 
 async def _settings(url: str) -> list[Finding]:
     """Findings about the settings of every server behind the URL."""
-    lines = lines_of(url, LIMIT_S)
+    lines = connection_of(url, LIMIT_S)
     try:
         async with asyncio.timeout(LIMIT_S):
             await lines.ready()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import NoScriptError, RedisError
 
 from orchestrator.store.base import StoreUnavailable, UnfitStore, no_answer, unavailable
-from specwire.redis.lines import Argument, Command, Lines, Node, is_trouble
+from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_trouble
 
 Reply = list[object]
 
@@ -58,13 +58,13 @@ class Lane:
 
     def __init__(
         self,
-        lines: Lines,
+        redis: RedisConnection,
         node: Node,
         timeout_s: float,
         replicas: int,
         check: Callable[[Node], Awaitable[None]] | None,
     ) -> None:
-        self._lines = lines
+        self._redis = redis
         self._node = node
         self._timeout_s = timeout_s
         self._replicas = replicas
@@ -137,7 +137,7 @@ class Lane:
     async def _try_connection(self) -> None:
         """Replace a connection that broke while it was idle, before a call's outcome depends on it."""
         try:
-            await self._lines.send(self._node, [("PING",)])
+            await self._redis.send(self._node, [("PING",)])
         except (RedisError, OSError):
             await self._doubt()
 
@@ -152,7 +152,7 @@ class Lane:
         self._checked = False
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._lines.reset(self._node)
+                await self._redis.reset(self._node)
         except (RedisError, OSError):
             return  # the connection was broken already
 
@@ -168,7 +168,7 @@ class Lane:
         commands = [request.command for request in batch]
         if self._replicas and any(request.script.writes for request in batch):
             commands.append(("WAIT", self._replicas, int(WAIT_SHARE * self._timeout_s * 1000)))
-        replies = await self._lines.send(self._node, commands)
+        replies = await self._redis.send(self._node, commands)
         shortfall = self._shortfall(replies[len(batch) :])
         unknown: list[_Request] = []
         for request, reply in zip(batch, replies, strict=False):
@@ -192,7 +192,7 @@ class Lane:
         return ""
 
     async def _load(self, scripts: Collection[LuaScript]) -> None:
-        for reply in await self._lines.send(self._node, [("SCRIPT LOAD", script.source) for script in scripts]):
+        for reply in await self._redis.send(self._node, [("SCRIPT LOAD", script.source) for script in scripts]):
             if isinstance(reply, Exception):
                 raise reply
 
@@ -237,12 +237,12 @@ class Batcher:
 
     def __init__(
         self,
-        lines: Lines,
+        redis: RedisConnection,
         timeout_s: float,
         replicas: int = 0,
         check: Callable[[Node], Awaitable[None]] | None = None,
     ) -> None:
-        self._lines = lines
+        self._redis = redis
         self._timeout_s = timeout_s
         self._replicas = replicas
         self._check = check
@@ -256,9 +256,9 @@ class Batcher:
         """
         await self._ready()
         try:
-            node = self._lines.node_of(keys)
+            node = self._redis.node_of(keys)
         except RedisError as error:
-            await self._lines.reset(self._lines.nodes()[0])
+            await self._redis.reset(self._redis.nodes()[0])
             raise unavailable(error) from error
         return await self._lane(node).call(script, keys, *arguments)
 
@@ -277,12 +277,12 @@ class Batcher:
 
     def _key_at_each(self, key_of: Callable[[int], str]) -> dict[Node, str]:
         keys: dict[Node, str] = {}
-        wanted = set(self._lines.nodes())
+        wanted = set(self._redis.nodes())
         for number in range(MOST_KEYS):
             if keys.keys() >= wanted:
                 break
             with suppress(RedisError):  # a slot that nobody serves now
-                keys.setdefault(self._lines.node_of([key_of(number)]), key_of(number))
+                keys.setdefault(self._redis.node_of([key_of(number)]), key_of(number))
         return keys
 
     async def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
@@ -292,12 +292,12 @@ class Batcher:
         """
         await self._ready()
         with suppress(RedisError):
-            self._lane(self._lines.node_of(keys)).post(script, keys, *arguments)
+            self._lane(self._redis.node_of(keys)).post(script, keys, *arguments)
 
     async def register(self, scripts: Collection[LuaScript]) -> None:
         """Load the scripts ahead of their first call, wherever somebody answers. StoreUnavailable if nobody does."""
         await self._ready()
-        lanes = [self._lane(node) for node in self._lines.nodes()]
+        lanes = [self._lane(node) for node in self._redis.nodes()]
         done = await asyncio.gather(*(lane.register(scripts) for lane in lanes), return_exceptions=True)
         errors = [error for error in done if isinstance(error, BaseException)]
         unfit = [error for error in errors if not isinstance(error, StoreUnavailable) or isinstance(error, UnfitStore)]
@@ -312,11 +312,11 @@ class Batcher:
     async def _ready(self) -> None:
         if self._closed:
             raise StoreUnavailable("the store is closed")
-        if self._lines.known:
+        if self._redis.known:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._lines.ready()
+                await self._redis.ready()
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             raise silence(error, self._timeout_s) from error
 
@@ -324,5 +324,5 @@ class Batcher:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         if node not in self._lanes:
-            self._lanes[node] = Lane(self._lines, node, self._timeout_s, self._replicas, self._check)
+            self._lanes[node] = Lane(self._redis, node, self._timeout_s, self._replicas, self._check)
         return self._lanes[node]

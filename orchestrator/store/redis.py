@@ -60,8 +60,8 @@ from orchestrator.store.scripts import (
 )
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import End
-from specwire.redis.lines import Argument, Lines, Node
-from specwire.redis.urls import MEMORY, InvalidUrl, lines_of, without_password
+from specwire.redis.connection import Argument, Node, RedisConnection
+from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, without_password
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A session log in Redis: each method is one script (see `scripts.py`) in a batched round trip.
@@ -74,7 +74,7 @@ MOST_CLAIMS = 8
 
 
 class RedisStore:
-    """Args: lines lead to Redis; timeout_s bounds every round trip; level says when a write counts.
+    """Args: redis: the connection; timeout_s bounds every round trip; level says when a write counts.
 
     step: what a claim's fence is raised by.
     """
@@ -104,16 +104,16 @@ class RedisStore:
 
     def __init__(
         self,
-        lines: Lines,
+        redis: RedisConnection,
         timeout_s: float = 2.0,
         level: Durability = PLAIN,
         step: Callable[[], int] = random_step,
     ) -> None:
-        self._lines = lines
+        self._redis = redis
         self._step = step
         self._level = level
         check = self._check_settings if level.level is Level.FSYNC else None
-        self._batcher = Batcher(lines, timeout_s, level.replicas, check)
+        self._batcher = Batcher(redis, timeout_s, level.replicas, check)
 
     @property
     def durability(self) -> str:
@@ -125,7 +125,7 @@ class RedisStore:
 
     async def _check_settings(self, node: Node) -> None:
         """Raises UnfitStore unless the server forces each write to its disk before it answers."""
-        (settings,) = await self._lines.send(node, [("CONFIG GET", "*append*")])
+        (settings,) = await self._redis.send(node, [("CONFIG GET", "*append*")])
         if not isinstance(settings, dict):
             raise UnfitStore(f"durability: redis-fsync cannot be checked, CONFIG GET says: {settings}")
         unmet = unmet_settings({_text(name): _text(value) for name, value in settings.items()})
@@ -282,7 +282,7 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._batcher.close()
-        await self._lines.close()
+        await self._redis.close()
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:
@@ -349,10 +349,10 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
         level = durability_of(durability, in_memory)
         if url is None or in_memory:
             return MemoryStore()
-        lines = lines_of(url, timeout_s)
+        redis = connection_of(url, timeout_s)
     except (InvalidParameter, InvalidUrl) as error:
         raise StoreUnavailable(str(error)) from error
-    store = RedisStore(lines, timeout_s, level)
+    store = RedisStore(redis, timeout_s, level)
     try:
         await store.register()
     except UnfitStore as error:

@@ -22,7 +22,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from specwire.redis.lines import ClusterLines, Lines, SingleLine
+from specwire.redis.connection import ClusterConnection, RedisConnection, ServerConnection
 
 FIELD = "redis-url"
 MEMORY = "memory:"
@@ -106,7 +106,7 @@ class _Url:
         return options
 
 
-def lines_of(url: str, timeout_s: float, field: str = FIELD) -> Lines:
+def connection_of(url: str, timeout_s: float, field: str = FIELD) -> RedisConnection:
     """Clients that answer in bytes and do not retry: only the caller knows what an unknown outcome means for it.
 
     field: the option that the URL came in, for errors. Nothing is connected yet. Raises InvalidUrl.
@@ -125,19 +125,19 @@ def lines_of(url: str, timeout_s: float, field: str = FIELD) -> Lines:
         parts.wrong("query", str(error))
 
 
-def _single(parts: _Url, url: str, bounds: dict[str, Any]) -> Lines:
+def _single(parts: _Url, url: str, bounds: dict[str, Any]) -> RedisConnection:
     if parts.scheme == "unix":
         parts.options()
-        return SingleLine(Redis.from_url(url, **bounds))
+        return ServerConnection(Redis.from_url(url, **bounds))
     parts.addresses(REDIS_PORT)
     if "," in parts.hosts:
         parts.wrong("host", "several are for redis+sentinel:// and redis+cluster://")
     parts.database(parts.path)
     parts.options()
-    return SingleLine(Redis.from_url(url, **bounds))
+    return ServerConnection(Redis.from_url(url, **bounds))
 
 
-def _sentinel(parts: _Url, bounds: dict[str, Any]) -> Lines:
+def _sentinel(parts: _Url, bounds: dict[str, Any]) -> RedisConnection:
     service, _, database = parts.path.partition("/")
     if not service:
         parts.wrong("service", "is missing, as in redis+sentinel://HOST:PORT/SERVICE")
@@ -151,14 +151,14 @@ def _sentinel(parts: _Url, bounds: dict[str, Any]) -> Lines:
     patience = {**bounds, "socket_timeout": each, "socket_connect_timeout": each}
     kwargs = {**patience, **tls, **asked}
     sentinel = Sentinel(sentinels, sentinel_kwargs=kwargs, **bounds)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-    return SingleLine(sentinel.master_for(service, redis_class=Redis, **options), sentinel)
+    return ServerConnection(sentinel.master_for(service, redis_class=Redis, **options), sentinel)
 
 
-def _cluster(parts: _Url, bounds: dict[str, Any]) -> Lines:
+def _cluster(parts: _Url, bounds: dict[str, Any]) -> RedisConnection:
     if parts.path and parts.database(parts.path):
         parts.wrong("database", "a cluster has only 0")
     options = {**parts.options(), **bounds}
-    return ClusterLines(parts.addresses(REDIS_PORT), lambda at: Redis(host=at[0], port=at[1], **options))
+    return ClusterConnection(parts.addresses(REDIS_PORT), lambda at: Redis(host=at[0], port=at[1], **options))
 
 
 def without_password(url: str) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
-from specwire.redis.lines import Command, Lines, Node, is_trouble
-from specwire.redis.urls import lines_of
+from specwire.redis.connection import Command, Node, RedisConnection, is_trouble
+from specwire.redis.urls import connection_of
 from specwire.registry.entry import ID, MOST_BYTES, InvalidEntry, ServiceEntry, checked_address, decode, encode
 
 FIELD = "registry"
@@ -64,14 +64,14 @@ class Listing:
 class Directory:
     """Every call ends within a few times `timeout_s`, and may be repeated. Raises RegistryUnavailable."""
 
-    def __init__(self, lines: Lines, timeout_s: float = TIMEOUT_S) -> None:
-        self._lines = lines
+    def __init__(self, redis: RedisConnection, timeout_s: float = TIMEOUT_S) -> None:
+        self._redis = redis
         self._timeout_s = timeout_s
 
     @classmethod
     def at(cls, url: str, timeout_s: float = TIMEOUT_S) -> Directory:
         """Nothing is connected yet. Raises InvalidUrl."""
-        return cls(lines_of(url, timeout_s, FIELD), timeout_s)
+        return cls(connection_of(url, timeout_s, FIELD), timeout_s)
 
     async def put(self, entry: ServiceEntry, ttl_s: float) -> None:
         """The service is there, for `ttl_s` seconds from now."""
@@ -119,7 +119,7 @@ class Directory:
             return None
 
     async def close(self) -> None:
-        await self._lines.close()
+        await self._redis.close()
 
     async def _ask(self, key: str, command: Command) -> object:
         reply = (await self._ask_all({key: command}))[key]
@@ -141,8 +141,8 @@ class Directory:
 
     async def _tried(self, commands: dict[str, Command]) -> dict[str, object]:
         async with asyncio.timeout(self._timeout_s):
-            if not self._lines.known:
-                await self._lines.ready()
+            if not self._redis.known:
+                await self._redis.ready()
         by_node = await self._by_node(commands)
         replies: dict[str, object] = {}
         for node, keys in by_node.items():
@@ -153,9 +153,9 @@ class Directory:
         found: dict[Node, list[str]] = {}
         try:
             for key in keys:
-                found.setdefault(self._lines.node_of([key]), []).append(key)
+                found.setdefault(self._redis.node_of([key]), []).append(key)
         except RedisError:
-            for node in self._lines.nodes()[:1]:
+            for node in self._redis.nodes()[:1]:
                 await self._doubt(node)
             raise
         return found
@@ -163,7 +163,7 @@ class Directory:
     async def _round_trip(self, node: Node, commands: Sequence[Command]) -> list[object]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                replies = await self._lines.send(node, commands)
+                replies = await self._redis.send(node, commands)
         except (RedisError, OSError):
             await self._doubt(node)
             raise
@@ -176,7 +176,7 @@ class Directory:
     async def _doubt(self, node: Node) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._lines.reset(node)
+                await self._redis.reset(node)
         except (RedisError, OSError):
             return  # the connection was broken already
 

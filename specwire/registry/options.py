@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import InvalidUrl, lines_of
+from specwire.redis.urls import InvalidUrl, connection_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
 from specwire.registry.entry import InvalidEntry, Load, Role, ServedModel, ServiceEntry, check_region, checked_address
 from specwire.registry.registrar import Registrar, new_id
@@ -112,7 +112,7 @@ def register(options: RegistryOptions, address: str, describe: Callable[[str], S
 
 def _check_url(url: str) -> None:
     try:
-        lines_of(url, TIMEOUT_S, FIELD)
+        connection_of(url, TIMEOUT_S, FIELD)
     except InvalidUrl as error:
         message = str(error).removeprefix(f"{FIELD}: ")
         raise InvalidParameter(FIELD, message) from None

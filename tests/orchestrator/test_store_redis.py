@@ -33,7 +33,7 @@ from orchestrator.store.redis import RedisStore
 from orchestrator.store.scripts import request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from specwire.redis.lines import Command, Node
+from specwire.redis.connection import Command, Node
 from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
@@ -147,13 +147,13 @@ async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest
     fences = {name: await store.create(record_of(name), TTL) for name in "abcdefgh"}
     sent: list[int] = []
     assert isinstance(store, RedisStore)
-    send = store._lines.send
+    send = store._redis.send
 
     async def counting(node: Node, commands: Sequence[Command]) -> list[object]:
         sent.append(len(commands))
         return await send(node, commands)
 
-    monkeypatch.setattr(store._lines, "send", counting)
+    monkeypatch.setattr(store._redis, "send", counting)
     await asyncio.gather(*(store.append(name, fence, 3, (7,), (A,)) for name, fence in fences.items()))
     assert sent == [8]
 
@@ -558,14 +558,14 @@ async def test_only_what_is_new_is_read_of_a_log(store: SessionStore, monkeypatc
     await store.append("s", fence, 3, (7,) * 500, (A,) * 500)
     assert isinstance(store, RedisStore)
     sizes: list[int] = []
-    send = store._lines.send
+    send = store._redis.send
 
     async def measuring(node: Node, commands: Sequence[Command]) -> list[object]:
         replies = await send(node, commands)
         sizes.extend(len(repr(reply)) for reply in replies)
         return replies
 
-    monkeypatch.setattr(store._lines, "send", measuring)
+    monkeypatch.setattr(store._redis, "send", measuring)
     assert await store.tail("s", 499) is not None
     assert max(sizes) < 300
 

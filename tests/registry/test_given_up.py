@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from specwire.redis.lines import THE_ONE, Lines
-from specwire.redis.urls import lines_of
+from specwire.redis.connection import ONLY_NODE, RedisConnection
+from specwire.redis.urls import connection_of
 from specwire.registry.directory import FIELD
 from tests.orchestrator.redis_for_tests import RedisServer
 
@@ -25,21 +25,21 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def lines(server: RedisServer) -> AsyncIterator[Lines]:
-    opened = lines_of(server.url, 5.0, FIELD)
-    await opened.send(THE_ONE, [("PING",)])
+async def redis(server: RedisServer) -> AsyncIterator[RedisConnection]:
+    opened = connection_of(server.url, 5.0, FIELD)
+    await opened.send(ONLY_NODE, [("PING",)])
     yield opened
     await opened.close()
 
 
-async def ask_on(lines: Lines) -> None:
+async def ask_on(redis: RedisConnection) -> None:
     for _ in range(QUESTIONS):
-        await lines.send(THE_ONE, [("PING",)])
+        await redis.send(ONLY_NODE, [("PING",)])
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_who_asks_again_and_again_can_be_stopped(lines: Lines, turns: int) -> None:
-    asking = asyncio.create_task(ask_on(lines))
+async def test_who_asks_again_and_again_can_be_stopped(redis: RedisConnection, turns: int) -> None:
+    asking = asyncio.create_task(ask_on(redis))
     for _ in range(turns):
         await asyncio.sleep(0)
     asking.cancel()
@@ -48,13 +48,13 @@ async def test_who_asks_again_and_again_can_be_stopped(lines: Lines, turns: int)
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_time_limit_holds(lines: Lines, turns: int) -> None:
+async def test_a_time_limit_holds(redis: RedisConnection, turns: int) -> None:
     """It cancels as well, and is a TimeoutError to who has set it."""
     limit = asyncio.timeout(None)
 
     async def ask() -> None:
         async with limit:
-            await ask_on(lines)
+            await ask_on(redis)
 
     asking = asyncio.create_task(ask())
     for _ in range(turns):

@@ -132,7 +132,7 @@ class Network:
             self.lines[ends] = Line(self.delay, self.random)
         return self.lines[ends]
 
-    def lines_of(self, party: str) -> Iterable[Line]:
+    def connection_of(self, party: str) -> Iterable[Line]:
         return [line for ends, line in self.lines.items() if party in ends]
 
     async def listen(self, address: str, server: SimServer) -> SimRunningServer:
@@ -156,7 +156,7 @@ class Network:
         """The process is gone: its kernel resets what it was connected to."""
         for address in [a for a, listening in self.listening.items() if listening.process == process]:
             self.close(address)
-        for line in self.lines_of(party_of(process)):
+        for line in self.connection_of(party_of(process)):
             self.reset(line, slow=False)
 
     def serves(self, process: str) -> bool:

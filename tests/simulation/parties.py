@@ -132,7 +132,7 @@ class Party(ABC):
 
     def _miss(self, process: str) -> None:
         if self.paused and process == self.process:
-            for line in self.world.network.lines_of(self.name):
+            for line in self.world.network.connection_of(self.name):
                 self.world.network.reset(line, slow=False)
 
     def resume(self) -> None:

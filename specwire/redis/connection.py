@@ -15,13 +15,13 @@ Argument = str | int | bytes
 Command = tuple[Argument, ...]
 # HOST:PORT of a cluster's server; empty where there is but one.
 Node = str
-THE_ONE: Node = ""
+ONLY_NODE: Node = ""
 Address = tuple[str, int]
 # In the answer of a server that has become a replica.
 READ_ONLY = "READONLY"
 
 
-class Lines(Protocol):
+class RedisConnection(Protocol):
     """Raises RedisError and OSError, TimeoutError among them. Nothing is repeated here.
 
     `known`: which servers there are. If not, `ready` is to be awaited before `node_of` and `nodes`.
@@ -51,7 +51,7 @@ class Lines(Protocol):
     async def close(self) -> None: ...
 
 
-class SingleLine:
+class ServerConnection:
     """Args: sentinel is whoever names the client's server, if somebody does; both are closed here."""
 
     known = True
@@ -64,10 +64,10 @@ class SingleLine:
         return
 
     def node_of(self, keys: Sequence[str]) -> Node:
-        return THE_ONE
+        return ONLY_NODE
 
     def nodes(self) -> Sequence[Node]:
-        return [THE_ONE]
+        return [ONLY_NODE]
 
     async def send(self, node: Node, commands: Sequence[Command]) -> list[object]:
         return await exchange(self._client, commands)
@@ -81,7 +81,7 @@ class SingleLine:
             await sentinel.aclose()
 
 
-class ClusterLines:
+class ClusterConnection:
     """A client of its own for each server: what one of them does is nothing to the others.
 
     Args:
