@@ -23,8 +23,8 @@ from bench.report import table
 from bench.settings import HERE
 from demo_pair import TARGET
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
+from specwire.rpc.server_options import DTYPES
 
 # Arguments that must be positive, and say what was measured.
 NUMBERS = ("sessions", "tokens", "mixes", "repeats", "threads")

@@ -25,8 +25,8 @@ from bench.settings import HERE
 from demo_pair import DRAFT, TARGET
 from specwire.core.model import QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
+from specwire.rpc.server_options import DTYPES
 
 # Arguments that must be positive, and say what was measured.
 NUMBERS = ("prompts", "tokens", "ahead", "threads")

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.stack.options import cores
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say
+from specwire.rpc.server_options import DTYPES
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "ray", "redis", "numpy", "openvino-genai")
 AUTO = "auto"

@@ -17,16 +17,18 @@ from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arg
 from specwire.registry.registrar import Meter, Registrar
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
-from specwire.rpc.listening import ANY_PORT, check_listen, drain_grace
-from specwire.rpc.model_service import (
+from specwire.rpc.model_info import model_info_to_wire
+from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.server_options import (
+    ANY_PORT,
     ModelServiceOptions,
     add_model_arguments,
-    model_info_to_wire,
+    check_listen,
+    drain_grace,
     model_options,
     run_model_service,
 )
-from specwire.rpc.process import run_until_signalled, say, share_interpreter
-from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen

@@ -31,7 +31,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
-from specwire.rpc.model_service import answer
+from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread
 from specwire.telemetry.tracing import LinkSpans

@@ -22,8 +22,8 @@ from orchestrator.sessions import ORCHESTRATOR
 from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.registry.options import add_registry_arguments, registry_of
 from specwire.rpc.keys import read_token
-from specwire.rpc.listening import add_listening_arguments, check_listen, drain_grace
 from specwire.rpc.process import run_until_signalled, say
+from specwire.rpc.server_options import add_listening_arguments, check_listen, drain_grace
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 

@@ -16,7 +16,7 @@ from specwire.core.policy.controller import parse_plan
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
-from specwire.rpc.listening import check_exposure, check_listen, check_metrics
+from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from specwire.core.session import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.model_service import Identity
+from specwire.rpc.model_info import Identity
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which of an orchestrator's peers a session gets: peers as candidates (`specwire.core.placement`).

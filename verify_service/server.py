@@ -13,18 +13,18 @@ from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import Meter, Registrar
-from specwire.rpc.model_service import (
+from specwire.rpc.model_info import model_info_to_wire
+from specwire.rpc.process import say, share_interpreter
+from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_deterministic_argument,
     add_model_arguments,
     add_ranks_argument,
     check_deterministic,
     check_ranks,
-    model_info_to_wire,
     run_model_service,
 )
-from specwire.rpc.process import say, share_interpreter
-from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families

@@ -15,7 +15,7 @@ import grpc.aio
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Matcher
 from specwire.rpc.errors import StatusError, code_of
-from specwire.rpc.model_service import answer
+from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread, monotonic_us
 from specwire.telemetry.tracing import LinkSpans

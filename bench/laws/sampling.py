@@ -14,7 +14,7 @@ from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
 from specwire.lm.scripted import Script
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 
 # Few tokens, each with a chance, one of them the end of the text; what follows depends on the last token only.
 MODEL = "vocab=5:eos=0.3:spread=2:memory=1"

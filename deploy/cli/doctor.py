@@ -29,9 +29,8 @@ from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.redis.urls import MEMORY, connection_of, without_password
 from specwire.rpc.keys import read_token
-from specwire.rpc.listening import check_listen
-from specwire.rpc.model_service import DTYPES
 from specwire.rpc.process import say, visible
+from specwire.rpc.server_options import DTYPES, check_listen
 from specwire.rpc.tls import add_client_arguments, client_tls
 
 LIMIT_S = 5.0

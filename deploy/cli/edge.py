@@ -26,9 +26,8 @@ from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
 from specwire.registry.options import add_registry_arguments
 from specwire.rpc.channel import open_channel
-from specwire.rpc.listening import check_listen, drain_grace
-from specwire.rpc.model_service import DTYPES, ModelServiceOptions, add_runtime_argument
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.rpc.server_options import DTYPES, ModelServiceOptions, add_runtime_argument, check_listen, drain_grace
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 from specwire.v1 import draft_pb2

@@ -27,8 +27,8 @@ from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_token
-from specwire.rpc.listening import check_listen
 from specwire.rpc.process import one_line, say, visible
+from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc

@@ -32,8 +32,8 @@ from orchestrator.options import (
 from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import LAST_LINE
-from specwire.rpc.listening import add_listening_arguments, drain_grace
 from specwire.rpc.process import say
+from specwire.rpc.server_options import add_listening_arguments, drain_grace
 from specwire.rpc.tls import server_tls
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 

@@ -23,14 +23,15 @@ from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.rpc.channel import exposure
-from specwire.rpc.listening import check_exposure, check_listen
-from specwire.rpc.model_service import (
+from specwire.rpc.server_options import (
     DTYPES,
     ModelServiceOptions,
     add_compile_argument,
     add_deterministic_argument,
     add_ranks_argument,
     add_runtime_argument,
+    check_exposure,
+    check_listen,
 )
 from specwire.rpc.tls import ServerTls
 

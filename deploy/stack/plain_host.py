@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from deploy.stack.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.stack.processes import Child
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.logs import message_of
 from specwire.telemetry.options import Telemetry, inherited
 

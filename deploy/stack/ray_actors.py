@@ -16,8 +16,8 @@ from pathlib import Path
 
 import draft_service.server
 import verify_service.server
-from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.process import Running, one_line
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.options import inherited
 
 # ----------------------------------------------------------------------------------------------------------------------

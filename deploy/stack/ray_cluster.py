@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.stack.options import StackError
 from deploy.stack.processes import Child, environment
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the process that hosts Ray is told, and what it answers: one JSON object a line.

@@ -22,8 +22,8 @@ from deploy.stack.options import StackError, kind_of
 from deploy.stack.processes import end_descendants
 from deploy.stack.ray_actors import ACTORS, ThreadOutcome
 from deploy.stack.ray_cluster import RayAnswer, RayOrder
-from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.process import one_line
+from specwire.rpc.server_options import ModelServiceOptions
 
 NAMESPACE = "specwire"
 LOOPBACK = "127.0.0.1"

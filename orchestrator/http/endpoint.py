@@ -30,7 +30,7 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
-from specwire.rpc.model_service import Identity
+from specwire.rpc.model_info import Identity
 from specwire.text.detokenizer import TokenBytes
 from specwire.text.sandbox import Busy
 from specwire.v1 import generation_pb2 as pb

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from orchestrator.store import SessionRecord
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
-from specwire.rpc.model_service import SHOWN_HEX, Identity
+from specwire.rpc.model_info import SHOWN_HEX, Identity
 from specwire.text import TokenizerError, load_tokenizer
 from specwire.v1 import common_pb2
 
@@ -135,7 +135,7 @@ def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # The models that an orchestrator serves: a target for each identity that a verifier has shown.
 #
-# What is equal is said by `specwire.rpc.model_service.Identity`. A session is pinned to the one that it was begun with.
+# What is equal is said by `specwire.rpc.model_info.Identity`. A session is pinned to the one that it was begun with.
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
-from specwire.rpc.model_service import Identity
+from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 

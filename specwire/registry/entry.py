@@ -54,7 +54,7 @@ class InvalidEntry(ValueError):
 class ServedModel:
     """Fingerprints as in GetModelInfoResponse; "" where the service has none to tell.
 
-    identity: of a target (`specwire.rpc.model_service.Identity`); "" of one that is older than this field.
+    identity: of a target (`specwire.rpc.model_info.Identity`); "" of one that is older than this field.
     """
 
     name: Annotated[str, Meta(max_length=MOST_CHARACTERS)]

@@ -14,7 +14,7 @@ from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
 from specwire.registry.entry import InvalidEntry, Load, Role, ServedModel, ServiceEntry, check_region, checked_address
 from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.channel import host_of
-from specwire.rpc.model_service import Identity
+from specwire.rpc.model_info import Identity
 from specwire.v1 import common_pb2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import machine
-from specwire.rpc.model_service import DTYPES
+from specwire.rpc.server_options import DTYPES
 
 
 def git(folder: Path, *words: str) -> str:

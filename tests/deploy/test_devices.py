@@ -10,7 +10,7 @@ import verify_service.server
 from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
 from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.model_service import ModelServiceOptions, model_options
+from specwire.rpc.server_options import ModelServiceOptions, model_options
 
 
 def asked(*words: str) -> StackOptions:

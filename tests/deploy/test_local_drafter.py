@@ -11,7 +11,7 @@ import pytest
 import draft_service.server
 from deploy.cli.edge import LocalDrafter
 from orchestrator.pool import StartError
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, drafted, plain, stack
 from tests.wait import until

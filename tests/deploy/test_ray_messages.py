@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.stack.ray_cluster import RayAnswer, RayOrder, private_environment
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 
 
 def test_an_order_survives_the_way() -> None:

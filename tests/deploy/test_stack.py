@@ -17,7 +17,7 @@ from deploy.cli.edge import EdgeOptions
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from orchestrator.options import OrchestratorOptions
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 
 TARGET, DRAFT = str(demo_pair.TARGET), str(demo_pair.DRAFT)
 MISMATCH = "^vocabulary mismatch: drafter .* ids\\), target .* both need the same tokenizer$"

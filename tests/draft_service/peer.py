@@ -14,7 +14,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.rpc.channel import channel_options
 from specwire.rpc.convert import proposal_from_wire, sampling_to_wire
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 LIMIT_S = 120.0

@@ -6,7 +6,7 @@ import asyncio
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.server import load
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 
 TURNS = 5
 

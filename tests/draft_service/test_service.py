@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from draft_service.server import start
 from specwire.core.law.sampling import Sampling
 from specwire.core.text import hash_of
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import draft_pb2
 from tests.draft_service.peer import GREEDY, Peer, connected, continuation, pace, serving, tokens_of
 

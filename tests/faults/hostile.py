@@ -14,7 +14,7 @@ import grpc
 from specwire.core.text import Text
 from specwire.lm import load_model
 from specwire.lm.scripted import Script
-from specwire.rpc.model_service import model_info_to_wire
+from specwire.rpc.model_info import model_info_to_wire
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.faults.stack import PLAIN
 

@@ -20,7 +20,7 @@ from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Client, SpecwireError
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
 from tests.faults.parts import Parts, Service, parts

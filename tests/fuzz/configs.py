@@ -22,8 +22,8 @@ from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
 from deploy.stack.options import ELSEWHERE, KNOWN, speculative_of, stack_options
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.model_service import model_options
 from specwire.rpc.process import say as say_line
+from specwire.rpc.server_options import model_options
 from tests.fuzz.messages import Values
 from tests.fuzz.requests import ODD, ODD_ONE, junk
 

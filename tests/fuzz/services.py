@@ -26,7 +26,7 @@ from specwire.core.law.sampling import Rule
 from specwire.registry.directory import Directory, Listing
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import open_blocking_channel
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.streams import PROMPT, plain
 
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64

@@ -20,7 +20,7 @@ from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, load_model
 from specwire.lm.scripted import Metronome
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.ports import free_address
 from tests.wait import LIMIT_S, asked
 from verify_service.engine.messages import QueuePatience

@@ -20,7 +20,7 @@ from specwire.client import Completion, SpecwireError
 from specwire.client.requests import RequestOptions
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.messages import FinishReason
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import Stack, drafted, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import constraints, fits

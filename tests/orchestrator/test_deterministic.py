@@ -13,7 +13,7 @@ import pytest
 import verify_service.server
 from specwire.client import Chunk, Finished
 from specwire.client.requests import RequestOptions
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm.models import near_ties, save
 from tests.orchestrator.stack import Stack, stack
 from tests.wait import asked

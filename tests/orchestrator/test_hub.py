@@ -22,7 +22,7 @@ from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import retry_after
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.certificates import Authority

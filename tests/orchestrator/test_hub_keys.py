@@ -19,7 +19,7 @@ from orchestrator.tenants import Access
 from specwire.client import AsyncClient
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, drafted, plain, stack
 

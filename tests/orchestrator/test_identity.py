@@ -19,7 +19,7 @@ from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, plain

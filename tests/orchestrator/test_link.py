@@ -14,7 +14,7 @@ import verify_service.server
 from orchestrator.peers.link import GAUGED, Link
 from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.ports import free_address

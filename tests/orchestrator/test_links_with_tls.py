@@ -16,7 +16,7 @@ import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from tests.certificates import Authority
 from tests.documents import ROOT, blocks_of

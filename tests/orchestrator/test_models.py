@@ -28,7 +28,7 @@ from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.stop_conditions import Stopping
 from specwire.rpc.errors import StatusError
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2
 from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
 from tests.wait import until

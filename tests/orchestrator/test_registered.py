@@ -25,7 +25,7 @@ from specwire.core.placement import Reason
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Load
 from specwire.registry.options import RegistryOptions
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, drafted, plain
 from tests.ports import free_address

@@ -27,7 +27,7 @@ from specwire.core.law.noise import epoch_of
 from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
 from specwire.core.messages import Pace
 from specwire.core.stop_conditions import Stopping
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, stack

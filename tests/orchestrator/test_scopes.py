@@ -21,7 +21,7 @@ from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.rpc.keys import Keys
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain
 
 SECRET = tuple(index % 50 + 3 for index in range(30))

@@ -21,7 +21,7 @@ from specwire.core.stop_conditions import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain
 

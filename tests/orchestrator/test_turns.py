@@ -13,7 +13,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.keys import Keys
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
 from tests.wait import until
 

@@ -18,7 +18,7 @@ from specwire.core.messages import Pace, Verdict
 from specwire.core.placement import Waiting
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm.scripted import ScriptedLM
-from specwire.rpc.model_service import Identity
+from specwire.rpc.model_info import Identity
 from tests.patches import Patch, always_returning
 from verify_service import service
 from verify_service.engine import slots

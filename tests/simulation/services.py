@@ -26,7 +26,7 @@ from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
-from specwire.rpc.model_service import model_info_to_wire
+from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.service_thread import Stop
 from specwire.sim.verifier import SteppedEngine
 from specwire.text import load_tokenizer

@@ -12,7 +12,7 @@ import verify_service.server
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, TARGET
 
 ANY = "127.0.0.1:0"

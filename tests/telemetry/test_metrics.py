@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.listening import check_metrics
 from specwire.rpc.server import ListenError
+from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
 from specwire.telemetry.metrics import (
     Families,

@@ -12,7 +12,7 @@ import grpc.aio
 from specwire.core.law.sampling import Sampling
 from specwire.rpc.channel import channel_options
 from specwire.rpc.convert import sampling_to_wire
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import PATIENCE, RunningVerifier, start

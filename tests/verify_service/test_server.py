@@ -15,8 +15,8 @@ import pytest
 
 from specwire.core.invalid import InvalidParameter
 from specwire.lm import ModelError, load_model
-from specwire.rpc.model_service import ModelServiceOptions
 from specwire.rpc.server import ListenError
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.service_thread import StartGivenUp
 from specwire.v1 import common_pb2, verify_pb2_grpc
 from verify_service.engine.calibration import calibrate

@@ -15,7 +15,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
 from specwire.rpc.errors import RETRY_AFTER, retry_after
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle

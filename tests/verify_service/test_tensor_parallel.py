@@ -13,7 +13,7 @@ import pytest
 
 from deploy.stack.processes import descendants
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import verify_pb2
 from tests.verify_service.peer import connected
 from tests.wait import lives, until

@@ -10,7 +10,7 @@ import pytest
 from deploy.stack.options import DRAFTER, VERIFIER, add_stack_arguments, stack_options
 from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.verify_service.peer import connected, serving
 from verify_service.server import add_arguments, run, start
 

@@ -1,33 +1,81 @@
-"""How a model is served, as drafter or verifier: its options, and its description on the wire."""
+"""What a process that serves is told: where it listens, to whom, and how a model is run there."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import QUANTIZATIONS, RUNTIMES
 from specwire.progress import LAST_LINE
+from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
-from specwire.rpc.listening import (
-    ANY_PORT,
-    add_listening_arguments,
-    check_exposure,
-    check_listen,
-    check_metrics,
-    drain_grace,
-    host_id,
-)
-from specwire.rpc.process import R, run_until_signalled, say
+from specwire.rpc.process import DRAIN_GRACE, R, run_until_signalled, say
 from specwire.rpc.server import Admission
-from specwire.rpc.tls import ServerTls, server_tls
-from specwire.v1 import common_pb2
+from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Of every process that listens: where, who may call and read along, and how it ends.
+
+MOST_GRACE = 3600.0
+ANY_PORT = "127.0.0.1:0"
+
+
+def check_listen(listen: str, field: str = "listen") -> None:
+    """InvalidParameter of `field` unless `listen` reads HOST:PORT."""
+    _, colon, port = listen.rpartition(":")
+    if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise InvalidParameter(field, f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
+
+
+def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
+    """InvalidParameter if others would read along: said before a model is loaded."""
+    exposed = exposure(listen, encrypted=tls is not None, insecure=insecure)
+    if exposed is not None:
+        raise InvalidParameter("listen", exposed)
+
+
+def check_metrics(address: str, insecure: bool, tls: ServerTls | None = None) -> str:
+    """`address`, of figures, "" for nowhere; InvalidParameter if others would read along."""
+    if address:
+        check_listen(address, "metrics")
+        exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
+        if exposed is not None:
+            raise InvalidParameter("metrics", exposed)
+    return address
+
+
+def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> None:
+    """What every command that listens takes: who may call, encryption, and how it ends. See `drain_grace`."""
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
+    parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="ADDR",
+        help="HOST:PORT for Prometheus, encrypted where the service is (default: nowhere)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=DRAIN_GRACE,
+        metavar="S",
+        help="on a signal, let what runs go on for so long (default: %(default)g s)",
+    )
+    add_server_arguments(parser)
+
+
+def drain_grace(args: argparse.Namespace) -> float:
+    """Seconds of --grace; InvalidParameter if it is no time to wait."""
+    if not 0 <= args.grace <= MOST_GRACE:  # nor NaN
+        raise InvalidParameter("--grace", f"must be from 0 to {MOST_GRACE:g} seconds, not {args.grace:g}")
+    return float(args.grace)
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sizes of memory on the command line: a number with K, M, G or T, powers of 1024.
@@ -45,144 +93,6 @@ def size_of(field: str, text: str | None) -> int | None:
     if size < 1:
         raise InvalidParameter(field, f"must be a size such as 512M or 1.5G, not {text!r}")
     return size
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A model's description on the wire, the same for drafters and verifiers.
-
-# Characters of a digest that are shown: enough to tell two apart.
-SHOWN_HEX = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What decides a model's texts, and their ends. Services with equal ones may go on with each other's sessions.
-
-    weights: over weights, configuration, dtype and quantization. vocabulary, tokenizer: of the ids and of the text that
-    they stand for. The number of ids follows from these. eos_ids: rising.
-
-    Left out is what only rounds (runtime, device, kernel, dtype of keys and values, batch, ranks, deterministic): the
-    continuation is then another valid one. The context is, too: a session has a limit of its own, and is given to
-    services that hold as much. So are name and chat template: a session begins with tokens.
-    """
-
-    weights: str
-    vocabulary: str
-    tokenizer: str
-    eos_ids: tuple[int, ...]
-
-    @classmethod
-    def of(cls, info: common_pb2.GetModelInfoResponse) -> Identity:
-        eos_ids = tuple(sorted(set(info.eos_ids)))
-        return cls(info.weights_fingerprint, info.vocabulary_fingerprint, info.tokenizer_hash, eos_ids)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 (hex) over all of it."""
-        parts = [self.weights, self.vocabulary, self.tokenizer, self.eos_ids]
-        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
-
-    def beside(self, other: Identity) -> tuple[str, str]:
-        """For people: in what this one differs, and what the other one has there; both empty where they are equal."""
-        pairs = [(name, *each) for name, *each in zip(NAMES, self._shown, other._shown, strict=True)]
-        unequal = [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
-        ours = " and ".join(f"{name} {shown}" for name, shown, _ in unequal)
-        return ours, " and ".join(shown for _, _, shown in unequal)
-
-    @property
-    def _shown(self) -> tuple[str, ...]:
-        eos_ids = f"[{', '.join(map(str, self.eos_ids))}]"
-        return self.weights[:SHOWN_HEX], self.vocabulary[:SHOWN_HEX], self.tokenizer[:SHOWN_HEX], eos_ids
-
-
-# Names of the identity's parts, in their order.
-NAMES = ("weights", "vocabulary", "tokenizer", "EOS ids")
-
-
-class Described(Protocol):
-    """What is told of a model: `specwire.lm.ModelInfo`, which needs torch where this package does not."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def runtime(self) -> str: ...
-
-    @property
-    def quantization(self) -> str: ...
-
-    @property
-    def deterministic(self) -> bool: ...
-
-    @property
-    def weights_fingerprint(self) -> str: ...
-
-    @property
-    def vocabulary_fingerprint(self) -> str: ...
-
-    @property
-    def tokenizer_json(self) -> bytes: ...
-
-    @property
-    def chat_template(self) -> str: ...
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]: ...
-
-
-def model_info_to_wire(info: Described, slots: int, kv_bytes: int = 0) -> common_pb2.GetModelInfoResponse:
-    """The whole description, tokenizer included, without forward times."""
-    return common_pb2.GetModelInfoResponse(
-        model=info.name,
-        architecture=info.architecture,
-        vocabulary=info.vocabulary,
-        context=info.context,
-        eos_ids=info.eos_ids,
-        dtype=info.dtype,
-        device=info.device,
-        runtime=info.runtime,
-        quantization=info.quantization,
-        deterministic=info.deterministic,
-        weights_fingerprint=info.weights_fingerprint,
-        vocabulary_fingerprint=info.vocabulary_fingerprint,
-        tokenizer_hash=hashlib.sha256(info.tokenizer_json).hexdigest(),
-        tokenizer_json=info.tokenizer_json,
-        chat_template=info.chat_template,
-        special_tokens=info.special_tokens,
-        host_id=host_id(),
-        slots=slots,
-        kv_bytes=kv_bytes,
-    )
-
-
-def answer(
-    whole: common_pb2.GetModelInfoResponse, request: common_pb2.GetModelInfoRequest
-) -> common_pb2.GetModelInfoResponse:
-    """`whole`, without the tokenizer if the caller has it."""
-    if request.known_tokenizer_hash != whole.tokenizer_hash:
-        return whole
-    short = common_pb2.GetModelInfoResponse()
-    short.CopyFrom(whole)
-    short.ClearField("tokenizer_json")
-    return short
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
+"""Options of what serves: each that is wrong is named, and sizes are read as people write them."""
+
 from __future__ import annotations
 
 import pytest
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.model_service import ModelServiceOptions
+from specwire.rpc.server_options import ModelServiceOptions, size_of
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,20 @@ from specwire.rpc.model_service import ModelServiceOptions
 def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{field}: "):
         ModelServiceOptions(**options)  # type: ignore[arg-type]  # any field, by name
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("100", 100), ("2K", 2048), ("512m", 512 << 20), ("1.5G", 3 << 29), ("1T", 1 << 40)]
+)
+def test_a_size(text: str, size: int) -> None:
+    assert size_of("kv-memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "0", "-1", "1.2.3M", "1 G", "2GB", "inf", "nan", "1e9", "0.0001K"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="kv-memory: must be a size such as 512M or 1.5G, not "):
+        size_of("kv-memory", text)
+
+
+def test_none() -> None:
+    assert size_of("kv-memory", None) is None

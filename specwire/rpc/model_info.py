@@ -1,0 +1,165 @@
+"""What GetModelInfo tells of a served model, drafter's or verifier's: its description, and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specwire.v1 import common_pb2
+
+# Characters of a digest that are shown: enough to tell two apart.
+SHOWN_HEX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What decides a model's texts, and their ends. Services with equal ones may go on with each other's sessions.
+
+    weights: over weights, configuration, dtype and quantization. vocabulary, tokenizer: of the ids and of the text that
+    they stand for. The number of ids follows from these. eos_ids: rising.
+
+    Left out is what only rounds (runtime, device, kernel, dtype of keys and values, batch, ranks, deterministic): the
+    continuation is then another valid one. The context is, too: a session has a limit of its own, and is given to
+    services that hold as much. So are name and chat template: a session begins with tokens.
+    """
+
+    weights: str
+    vocabulary: str
+    tokenizer: str
+    eos_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, info: common_pb2.GetModelInfoResponse) -> Identity:
+        eos_ids = tuple(sorted(set(info.eos_ids)))
+        return cls(info.weights_fingerprint, info.vocabulary_fingerprint, info.tokenizer_hash, eos_ids)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over all of it."""
+        parts = [self.weights, self.vocabulary, self.tokenizer, self.eos_ids]
+        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+    def beside(self, other: Identity) -> tuple[str, str]:
+        """For people: in what this one differs, and what the other one has there; both empty where they are equal."""
+        pairs = [(name, *each) for name, *each in zip(NAMES, self._shown, other._shown, strict=True)]
+        unequal = [(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
+        ours = " and ".join(f"{name} {shown}" for name, shown, _ in unequal)
+        return ours, " and ".join(shown for _, _, shown in unequal)
+
+    @property
+    def _shown(self) -> tuple[str, ...]:
+        eos_ids = f"[{', '.join(map(str, self.eos_ids))}]"
+        return self.weights[:SHOWN_HEX], self.vocabulary[:SHOWN_HEX], self.tokenizer[:SHOWN_HEX], eos_ids
+
+
+# Names of the identity's parts, in their order.
+NAMES = ("weights", "vocabulary", "tokenizer", "EOS ids")
+
+
+class Described(Protocol):
+    """What is told of a model: `specwire.lm.ModelInfo`, which needs torch where this package does not."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def runtime(self) -> str: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    @property
+    def weights_fingerprint(self) -> str: ...
+
+    @property
+    def vocabulary_fingerprint(self) -> str: ...
+
+    @property
+    def tokenizer_json(self) -> bytes: ...
+
+    @property
+    def chat_template(self) -> str: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
+
+def model_info_to_wire(info: Described, slots: int, kv_bytes: int = 0) -> common_pb2.GetModelInfoResponse:
+    """The whole description, tokenizer included, without forward times."""
+    return common_pb2.GetModelInfoResponse(
+        model=info.name,
+        architecture=info.architecture,
+        vocabulary=info.vocabulary,
+        context=info.context,
+        eos_ids=info.eos_ids,
+        dtype=info.dtype,
+        device=info.device,
+        runtime=info.runtime,
+        quantization=info.quantization,
+        deterministic=info.deterministic,
+        weights_fingerprint=info.weights_fingerprint,
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+        tokenizer_hash=hashlib.sha256(info.tokenizer_json).hexdigest(),
+        tokenizer_json=info.tokenizer_json,
+        chat_template=info.chat_template,
+        special_tokens=info.special_tokens,
+        host_id=host_id(),
+        slots=slots,
+        kv_bytes=kv_bytes,
+    )
+
+
+def answer(
+    whole: common_pb2.GetModelInfoResponse, request: common_pb2.GetModelInfoRequest
+) -> common_pb2.GetModelInfoResponse:
+    """`whole`, without the tokenizer if the caller has it."""
+    if request.known_tokenizer_hash != whole.tokenizer_hash:
+        return whole
+    short = common_pb2.GetModelInfoResponse()
+    short.CopyFrom(whole)
+    short.ClearField("tokenizer_json")
+    return short
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which machine this is.
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_id() -> str:
+    """Equal for two processes exactly if they run on one machine, since one boot: they share cores and clock.
+
+    A hash, so that it tells a remote peer nothing. Containers of one machine count as different hosts by their names.
+    """
+    try:
+        boot = BOOT_ID.read_text().strip()
+    except OSError:  # not Linux: the name alone has to do
+        boot = ""
+    return hashlib.sha256(f"{boot}\0{socket.gethostname()}".encode()).hexdigest()[:32]
